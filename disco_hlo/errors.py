@@ -1,0 +1,29 @@
+"""The errors of the project: each says what was expected, what came, where, and what to do."""
+
+
+class DiscoError(Exception):
+    """Base of every error raised on purpose; its text is one readable message."""
+
+
+class ModuleError(DiscoError):
+    """An HLO module cannot be read or holds something the graph does not support."""
+
+
+class PlanError(DiscoError):
+    """A plan is malformed, of another version, or does not fit the module at hand."""
+
+
+class IllegalStrategyError(PlanError):
+    """A strategy asks for a rewrite that XLA could not execute correctly."""
+
+
+class ProfileError(DiscoError):
+    """A profile or trace is missing, malformed, or was taken on another device."""
+
+
+class ActivationError(DiscoError):
+    """The ranks of a job could not agree on what to enact."""
+
+
+class UnsupportedError(DiscoError):
+    """This version of jax, this backend or this machine lacks something we need."""

@@ -1,0 +1,141 @@
+"""The graph the whole project works on: one training step in canonical form.
+
+A :class:`Graph` is what is left of an HLO entry computation once XLA's own decisions are
+taken out of it: op fusions inlined, identical ops merged, combined all-reduces taken apart,
+async pairs folded into one node. Two compilations of one step that differ only in those
+decisions have equal graphs and equal fingerprints. (DisCo, section 3: the input module H_in.)
+
+Nodes are numbered 0..n-1 in a topological order that depends on structure alone (depth-first
+post-order from the root), so a node number means the same thing in every process that has
+the same fingerprint, and plans refer to nodes by it.
+
+This module knows no protobuf and no XLA: it is data. ``canonical.py`` builds it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from functools import cached_property
+
+DTYPE_BYTES: dict[str, float] = {
+    "pred": 1, "s2": 0.25, "s4": 0.5, "s8": 1, "s16": 2, "s32": 4, "s64": 8,
+    "u2": 0.25, "u4": 0.5, "u8": 1, "u16": 2, "u32": 4, "u64": 8,
+    "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16,
+    "f8e5m2": 1, "f8e4m3": 1, "f8e4m3fn": 1, "f8e4m3b11fnuz": 1, "f8e5m2fnuz": 1,
+    "f8e4m3fnuz": 1, "f8e3m4": 1, "f8e8m0fnu": 1, "f4e2m1fn": 0.5,
+    "token": 0, "opaque": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array shape with its layout, or a tuple of shapes."""
+
+    dtype: str
+    """Element type as HLO text prints it (``f32``), or ``tuple``."""
+    dims: tuple[int, ...] = ()
+    layout: tuple[int, ...] = ()
+    """Minor-to-major order of the dimensions; empty for scalars and tuples."""
+    elements: tuple[Shape, ...] = ()
+    """Members of a tuple shape; empty for arrays."""
+
+    @property
+    def element_count(self) -> int:
+        """Number of array elements (0 for tuples)."""
+        if self.dtype == "tuple":
+            return 0
+        count = 1
+        for extent in self.dims:
+            count *= extent
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of storage, tuple members included, padding excluded."""
+        if self.dtype == "tuple":
+            return sum(element.size_bytes for element in self.elements)
+        return int(self.element_count * DTYPE_BYTES[self.dtype])
+
+    def __str__(self) -> str:
+        if self.dtype == "tuple":
+            return "(" + ", ".join(map(str, self.elements)) + ")"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+class Kind(enum.IntEnum):
+    """What the search may do with a node."""
+
+    PARAMETER = 0
+    """An entry parameter."""
+    CONSTANT = 1
+    """A constant. Scalars are cloned into every group that reads them; they are never units."""
+    FUSIBLE = 2
+    """May stand inside an op group."""
+    FIXED = 3
+    """Executed as it is: library calls, matmuls, loops, in-place updates, other collectives."""
+    ALL_REDUCE = 4
+    """One all-reduce of one array: a member of exactly one bucket."""
+    FREE = 5
+    """Takes no time by itself: tuple, get-tuple-element, bitcast. Bitcasts may join groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One instruction of the canonical graph."""
+
+    id: int
+    opcode: str
+    shape: Shape
+    operands: tuple[int, ...]
+    """Node ids, in operand order."""
+    kind: Kind
+    key: str
+    """Cost key: a digest of opcode, operand and result shapes and attributes. Equal key, equal time."""
+    flops: int = 0
+    """Floating-point operations of one execution, by XLA's counting rules (estimate for FIXED)."""
+    transcendentals: int = 0
+    """Evaluations of exp, log, tanh and their like, counted apart from ``flops``."""
+    name: str = ""
+    """Instruction name in the module it was read from. Not part of the fingerprint."""
+    source: str = ""
+    """The user's source line (``file.py:12``), where metadata has it. Not part of the fingerprint."""
+    op_name: str = ""
+    """The name jax gave the op (``jit(step)/transpose/dot_general``). Not part of the fingerprint."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A training step in canonical form. Immutable; nodes are topologically numbered."""
+
+    nodes: tuple[Node, ...]
+    root: int
+    """Id of the entry root, nearly always a tuple."""
+    before: tuple[tuple[int, int], ...]
+    """Pairs (a, b): a must run before b though b does not read a. Control dependencies, and readers
+    of a buffer (a) before the op that overwrites it in place (b)."""
+    backend: str
+    """``cpu`` or ``gpu``."""
+    module_name: str
+    fingerprint: str
+    """Hex digest of the structure: opcodes, shapes, attributes, edges. No names, no metadata."""
+    inplace: tuple[tuple[int, int], ...] = field(default=())
+    """Pairs (buffer, writer): ``writer`` overwrites the storage of ``buffer`` (an in-place update, or
+    the update of a donated parameter)."""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the ids of the nodes that read it, ascending, without repeats."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for operand in sorted(set(node.operands)):
+                found[operand].append(node.id)
+        return tuple(tuple(ids) for ids in found)
+
+    @cached_property
+    def all_reduces(self) -> tuple[int, ...]:
+        """Ids of the all-reduce nodes, ascending."""
+        return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
