@@ -1,0 +1,299 @@
+"""Second half of canonical form: from flat ops to the numbered, fingerprinted :class:`Graph`.
+
+Concatenated all-reduces are taken apart, bitcasts folded, identical ops merged, dead ops dropped,
+and the rest numbered by structure alone. Together with ``flatten`` this undoes every decision that
+a strategy can make, so two compilations of a step that differ in those only have equal graphs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from disco_hlo.errors import ModuleError
+from disco_hlo.hlo import proto as hlo_proto
+from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_shape
+from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
+from disco_hlo.hlo.flops import operation_counts
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, kind_of
+from disco_hlo.hlo.order_rules import before_pairs
+from disco_hlo.hlo.proto import Message, digest, shape_of
+from disco_hlo.hlo.unpack import unpack_concatenated
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One instruction of the source module that computes something, by canonical node ids."""
+
+    name: str
+    role: str
+    """``fusion``, ``start``, ``done`` or ``op``."""
+    proto: Message
+    nodes: tuple[int, ...]
+    """Nodes it computes, ascending; a node may be computed by several instructions."""
+    results: tuple[int, ...]
+    """Those of its nodes that leave it: its results."""
+
+
+@dataclass(frozen=True)
+class CanonicalModule:
+    """A module in canonical form, with what is needed to write it again."""
+
+    graph: Graph
+    module: Message
+    index: ModuleIndex
+    protos: tuple[Message, ...]
+    """The instruction behind each node; its own operand ids and name mean nothing any more."""
+    origins: tuple[Origin, ...]
+    """The source's instructions in schedule order: XLA's own plan."""
+    dropped_aliases: tuple[tuple[int, int], ...] = field(default=())
+    """(parameter, output) pairs that cannot stay aliased once XLA's fusions are taken apart."""
+
+
+def canonicalize(data: bytes) -> CanonicalModule:
+    """Canonical form of a serialized HloModuleProto.
+
+    Raises:
+        ModuleError: the bytes are no HLO module, or it is inconsistent.
+    """
+    module = hlo_proto.parse(data)
+    index = ModuleIndex(module)
+    digests = _ComputationDigests(index)
+    entry = index.computation(module.entry_computation_id)
+    flat = unpack_concatenated(flatten(index, entry))
+    numbering = _number(flat, digests)
+    backend = _backend(module)
+    nodes, protos = _nodes(flat, numbering, digests, index)
+    aliases = _aliases(module, nodes, numbering.root)
+    rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes))
+    graph = Graph(
+        nodes=nodes,
+        root=numbering.root,
+        before=rules.before,
+        backend=backend,
+        module_name=module.name,
+        fingerprint=_fingerprint(nodes, numbering.root, aliases, backend),
+        inplace=rules.inplace,
+    )
+    return CanonicalModule(graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases)
+
+
+@dataclass
+class _Numbering:
+    node_of: dict[int, int]
+    """Flat op -> node id, for live ops."""
+    representative: list[int]
+    """Node id -> the flat op that stands for it."""
+    root: int
+
+
+class _ComputationDigests:
+    """Digest of a called computation in canonical form, so that fusion inside loop bodies does not count."""
+
+    def __init__(self, index: ModuleIndex) -> None:
+        self.index = index
+        self.known: dict[int, str] = {}
+
+    def __call__(self, computation_id: int) -> str:
+        found = self.known.get(computation_id)
+        if found is None:
+            flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
+            numbering = _number(flat, self)
+            lines = [
+                digest(_structure(flat.ops[op], self), repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode())
+                for op in numbering.representative
+            ]
+            found = self.known[computation_id] = digest(*(line.encode() for line in lines), str(numbering.root).encode())
+        return found
+
+
+def _structure(op: FlatOp, digests: _ComputationDigests) -> bytes:
+    return b"\0".join((
+        op.proto.opcode.encode(),
+        _shape_bytes(structural_shape(op.proto)),
+        attribute_digest(op.proto, digests).encode(),
+    ))  # fmt: skip
+
+
+def _shape_bytes(shape: Shape) -> bytes:
+    if shape.dtype == "tuple":
+        return b"(" + b",".join(map(_shape_bytes, shape.elements)) + b")"
+    return f"{shape.dtype}{list(shape.dims)}{list(shape.layout)}".encode()
+
+
+def _is_mergeable(op: FlatOp) -> bool:
+    """Pure ops. (A copy that keeps the layout gives a value its own buffer and is none.)"""
+    return op.proto.opcode not in NEVER_MERGED and (not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS)
+
+
+def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
+    return op.proto.opcode == "copy" and shape_of(op.proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
+
+
+def _number(flat: FlatComputation, digests: _ComputationDigests) -> _Numbering:
+    """Merge identical ops, then number the live ones: parameters first, the rest in post-order from the root."""
+    merged: list[int] = []
+    seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    for position, op in enumerate(flat.ops):
+        representative = position
+        if _is_mergeable(op) or _layout_changes(op, flat.ops):
+            key = (_structure(op, digests), tuple(merged[o] for o in op.operands))
+            representative = seen.setdefault(key, position)
+        merged.append(representative)
+
+    parameters = sorted(
+        (position for position, op in enumerate(flat.ops) if op.proto.opcode == "parameter"),
+        key=lambda position: flat.ops[position].proto.parameter_number,
+    )
+    effects = [position for position, op in enumerate(flat.ops) if _has_side_effect(op.proto)]
+    ordered: list[int] = []
+    number: dict[int, int] = {}
+    for start in (*parameters, merged[flat.root], *effects):
+        _post_order(start, flat.ops, merged, number, ordered)
+    node_of = {position: number[target] for position, target in enumerate(merged) if target in number}
+    return _Numbering(node_of, ordered, number[merged[flat.root]])
+
+
+def _has_side_effect(proto: Message) -> bool:
+    return proto.opcode in SIDE_EFFECTS or (proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto)))
+
+
+def _post_order(start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]) -> None:
+    stack = [(start, iter(ops[start].operands))]
+    if start in number:
+        return
+    while stack:
+        position, operands = stack[-1]
+        pending = next((merged[o] for o in operands if merged[o] not in number), None)
+        if pending is not None:
+            stack.append((pending, iter(ops[pending].operands)))
+            continue
+        stack.pop()
+        if position not in number:
+            number[position] = len(ordered)
+            ordered.append(position)
+
+
+def _nodes(
+    flat: FlatComputation, numbering: _Numbering, digests: _ComputationDigests, index: ModuleIndex
+) -> tuple[tuple[Node, ...], tuple[Message, ...]]:
+    frames = _SourceLines(index.module)
+    nodes: list[Node] = []
+    protos: list[Message] = []
+    for node_id, position in enumerate(numbering.representative):
+        op = flat.ops[position]
+        operands = tuple(numbering.node_of[o] for o in op.operands)
+        shape = structural_shape(op.proto)
+        counts = operation_counts(op.proto, shape, [nodes[o].shape for o in operands], index)
+        operand_shapes = b";".join(_shape_bytes(nodes[o].shape) for o in operands)
+        nodes.append(
+            Node(
+                id=node_id,
+                opcode=op.proto.opcode,
+                shape=shape,
+                operands=operands,
+                kind=Kind.ALL_REDUCE if op.proto.opcode == "all-reduce" else kind_of(op.proto.opcode),
+                key=digest(_structure(op, digests), operand_shapes)[:24],
+                flops=counts.flops,
+                transcendentals=counts.transcendentals,
+                name=op.proto.name,
+                source=frames.of(op.proto),
+                op_name=op.proto.metadata.op_name,
+            )
+        )
+        protos.append(op.proto)
+    return tuple(nodes), tuple(protos)
+
+
+class _SourceLines:
+    """The user's source line of an instruction, from inline metadata or the module's stack frames."""
+
+    def __init__(self, module: Message) -> None:
+        self.frames = module.stack_frame_index
+
+    def of(self, proto: Message) -> str:
+        metadata = proto.metadata
+        if metadata.source_file:
+            return f"{metadata.source_file}:{metadata.source_line}"
+        frame_id = metadata.stack_frame_id
+        if not 0 < frame_id <= len(self.frames.stack_frames):
+            return ""
+        location_id = self.frames.stack_frames[frame_id - 1].file_location_id
+        if not 0 < location_id <= len(self.frames.file_locations):
+            return ""
+        location = self.frames.file_locations[location_id - 1]
+        if not 0 < location.file_name_id <= len(self.frames.file_names):
+            return ""
+        return f"{self.frames.file_names[location.file_name_id - 1]}:{location.line}"
+
+
+def _backend(module: Message) -> str:
+    """``gpu`` where the module holds what only XLA:GPU emits, else ``cpu``."""
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            config = instruction.backend_config
+            if b"fusion_backend_config" in config or b"operation_queue_id" in config or b"gemm_backend_config" in config:
+                return "gpu"
+    return "cpu"
+
+
+def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple[int, int, int], ...]:
+    """Donated parameters as (parameter node, output index, node of that output)."""
+    outputs = nodes[root].operands if nodes[root].opcode == "tuple" else (root,)
+    parameters = [node.id for node in nodes if node.kind is Kind.PARAMETER]
+    found = []
+    for entry in module.input_output_alias.entries:
+        output = entry.output_shape_index[0] if entry.output_shape_index else 0
+        if entry.parameter_number >= len(parameters) or output >= len(outputs):
+            raise ModuleError(f"module {module.name!r} aliases parameter {entry.parameter_number} with output {output}, which do not both exist")
+        found.append((parameters[entry.parameter_number], output, outputs[output]))
+    return tuple(sorted(found))
+
+
+def _control_pairs(flat: FlatComputation, numbering: _Numbering, nodes: tuple[Node, ...]) -> list[tuple[int, int]]:
+    """Control dependencies between nodes; those of all-reduces are XLA's schedule, not the program's."""
+    pairs = []
+    for before, after in flat.control:
+        first, then = _live_nodes(flat.sources[before], numbering), _live_nodes(flat.sources[after], numbering)
+        if any(nodes[n].kind is Kind.ALL_REDUCE for n in (*first, *then)) or not first or not then:
+            continue
+        pairs += [(a, b) for a in first for b in then if a != b]
+    return pairs
+
+
+def _live_nodes(source: SourceInstruction, numbering: _Numbering) -> tuple[int, ...]:
+    return tuple(sorted({numbering.node_of[op] for op in source.ops if op in numbering.node_of}))
+
+
+def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tuple[Origin, ...]:
+    results: dict[int, set[int]] = {}
+    live_readers: dict[int, set[int]] = {}
+    for op in flat.ops:
+        for operand in op.operands:
+            live_readers.setdefault(operand, set()).add(op.source)
+    for number, source in enumerate(flat.sources):
+        results[number] = {
+            numbering.node_of[op]
+            for op in source.ops
+            if op in numbering.node_of and (op == flat.root or live_readers.get(op, set()) - {number})
+        }
+    origins = []
+    for number, source in enumerate(flat.sources):
+        nodes = _live_nodes(source, numbering)
+        if nodes:
+            origins.append(Origin(source.proto.name, source.role, source.proto, nodes, tuple(sorted(results[number]))))
+    return tuple(origins)
+
+
+def _fingerprint(
+    nodes: Iterable[Node], root: int, aliases: tuple[tuple[int, int, int], ...], backend: str
+) -> str:
+    parts = [backend.encode(), struct.pack("<q", root)]
+    for node in nodes:
+        parts.append(node.key.encode())
+        parts.append(struct.pack(f"<{len(node.operands)}q", *node.operands))
+    parts.extend(struct.pack("<2q", parameter, output) for parameter, output, _ in aliases)
+    return digest(*parts)
+

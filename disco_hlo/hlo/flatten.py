@@ -1,0 +1,229 @@
+"""First half of canonical form: a computation as one flat list of ops, fusions inlined.
+
+Every inlinable fusion is replaced by its body, tuples of fusion results by the values in them,
+variadic all-reduces by one all-reduce per operand, async pairs by the op inside. What came from
+which instruction is kept: that is XLA's own plan, and ``plan.read`` turns it into a strategy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from disco_hlo.errors import ModuleError
+from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
+from disco_hlo.hlo.proto import Instruction, Message
+
+Value = int | list["Value"]
+"""A flat op's index, or the members of a tuple."""
+
+
+@dataclass(slots=True)
+class FlatOp:
+    """One op of the flat list; ``operands`` index the list."""
+
+    proto: Message
+    operands: list[int]
+    source: int
+    """Index of the :class:`SourceInstruction` it was written in."""
+
+
+@dataclass(slots=True)
+class SourceInstruction:
+    """One instruction of the original computation, and where its ops went."""
+
+    proto: Message
+    role: str
+    """``fusion``, ``start`` and ``done`` of an asynchronous collective, or ``op``."""
+    ops: list[int] = field(default_factory=list)
+    """Indices of the flat ops it computes; for ``done``, those of its ``start``."""
+
+
+@dataclass(slots=True)
+class FlatComputation:
+    """A computation after inlining; ``sources`` in schedule order where there is a schedule."""
+
+    ops: list[FlatOp]
+    root: int
+    sources: list[SourceInstruction]
+    control: list[tuple[int, int]]
+    """Control dependencies as pairs of source indices (before, after)."""
+
+
+class ModuleIndex:
+    """Computations of a module by id, with the questions asked of them again and again."""
+
+    def __init__(self, module: Message) -> None:
+        self.module = module
+        self.by_id: dict[int, Message] = {computation.id: computation for computation in module.computations}
+        self._contains_dot: dict[int, bool] = {}
+
+    def computation(self, computation_id: int) -> Message:
+        """The computation with this id.
+
+        Raises:
+            ModuleError: there is none.
+        """
+        found = self.by_id.get(computation_id)
+        if found is None:
+            raise ModuleError(f"module {self.module.name!r}: computation {computation_id} is called but missing")
+        return found
+
+    def contains_dot(self, computation_id: int) -> bool:
+        """Whether the computation holds a dot, directly or in a computation it calls."""
+        known = self._contains_dot.get(computation_id)
+        if known is None:
+            known = any(
+                instruction.opcode == "dot" or any(map(self.contains_dot, instruction.called_computation_ids))
+                for instruction in self.computation(computation_id).instructions
+            )
+            self._contains_dot[computation_id] = known
+        return known
+
+
+def flatten(index: ModuleIndex, computation: Message) -> FlatComputation:
+    """Inline the fusions of ``computation``.
+
+    Raises:
+        ModuleError: operands that do not exist or come later, or a tuple used as an array.
+    """
+    return _Flattener(index, computation).run()
+
+
+def scheduled_instructions(index: ModuleIndex, computation: Message) -> list[Message]:
+    """Instructions in schedule order, or in the proto's (valid dependency) order without a schedule."""
+    sequence = index.module.schedule.sequences.get(computation.id) if computation.id in index.module.schedule.sequences else None
+    if sequence is None:
+        return list(computation.instructions)
+    by_id = {instruction.id: instruction for instruction in computation.instructions}
+    missing = [i for i in sequence.instruction_ids if i not in by_id]
+    if missing or len(sequence.instruction_ids) != len(by_id):
+        raise ModuleError(f"computation {computation.name!r}: its schedule does not list its instructions exactly once")
+    return [by_id[i] for i in sequence.instruction_ids]
+
+
+class _Flattener:
+    def __init__(self, index: ModuleIndex, computation: Message) -> None:
+        self.index = index
+        self.computation = computation
+        self.ops: list[FlatOp] = []
+        self.sources: list[SourceInstruction] = []
+        self.started: dict[int, int] = {}
+
+    def run(self) -> FlatComputation:
+        instructions = scheduled_instructions(self.index, self.computation)
+        values: dict[int, Value] = {}
+        source_of: dict[int, int] = {}
+        for instruction in instructions:
+            source_of[instruction.id] = len(self.sources)
+            self.sources.append(SourceInstruction(instruction, "op"))
+            values[instruction.id] = self._value(instruction, values, entry=True)
+        control = [
+            (source_of[before], source_of[instruction.id])
+            for instruction in instructions
+            for before in instruction.control_predecessor_ids
+            if before in source_of
+        ]
+        root = values.get(self.computation.root_id)
+        if root is None:
+            raise ModuleError(f"computation {self.computation.name!r} has no root {self.computation.root_id}")
+        return FlatComputation(self.ops, self._as_op(root, self.computation.name), self.sources, control)
+
+    def _operands(self, instruction: Message, values: dict[int, Value]) -> list[Value]:
+        missing = [i for i in instruction.operand_ids if i not in values]
+        if missing:
+            raise ModuleError(f"instruction {instruction.name!r} reads {missing}, which no earlier instruction defines")
+        return [values[i] for i in instruction.operand_ids]
+
+    def _as_op(self, value: Value, name: str) -> int:
+        if isinstance(value, int):
+            return value
+        members = [self._as_op(member, name) for member in value]
+        shapes = [self.ops[member].proto.shape for member in members]
+        tuple_proto = Instruction(name=f"{name}.tuple", opcode="tuple")
+        tuple_proto.shape.element_type = 13
+        tuple_proto.shape.tuple_shapes.extend(shapes)
+        return self._emit(tuple_proto, members)
+
+    def _emit(self, proto: Message, operands: list[int]) -> int:
+        self.ops.append(FlatOp(proto, operands, len(self.sources) - 1))
+        self.sources[-1].ops.append(len(self.ops) - 1)
+        return len(self.ops) - 1
+
+    def _value(self, instruction: Message, values: dict[int, Value], *, entry: bool) -> Value:
+        operands = self._operands(instruction, values)
+        opcode = instruction.opcode
+        if is_inlinable_fusion(instruction, self.index.contains_dot):
+            if entry:
+                self.sources[-1].role = "fusion"
+            return self._inline(instruction, operands)
+        if opcode == "get-tuple-element":
+            return self._element(instruction, operands[0])
+        if opcode == "tuple" and not entry:
+            return operands
+        if opcode in ("all-reduce-start", "async-start") and self._is_async_all_reduce(instruction):
+            self.sources[-1].role = "start"
+            self.started[instruction.id] = len(self.sources) - 1
+            return self._all_reduce(self._inner_all_reduce(instruction), operands)
+        if opcode in ("all-reduce-done", "async-done") and instruction.operand_ids[0] in self.started:
+            self.sources[-1].role = "done"
+            self.sources[-1].ops = self.sources[self.started[instruction.operand_ids[0]]].ops
+            return operands[0]
+        if opcode == "all-reduce":
+            return self._all_reduce(instruction, operands)
+        return self._emit(instruction, [self._as_op(operand, instruction.name) for operand in operands])
+
+    def _inline(self, fusion: Message, operands: list[Value]) -> Value:
+        body = self.index.computation(fusion.called_computation_ids[0])
+        values: dict[int, Value] = {}
+        for instruction in body.instructions:
+            if instruction.opcode == "parameter":
+                values[instruction.id] = operands[instruction.parameter_number]
+            else:
+                values[instruction.id] = self._value(instruction, values, entry=False)
+        return values[body.root_id]
+
+    def _element(self, instruction: Message, operand: Value) -> Value:
+        if isinstance(operand, list):
+            return operand[instruction.tuple_index]
+        producer = self.ops[operand]
+        if producer.proto.opcode == "tuple":
+            return producer.operands[instruction.tuple_index]
+        return self._emit(instruction, [operand])
+
+    def _is_async_all_reduce(self, instruction: Message) -> bool:
+        if instruction.opcode == "all-reduce-start":
+            return True
+        body = self.index.computation(instruction.called_computation_ids[0])
+        return any(inner.opcode == "all-reduce" for inner in body.instructions)
+
+    def _inner_all_reduce(self, instruction: Message) -> Message:
+        if instruction.opcode == "all-reduce-start":
+            inner = Instruction()
+            inner.CopyFrom(instruction)
+            inner.opcode = "all-reduce"
+            return inner
+        body = self.index.computation(instruction.called_computation_ids[0])
+        inner = next(found for found in body.instructions if found.opcode == "all-reduce")
+        named = Instruction()
+        named.CopyFrom(inner)
+        if not inner.metadata.op_name:
+            named.metadata.CopyFrom(instruction.metadata)
+        return named
+
+    def _all_reduce(self, proto: Message, operands: list[Value]) -> Value:
+        members = [self._as_op(operand, proto.name) for operand in operands]
+        reduced: list[Value] = []
+        for member in members:
+            single = Instruction()
+            single.CopyFrom(proto)
+            single.shape.CopyFrom(self.ops[member].proto.shape)
+            del single.operand_shapes_with_layout[:]
+            reduced.append(self._emit(single, [member]))
+        return reduced[0] if len(reduced) == 1 else reduced
+
+
+def emitter_of(instruction: Message) -> str:
+    """The strategy's name for a fusion's emitter: ``loop``, ``input``, ``output`` or ``triton``."""
+    if custom_fusion_kind(instruction) == "__triton":
+        return "triton"
+    return {"kLoop": "loop", "kInput": "input", "kOutput": "output"}[instruction.fusion_kind]

@@ -1,0 +1,60 @@
+"""What the graph knows of HLO opcodes: what may be fused, what costs how much.
+
+The sets follow XLA's own rules: ``CanBeLoopFused`` (cpu_instruction_fusion.cc) and
+``IsLoopFusibleAsProducer`` (gpu_fusible.cc); the flop counts follow ``HloCostAnalysis``.
+"""
+
+from __future__ import annotations
+
+from disco_hlo.hlo.graph import Kind
+
+TRANSCENDENTAL = frozenset({
+    "atan2", "cbrt", "ceil-exp", "cosine", "erf", "exponential", "exponential-minus-one", "log",
+    "log-plus-one", "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh", "acos", "acosh",
+    "asin", "asinh", "atanh", "cosh", "sinh",
+})  # fmt: skip
+
+ELEMENTWISE = TRANSCENDENTAL | frozenset({
+    "abs", "add", "and", "bitcast-convert", "ceil", "clamp", "compare", "complex", "convert", "copy",
+    "count-leading-zeros", "divide", "floor", "imag", "is-finite", "maximum", "minimum", "multiply",
+    "negate", "not", "or", "popcnt", "real", "reduce-precision", "remainder", "round-nearest-afz",
+    "round-nearest-even", "select", "shift-left", "shift-right-arithmetic", "shift-right-logical",
+    "sign", "subtract", "xor", "stochastic-convert",
+})  # fmt: skip
+"""Ops whose output element depends on the same element of each operand (scalars broadcast)."""
+
+DATA_MOVEMENT = frozenset({
+    "broadcast", "concatenate", "dynamic-slice", "gather", "iota", "pad", "reshape", "reverse",
+    "slice", "transpose",
+})  # fmt: skip
+
+REDUCTIONS = frozenset({"reduce", "reduce-window"})
+
+FUSIBLE = ELEMENTWISE | DATA_MOVEMENT | REDUCTIONS
+
+FREE = frozenset({"bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency"})
+
+COLLECTIVES = frozenset({
+    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
+    "ragged-all-to-all", "reduce-scatter",
+})  # fmt: skip
+
+SIDE_EFFECTS = frozenset({
+    "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send", "send-done", "domain",
+})  # fmt: skip
+
+NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({"copy", "copy-start", "copy-done", "custom-call", "while"})
+"""Ops that common-subexpression elimination must leave alone: they communicate, act, or exist to
+give a value a buffer of its own."""
+
+def kind_of(opcode: str) -> Kind:
+    """The :class:`Kind` of an opcode outside fusions (all-reduces are decided by the caller)."""
+    if opcode == "parameter":
+        return Kind.PARAMETER
+    if opcode == "constant":
+        return Kind.CONSTANT
+    if opcode in FREE:
+        return Kind.FREE
+    if opcode in FUSIBLE:
+        return Kind.FUSIBLE
+    return Kind.FIXED

@@ -1,0 +1,121 @@
+"""What must run before what although no data flows: overwritten buffers and control dependencies.
+
+XLA decided which ops update a buffer in place (after copy insertion, so the module it hands over is
+safe as it stands). A rewrite may move ops, so the rule behind that safety becomes explicit: every
+reader of a buffer runs before the op that overwrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from disco_hlo.hlo.graph import Kind, Node
+from disco_hlo.hlo.proto import Message
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRules:
+    """See :class:`~disco_hlo.hlo.graph.Graph` for ``before`` and ``inplace``."""
+
+    before: tuple[tuple[int, int], ...]
+    inplace: tuple[tuple[int, int], ...]
+    dropped_aliases: tuple[tuple[int, int], ...]
+    """(parameter number, output index) pairs given up: some reader of the parameter needs the very
+    value that would overwrite it, which only a shared kernel can do in place."""
+
+
+def overwritten_operands(proto: Message) -> tuple[int, ...]:
+    """Positions of the operands whose buffer an instruction overwrites (HloDataflowAnalysis'
+    in-place pairs)."""
+    opcode = proto.opcode
+    if opcode in ("dynamic-update-slice", "while"):
+        return (0,)
+    if opcode == "scatter":
+        return tuple(range((len(proto.operand_ids) - 1) // 2))
+    if opcode in ("custom-call", "fusion"):
+        return tuple(sorted({pair.operand_index for pair in proto.output_operand_aliasing}))
+    return ()
+
+
+def before_pairs(
+    nodes: Sequence[Node],
+    protos: Sequence[Message],
+    aliases: Sequence[tuple[int, int, int]],
+    control: Sequence[tuple[int, int]],
+) -> OrderRules:
+    """Derive the order rules of a graph.
+
+    Args:
+        nodes: the numbered nodes.
+        protos: the instruction behind each node.
+        aliases: donated parameters as (parameter node, output index, node of that output).
+        control: control dependencies between nodes.
+    """
+    buffer = _buffers(nodes)
+    readers = _buffer_readers(nodes, buffer)
+    users = _users(nodes)
+    inplace: list[tuple[int, int]] = []
+    before = set(control)
+    dropped: list[tuple[int, int]] = []
+    for node, proto in zip(nodes, protos, strict=True):
+        for position in overwritten_operands(proto):
+            for overwritten in _arrays(nodes, node.operands[position], buffer):
+                inplace.append((overwritten, node.id))
+                before |= {(r, node.id) for r in readers[overwritten] if r != node.id and r < node.id}
+    for parameter, output, result in aliases:
+        writer = buffer[result]
+        if writer == parameter or nodes[writer].kind is Kind.PARAMETER:
+            continue
+        others = [r for r in readers[parameter] if r != writer]
+        if any(r > writer and _reaches(writer, r, users) for r in others):
+            dropped.append((nodes[parameter].id, output))
+            continue
+        inplace.append((parameter, writer))
+        before |= {(r, writer) for r in others}
+    return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped))
+
+
+def _buffers(nodes: Sequence[Node]) -> list[int]:
+    """The node that owns the storage each node's value lives in (bitcasts share their operand's)."""
+    owner: list[int] = []
+    for node in nodes:
+        owner.append(owner[node.operands[0]] if node.opcode == "bitcast" else node.id)
+    return owner
+
+
+def _buffer_readers(nodes: Sequence[Node], buffer: list[int]) -> list[list[int]]:
+    readers: list[list[int]] = [[] for _ in nodes]
+    for node in nodes:
+        if node.opcode in ("bitcast", "tuple"):
+            continue
+        for operand in sorted(set(node.operands)):
+            readers[buffer[operand]].append(node.id)
+    return readers
+
+
+def _arrays(nodes: Sequence[Node], value: int, buffer: list[int]) -> list[int]:
+    if nodes[value].opcode != "tuple":
+        return [buffer[value]]
+    return [array for member in nodes[value].operands for array in _arrays(nodes, member, buffer)]
+
+
+def _users(nodes: Sequence[Node]) -> list[list[int]]:
+    users: list[list[int]] = [[] for _ in nodes]
+    for node in nodes:
+        for operand in node.operands:
+            users[operand].append(node.id)
+    return users
+
+
+def _reaches(start: int, target: int, users: list[list[int]]) -> bool:
+    seen = {start}
+    stack = [start]
+    while stack:
+        for user in users[stack.pop()]:
+            if user == target:
+                return True
+            if user < target and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False

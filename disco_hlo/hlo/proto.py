@@ -1,0 +1,250 @@
+"""A private, minimal schema of XLA's HloModuleProto.
+
+jaxlib ships no Python classes for HLO protos, and TensorFlow's would bring TensorFlow along.
+Only the fields that the graph and the rewriter touch are named here (numbers from
+``xla/service/hlo.proto`` and ``xla/xla_data.proto``); all others travel as unknown fields, so
+``serialize(parse(data))`` keeps every byte of meaning. Sub-messages that are only ever compared
+or copied are declared ``bytes``: on the wire a message and a byte string look alike.
+
+The schema lives in a descriptor pool of its own and cannot collide with another ``xla`` package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from disco_hlo.errors import ModuleError
+from disco_hlo.hlo.graph import Shape
+
+Message = Any
+"""A message of this private schema; protobuf builds the classes at run time, so they have no static type."""
+
+_SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
+    "Layout": {"minor_to_major": (1, "int64*")},
+    "Shape": {
+        "element_type": (2, "int32"),
+        "dimensions": (3, "int64*"),
+        "tuple_shapes": (4, "Shape*"),
+        "layout": (5, "Layout"),
+    },
+    "OpMetadata": {
+        "op_type": (1, "string"),
+        "op_name": (2, "string"),
+        "source_file": (3, "string"),
+        "source_line": (4, "int32"),
+        "stack_frame_id": (15, "int32"),
+    },
+    "SliceDimensions": {"start": (1, "int64"), "limit": (2, "int64"), "stride": (3, "int64")},
+    "DotDimensionNumbers": {
+        "lhs_contracting_dimensions": (1, "int64*"),
+        "rhs_contracting_dimensions": (2, "int64*"),
+        "lhs_batch_dimensions": (3, "int64*"),
+        "rhs_batch_dimensions": (4, "int64*"),
+    },
+    "WindowDimension": {"size": (1, "int64"), "stride": (2, "int64")},
+    "Window": {"dimensions": (1, "WindowDimension*")},
+    "OutputOperandAliasing": {
+        "output_shape_index": (1, "int64*"),
+        "operand_index": (2, "int64"),
+        "operand_shape_index": (3, "int64*"),
+    },
+    "Instruction": {
+        "name": (1, "string"),
+        "opcode": (2, "string"),
+        "shape": (3, "Shape"),
+        "metadata": (7, "OpMetadata"),
+        "literal": (8, "bytes"),
+        "parameter_number": (9, "int64"),
+        "fusion_kind": (11, "string"),
+        "tuple_index": (13, "int64"),
+        "dimensions": (14, "int64*"),
+        "window": (15, "Window"),
+        "slice_dimensions": (17, "SliceDimensions*"),
+        "channel_id": (26, "int64"),
+        "custom_call_target": (28, "string"),
+        "dot_dimension_numbers": (30, "DotDimensionNumbers"),
+        "id": (35, "int64"),
+        "operand_ids": (36, "int64*"),
+        "control_predecessor_ids": (37, "int64*"),
+        "called_computation_ids": (38, "int64*"),
+        "sharding": (40, "bytes"),
+        "backend_config": (43, "bytes"),
+        "all_reduce_id": (45, "int64"),
+        "replica_groups": (49, "bytes*"),
+        "operand_shapes_with_layout": (57, "bytes*"),
+        "custom_call_has_side_effect": (65, "bool"),
+        "frontend_attributes": (68, "bytes"),
+        "output_operand_aliasing": (74, "OutputOperandAliasing*"),
+        "statistics_viz": (82, "bytes"),
+        "collective_device_list": (87, "bytes"),
+        "original_value": (88, "bytes"),
+    },
+    "ProgramShape": {"parameters": (1, "Shape*"), "result": (2, "Shape"), "parameter_names": (3, "string*")},
+    "Computation": {
+        "name": (1, "string"),
+        "instructions": (2, "Instruction*"),
+        "program_shape": (4, "ProgramShape"),
+        "id": (5, "int64"),
+        "root_id": (6, "int64"),
+        "is_fusion_computation": (7, "bool"),
+        "execution_thread": (8, "string"),
+    },
+    "Sequence": {"instruction_ids": (1, "int64*")},
+    "Schedule": {"sequences": (1, "map:Sequence")},
+    "AliasEntry": {
+        "output_shape_index": (1, "int64*"),
+        "parameter_number": (2, "int64"),
+        "parameter_shape_index": (3, "int64*"),
+        "kind": (4, "int32"),
+    },
+    "InputOutputAlias": {"entries": (1, "AliasEntry*")},
+    "FileLocation": {"file_name_id": (1, "int32"), "function_name_id": (2, "int32"), "line": (3, "int32")},
+    "StackFrame": {"file_location_id": (1, "int32"), "parent_frame_id": (2, "int32")},
+    "StackFrameIndex": {
+        "file_names": (1, "string*"),
+        "function_names": (2, "string*"),
+        "file_locations": (3, "FileLocation*"),
+        "stack_frames": (4, "StackFrame*"),
+    },
+    "Module": {
+        "name": (1, "string"),
+        "entry_computation_name": (2, "string"),
+        "computations": (3, "Computation*"),
+        "id": (5, "int64"),
+        "entry_computation_id": (6, "int64"),
+        "schedule": (7, "Schedule"),
+        "input_output_alias": (8, "InputOutputAlias"),
+        "stack_frame_index": (17, "StackFrameIndex"),
+    },
+}
+
+_SCALARS = {
+    "int32": descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
+    "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
+    "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
+    "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+    "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+}
+
+_PACKAGE = "disco.hlo"
+
+
+def _add_field(message: Any, name: str, number: int, kind: str) -> None:
+    added = message.field.add(name=name, number=number)
+    repeated = kind.endswith("*")
+    added.label = added.LABEL_REPEATED if repeated else added.LABEL_OPTIONAL
+    base = kind.rstrip("*")
+    if base.startswith("map:"):
+        entry = message.nested_type.add(name="SequencesEntry")
+        entry.options.map_entry = True
+        _add_field(entry, "key", 1, "int64")
+        _add_field(entry, "value", 2, base[4:])
+        added.label = added.LABEL_REPEATED
+        added.type = added.TYPE_MESSAGE
+        added.type_name = f".{_PACKAGE}.{message.name}.SequencesEntry"
+    elif base in _SCALARS:
+        added.type = _SCALARS[base]
+    else:
+        added.type = added.TYPE_MESSAGE
+        added.type_name = f".{_PACKAGE}.{base}"
+
+
+def _message_classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="disco/hlo.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, kind) in fields.items():
+            _add_field(message, field_name, number, kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in _SCHEMA
+    }
+
+
+_CLASSES = _message_classes()
+Module = _CLASSES["Module"]
+Computation = _CLASSES["Computation"]
+Instruction = _CLASSES["Instruction"]
+ShapeProto = _CLASSES["Shape"]
+
+DTYPES: dict[int, str] = {
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
+    10: "f16", 11: "f32", 12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token",
+    18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz",
+    24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4",
+    32: "f4e2m1fn", 33: "f8e8m0fnu",
+}  # fmt: skip
+"""XLA's PrimitiveType numbers."""
+
+_TAIL_PADDING_OF_ONE = b"\x80\x01\x01"
+"""Layout.tail_padding_alignment_in_elements = 1 (field 16): what XLA itself writes."""
+
+_DTYPE_NUMBERS = {name: number for number, name in DTYPES.items()}
+
+
+def parse(data: bytes) -> Message:
+    """Parse a serialized HloModuleProto.
+
+    Raises:
+        ModuleError: the bytes are no HLO module, or it has no entry computation.
+    """
+    module = Module()
+    try:
+        module.ParseFromString(data)
+    except DecodeError as error:
+        raise ModuleError(f"expected a serialized HloModuleProto, got {len(data)} bytes that do not parse: {error}") from None
+    if not any(computation.id == module.entry_computation_id for computation in module.computations):
+        raise ModuleError(
+            f"expected an HLO module with an entry computation, got {len(data)} bytes naming "
+            f"computation {module.entry_computation_id} among {len(module.computations)}"
+        )
+    return module
+
+
+def serialize(module: Message) -> bytes:
+    """Serialize a module; equal modules give equal bytes."""
+    return bytes(module.SerializeToString(deterministic=True))
+
+
+def shape_of(proto: Message) -> Shape:
+    """The :class:`Shape` of a ShapeProto.
+
+    Raises:
+        ModuleError: the element type is unknown to this version of disco-hlo.
+    """
+    dtype = DTYPES.get(proto.element_type)
+    if dtype is None:
+        raise ModuleError(f"element type {proto.element_type} of an HLO shape is unknown; expected one of {sorted(DTYPES)}")
+    if dtype == "tuple":
+        return Shape("tuple", elements=tuple(shape_of(element) for element in proto.tuple_shapes))
+    return Shape(dtype, tuple(proto.dimensions), tuple(proto.layout.minor_to_major))
+
+
+def shape_to_proto(shape: Shape) -> Message:
+    """The ShapeProto of a :class:`Shape`."""
+    proto = ShapeProto(element_type=_DTYPE_NUMBERS[shape.dtype])
+    if shape.dtype == "tuple":
+        proto.tuple_shapes.extend(shape_to_proto(element) for element in shape.elements)
+        return proto
+    proto.dimensions.extend(shape.dims)
+    proto.layout.minor_to_major.extend(shape.layout)
+    proto.layout.MergeFromString(_TAIL_PADDING_OF_ONE)
+    if shape.dims:
+        # is_dynamic_dimension (field 6): XLA wants one flag per dimension.
+        proto.MergeFromString(bytes([0x32, len(shape.dims)]) + bytes(len(shape.dims)))
+    return proto
+
+
+def digest(*parts: bytes) -> str:
+    """Hex SHA-256 over length-prefixed parts (no two different lists collide)."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.hexdigest()
