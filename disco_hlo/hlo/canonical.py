@@ -16,8 +16,8 @@ from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_shape
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
 from disco_hlo.hlo.flops import operation_counts
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, kind_of
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
+from disco_hlo.hlo.opcodes import COLLECTIVES, NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, kind_of
 from disco_hlo.hlo.order_rules import before_pairs
 from disco_hlo.hlo.proto import Message, digest, shape_of
 from disco_hlo.hlo.unpack import unpack_concatenated
@@ -32,7 +32,8 @@ class Origin:
     """``fusion``, ``start``, ``done`` or ``op``."""
     proto: Message
     nodes: tuple[int, ...]
-    """Nodes it computes, ascending; a node may be computed by several instructions."""
+    """Nodes it computes, ascending; a node may be computed by several instructions. Scalar constants
+    are left out: every kernel has its own."""
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
 
@@ -198,6 +199,7 @@ def _nodes(
                 key=digest(_structure(op, digests), operand_shapes)[:24],
                 flops=counts.flops,
                 transcendentals=counts.transcendentals,
+                collective=attribute_digest(op.proto, digests)[:16] if op.proto.opcode in COLLECTIVES else "",
                 name=op.proto.name,
                 source=frames.of(op.proto),
                 op_name=op.proto.metadata.op_name,
@@ -281,7 +283,7 @@ def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tupl
         }
     origins = []
     for number, source in enumerate(flat.sources):
-        nodes = _live_nodes(source, numbering)
+        nodes = tuple(n for n in _live_nodes(source, numbering) if not is_cloned(graph.nodes[n]))
         if nodes:
             origins.append(Origin(source.proto.name, source.role, source.proto, nodes, tuple(sorted(results[number]))))
     return tuple(origins)

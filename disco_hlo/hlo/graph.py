@@ -96,12 +96,19 @@ class Node:
     """Floating-point operations of one execution, by XLA's counting rules (estimate for FIXED)."""
     transcendentals: int = 0
     """Evaluations of exp, log, tanh and their like, counted apart from ``flops``."""
+    collective: str = ""
+    """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket."""
     name: str = ""
     """Instruction name in the module it was read from. Not part of the fingerprint."""
     source: str = ""
     """The user's source line (``file.py:12``), where metadata has it. Not part of the fingerprint."""
     op_name: str = ""
     """The name jax gave the op (``jit(step)/transpose/dot_general``). Not part of the fingerprint."""
+
+
+def is_cloned(node: Node) -> bool:
+    """Whether the node is a scalar constant, which every kernel carries its own copy of."""
+    return node.kind is Kind.CONSTANT and not node.shape.dims and node.shape.dtype != "tuple"
 
 
 @dataclass(frozen=True)
