@@ -36,6 +36,8 @@ class Origin:
     are left out: every kernel has its own."""
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
+    transfer_order: tuple[int, ...]
+    """Its nodes in the order they are written; of an all-reduce, the order of transfer."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,8 @@ def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tupl
     for number, source in enumerate(flat.sources):
         nodes = tuple(n for n in _live_nodes(source, numbering) if not is_cloned(graph.nodes[n]))
         if nodes:
-            origins.append(Origin(source.proto.name, source.role, source.proto, nodes, tuple(sorted(results[number]))))
+            written = tuple(dict.fromkeys(numbering.node_of[op] for op in source.ops if op in numbering.node_of))
+            origins.append(Origin(source.proto.name, source.role, source.proto, nodes, tuple(sorted(results[number])), written))
     return tuple(origins)
 
 

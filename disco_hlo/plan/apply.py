@@ -1,0 +1,382 @@
+"""Rewrite a module so that XLA executes exactly one strategy (DisCo, section 4.1: the Activator's input).
+
+The entry computation is written anew, unit by unit in the strategy's order, and the module gets
+that order as its schedule. Instruction names start with the unit's token (``g3_``, ``b2_``,
+``n17_``), so a profile of the step reads in terms of the plan. Loop bodies, library kernels and
+everything else that is called stay as XLA compiled them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo import proto as hlo_proto
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.flatten import emitter_of
+from disco_hlo.hlo.graph import Kind, is_cloned
+from disco_hlo.hlo.legality import external_reads
+from disco_hlo.hlo.proto import Message, shape_of
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.order import check_order, default_unit_order
+from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
+from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.writer import ComputationWriter, tuple_shape, vector_shape
+
+_FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
+
+
+def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
+    """The module of ``source`` rewritten to execute ``strategy``.
+
+    Args:
+        strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step.
+        source: the module in canonical form.
+        parallelism: threads of XLA:CPU's pool; by default what this process may run on.
+
+    Returns:
+        A serialized, scheduled HloModuleProto of the same entry signature.
+
+    Raises:
+        IllegalStrategyError: the strategy is not legal on this module.
+    """
+    graph = source.graph
+    units = unit_graph(graph, strategy)
+    asynchronous = graph.backend == "gpu"
+    order = strategy.order or default_unit_order(units, asynchronous)
+    check_order(units, order, asynchronous)
+    check_strategy(graph, strategy, units, attested_groups(source))
+    return _ModuleWriter(strategy, source, units, parallelism or _available_cores()).write(order)
+
+
+def attested_groups(source: CanonicalModule) -> set[frozenset[int]]:
+    """Node sets that XLA itself runs as one kernel in the source module."""
+    return {frozenset(origin.nodes) for origin in source.origins if origin.role == "fusion"}
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(slots=True)
+class _Packed:
+    """Where the result of a bucketed all-reduce lies: a stretch of its bucket's vector."""
+
+    vector: Message
+    start: int
+    limit: int
+
+
+@dataclass
+class _ModuleWriter:
+    strategy: Strategy
+    source: CanonicalModule
+    units: UnitGraph
+    parallelism: int
+    entry: ComputationWriter = field(init=False)
+    written: dict[int, Message] = field(default_factory=dict)
+    """Entry instruction that holds each node's value."""
+    packed: dict[int, _Packed] = field(default_factory=dict)
+    fused: list[Message] = field(default_factory=list)
+    in_flight: dict[str, Message] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = self.source.graph
+        module = self.source.module
+        self.next_id = 1 + max(computation.id for computation in module.computations)
+        self.next_channel = 1 + max(
+            (i.channel_id for computation in module.computations for i in computation.instructions), default=0
+        )
+        old_entry = self.source.index.computation(module.entry_computation_id)
+        self.entry = ComputationWriter(self._new_id(), old_entry.name)
+        self.wrapped = {o.nodes[0]: o for o in self.source.origins if o.role == "fusion" and len(o.nodes) == 1}
+
+    def _new_id(self) -> int:
+        self.next_id += 1
+        return self.next_id - 1
+
+    def write(self, order: Sequence[str]) -> bytes:
+        for node in self.graph.nodes:
+            if node.kind is Kind.PARAMETER:
+                self.written[node.id] = self.entry.copy(self.source.protos[node.id], node.name or f"param.{node.id}", ())
+        for token in order:
+            self._write_unit(token)
+        root = self._value(self.graph.root)
+        return self._module(self.entry.finish(root, is_fusion=False))
+
+    def _write_unit(self, token: str) -> None:
+        if token[0] == "g":
+            self._write_group(token, self.strategy.groups[int(token[1:])])
+        elif token[0] == "n":
+            self._write_single(token, int(token[1:]))
+        elif token.endswith(".done"):
+            self._write_done(token.removesuffix(".done"))
+        else:
+            self._write_bucket(token.removesuffix(".start"))
+
+    # Values ---------------------------------------------------------------------------------
+
+    def _value(self, node_id: int) -> Message:
+        """The entry instruction holding a node's value; free nodes, constants and slices are written on demand."""
+        found = self.written.get(node_id)
+        if found is not None:
+            return found
+        node = self.graph.nodes[node_id]
+        if node_id in self.packed:
+            made = self._unpack(node_id)
+        elif node.kind is Kind.CONSTANT or node.kind is Kind.FREE:
+            operands = [self._value(operand) for operand in node.operands]
+            made = self.entry.copy(self.source.protos[node_id], f"n{node_id}_{node.opcode}", operands)
+        else:
+            raise IllegalStrategyError(f"n{node_id} ({node.opcode}) is read before the order executes it")
+        self.written[node_id] = made
+        return made
+
+    def _unpack(self, node_id: int) -> Message:
+        """Cut a member of a bucket out of the bucket's vector with a kernel of its own."""
+        packed = self.packed[node_id]
+        body = ComputationWriter(self._new_id(), f"n{node_id}_unpack_computation")
+        vector = body.parameter(0, packed.vector.shape, f"n{node_id}_unpack.vector")
+        root = self._cut(body, vector, node_id, f"n{node_id}_unpack")
+        return self._fusion(f"n{node_id}_unpack", Group((node_id,)), body, root, [packed.vector], KernelWork(
+            self.graph.nodes[node_id].shape, 0, 0, 2 * self.graph.nodes[node_id].shape.size_bytes
+        ))  # fmt: skip
+
+    def _cut(self, body: ComputationWriter, vector: Message, node_id: int, prefix: str) -> Message:
+        packed = self.packed[node_id]
+        part = body.slice(f"{prefix}.slice", vector, packed.start, packed.limit)
+        return body.reshaped(f"{prefix}.bitcast", part, self.source.protos[node_id].shape)
+
+    # Kernels --------------------------------------------------------------------------------
+
+    def _write_single(self, token: str, node_id: int) -> None:
+        node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
+        if node.kind is Kind.FUSIBLE or node_id in self.wrapped:
+            wrapper = self.wrapped.get(node_id)
+            kind = emitter_of(wrapper.proto) if wrapper else ""
+            if kind in ("", "triton"):
+                kind = _default_emitter(self.graph.backend, node.opcode)
+            self._write_group(token, Group((node_id,), kind=kind))
+            return
+        operands = [self._value(operand) for operand in node.operands]
+        self.written[node_id] = self.entry.copy(proto, f"{token}_{node.opcode}", operands)
+
+    def _write_group(self, token: str, group: Group) -> None:
+        members = sorted((*group.nodes, *group.duplicates))
+        inside = set(members)
+        values = self.units.values
+        unit = self.units.index[token]
+        results = [value.node for value in values if value.producer == unit]
+        main = self.graph.nodes[results[0]].opcode
+        body = ComputationWriter(self._new_id(), f"{token}_computation")
+        local, operands = self._kernel_inputs(body, token, inside, cut_inside=group.kind in ("loop", "input"))
+        for member in members:
+            reads = [self._local(body, token, local, operand) for operand in self.graph.nodes[member].operands]
+            local[member] = body.copy(self.source.protos[member], f"{token}.{self.graph.nodes[member].opcode}", reads)
+        outputs = [local[result] for result in results]
+        root = outputs[0] if len(outputs) == 1 else body.tuple(f"{token}.tuple", outputs)
+        work = self._work(members, results, inside)
+        name = f"{token}_wrapped_{main}" if len(members) == 1 else f"{token}_{main}_fusion"
+        kernel = self._fusion(name, group, body, root, operands, work)
+        kernel.metadata.CopyFrom(self.source.protos[results[0]].metadata)
+        if len(results) == 1:
+            self.written[results[0]] = kernel
+            return
+        for position, result in enumerate(results):
+            self.written[result] = self.entry.element(f"{token}_result", kernel, position)
+
+    def _kernel_inputs(
+        self, body: ComputationWriter, token: str, inside: set[int], *, cut_inside: bool
+    ) -> tuple[dict[int, Message], list[Message]]:
+        """Parameters of a kernel. Gradients that lie in a bucket's vector are cut out inside, so that
+        no separate kernel copies them."""
+        local: dict[int, Message] = {}
+        operands: list[Message] = []
+        parameter_of: dict[int, Message] = {}
+        for read in external_reads(self.graph, inside):
+            packed = self.packed.get(read) if cut_inside and read not in self.written else None
+            operand = packed.vector if packed else self._value(read)
+            parameter = parameter_of.get(operand.id)
+            if parameter is None:
+                parameter = body.parameter(len(operands), operand.shape, f"{token}.param_{len(operands)}")
+                parameter_of[operand.id] = parameter
+                operands.append(operand)
+            local[read] = self._cut(body, parameter, read, f"{token}.n{read}") if packed else parameter
+        return local, operands
+
+    def _local(self, body: ComputationWriter, token: str, local: dict[int, Message], node_id: int) -> Message:
+        if node_id not in local:
+            assert is_cloned(self.graph.nodes[node_id]), node_id
+            local[node_id] = body.copy(self.source.protos[node_id], f"{token}.constant", ())
+        return local[node_id]
+
+    def _work(self, members: Sequence[int], results: Sequence[int], inside: set[int]) -> KernelWork:
+        nodes = [self.graph.nodes[member] for member in members]
+        reads = external_reads(self.graph, inside)
+        moved = sum(self.graph.nodes[n].shape.size_bytes for n in (*reads, *results))
+        return KernelWork(
+            self.graph.nodes[results[0]].shape,
+            sum(node.flops for node in nodes),
+            sum(node.transcendentals for node in nodes),
+            moved,
+        )
+
+    def _fusion(
+        self, name: str, group: Group, body: ComputationWriter, root: Message, operands: Sequence[Message], work: KernelWork
+    ) -> Message:
+        self.fused.append(body.finish(root, is_fusion=True))
+        kernel = self.entry.add(name, "fusion", root.shape, operands)
+        kernel.fusion_kind = _FUSION_KINDS[group.kind]
+        kernel.called_computation_ids.append(body.proto.id)
+        config = self._kernel_config(group, work)
+        if config:
+            kernel.backend_config = json.dumps(config, separators=(",", ":")).encode()
+        return kernel
+
+    def _kernel_config(self, group: Group, work: KernelWork) -> dict[str, object]:
+        if group.kind == "triton":
+            return {"fusion_backend_config": json.loads(group.config)}
+        if self.graph.backend != "cpu":
+            return {}
+        counts = outer_partitions(work.result, task_count(work, self.parallelism))
+        return {"outer_dimension_partitions": [str(count) for count in counts]} if counts else {}
+
+    # All-reduces ----------------------------------------------------------------------------
+
+    def _write_bucket(self, token: str) -> None:
+        bucket = self.strategy.buckets[int(token[1:])]
+        members = bucket.all_reduces
+        if len(members) == 1 or bucket.form == "variadic":
+            operands = [self._value(self.graph.nodes[member].operands[0]) for member in members]
+        else:
+            operands = [self._concatenate(token, members)]
+        issued = self._all_reduce(token, self.source.protos[members[0]], operands)
+        if self.graph.backend == "gpu":
+            self.in_flight[token] = issued
+        else:
+            self._publish(token, issued)
+
+    def _write_done(self, token: str) -> None:
+        started = self.in_flight.pop(token)
+        result = started.shape.tuple_shapes[1]
+        done = self.entry.add(f"{token}_all-reduce-done", "async-done", result, [started])
+        done.metadata.CopyFrom(started.metadata)
+        self._publish(token, done)
+
+    def _publish(self, token: str, result: Message) -> None:
+        bucket = self.strategy.buckets[int(token[1:])]
+        members = bucket.all_reduces
+        if len(members) == 1:
+            self.written[members[0]] = result
+        elif bucket.form == "variadic":
+            for position, member in enumerate(members):
+                self.written[member] = self.entry.element(f"{token}_result", result, position)
+        else:
+            start = 0
+            for member in members:
+                limit = start + self.graph.nodes[member].shape.element_count
+                self.packed[member] = _Packed(result, start, limit)
+                start = limit
+
+    def _concatenate(self, token: str, members: Sequence[int]) -> Message:
+        body = ComputationWriter(self._new_id(), f"{token}_pack_computation")
+        gradients = [self.graph.nodes[member].operands[0] for member in members]
+        operands = [self._value(gradient) for gradient in gradients]
+        vectors: list[Message] = []
+        parameters: dict[int, Message] = {}
+        distinct: list[Message] = []
+        for member, operand in zip(members, operands, strict=True):
+            if operand.id not in parameters:
+                parameters[operand.id] = body.parameter(len(distinct), operand.shape, f"{token}_pack.param_{len(distinct)}")
+                distinct.append(operand)
+            flat = vector_shape(operand.shape, self.graph.nodes[member].shape.element_count)
+            vectors.append(body.reshaped(f"{token}_pack.bitcast", parameters[operand.id], flat))
+        total = sum(self.graph.nodes[member].shape.element_count for member in members)
+        packed_shape = vector_shape(operands[0].shape, total)
+        root = body.add(f"{token}_pack.concatenate", "concatenate", packed_shape, vectors)
+        root.dimensions.append(0)
+        size_bytes = sum(self.graph.nodes[member].shape.size_bytes for member in members)
+        work = KernelWork(shape_of(packed_shape), 0, 0, 2 * size_bytes)
+        return self._fusion(f"{token}_pack", Group((members[0],)), body, root, distinct, work)
+
+    def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
+        """The all-reduce itself: synchronous on CPU, the start of an async pair on GPU."""
+        result = operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
+        if self.graph.backend != "gpu":
+            reduced = self.entry.copy(like, f"{token}_all-reduce", operands)
+            reduced.shape.CopyFrom(result)
+            self._renew_channel(reduced)
+            return reduced
+        body = ComputationWriter(self._new_id(), f"{token}_async_computation")
+        parameters = [body.parameter(i, operand.shape, f"{token}.param_{i}") for i, operand in enumerate(operands)]
+        inner = body.copy(like, f"{token}.all-reduce", parameters)
+        inner.shape.CopyFrom(result)
+        self._renew_channel(inner)
+        self.fused.append(body.finish(inner, is_fusion=False))
+        shape = tuple_shape([tuple_shape(operand.shape for operand in operands), result])
+        start = self.entry.add(f"{token}_all-reduce-start", "async-start", shape, operands)
+        start.metadata.CopyFrom(like.metadata)
+        start.called_computation_ids.append(body.proto.id)
+        return start
+
+    def _renew_channel(self, all_reduce: Message) -> None:
+        """All-reduces taken apart share a channel id; each needs its own. Zero means "no channel" and stays."""
+        if all_reduce.channel_id > 0:
+            all_reduce.channel_id = self.next_channel
+            self.next_channel += 1
+
+    # Module ---------------------------------------------------------------------------------
+
+    def _module(self, entry: Message) -> bytes:
+        module = hlo_proto.Module()
+        module.CopyFrom(self.source.module)
+        old_entry_id = module.entry_computation_id
+        retained = self._retained(entry)
+        kept = [c for c in self.source.module.computations if c.id in retained and c.id != old_entry_id]
+        del module.computations[:]
+        module.computations.extend([*kept, *self.fused, entry])
+        module.entry_computation_id = entry.id
+        module.entry_computation_name = entry.name
+        self._schedule(module, entry, retained)
+        dropped = set(self.source.dropped_aliases)
+        aliases = [
+            entry_
+            for entry_ in module.input_output_alias.entries
+            if (entry_.parameter_number, (*entry_.output_shape_index, 0)[0]) not in dropped
+        ]
+        del module.input_output_alias.entries[:]
+        module.input_output_alias.entries.extend(aliases)
+        return hlo_proto.serialize(module)
+
+    def _retained(self, entry: Message) -> set[int]:
+        """Ids of the source's computations that are still called."""
+        index = self.source.index
+        pending = [i for c in (entry, *self.fused) for instruction in c.instructions for i in instruction.called_computation_ids]
+        found: set[int] = set()
+        while pending:
+            computation_id = pending.pop()
+            if computation_id in found or computation_id not in index.by_id:
+                continue
+            found.add(computation_id)
+            pending += [i for instruction in index.by_id[computation_id].instructions for i in instruction.called_computation_ids]
+        return found
+
+    def _schedule(self, module: Message, entry: Message, retained: set[int]) -> None:
+        kept = {key: list(sequence.instruction_ids) for key, sequence in module.schedule.sequences.items() if key in retained}
+        module.schedule.sequences.clear()
+        for key, ids in kept.items():
+            module.schedule.sequences[key].instruction_ids.extend(ids)
+        module.schedule.sequences[entry.id].instruction_ids.extend(i.id for i in entry.instructions)
+        for computation in self.fused:
+            if not computation.is_fusion_computation:
+                module.schedule.sequences[computation.id].instruction_ids.extend(i.id for i in computation.instructions)
+
+
+def _default_emitter(backend: str, opcode: str) -> str:
+    """XLA:GPU labels reductions and transposes kInput; the emitter itself is chosen by what is inside."""
+    return "input" if backend == "gpu" and opcode in ("reduce", "transpose", "scatter") else "loop"
+

@@ -1,0 +1,57 @@
+"""Whether a strategy may be executed: the last gate before XLA.
+
+Structure (ownership, cycles, order) is judged by ``units`` and ``order``; this adds what depends on
+the backend: what may share a kernel, and what may share a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.units import UnitGraph
+
+FORMS = ("concat", "variadic")
+
+
+def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested: Iterable[frozenset[int]]) -> None:
+    """Refuse what XLA could not execute correctly.
+
+    Args:
+        attested: node sets that XLA itself compiles as one kernel in this module; they need no rule.
+
+    Raises:
+        IllegalStrategyError: naming the group or bucket and the reason.
+    """
+    known = set(attested)
+    results: dict[int, list[int]] = {}
+    for value in units.values:
+        results.setdefault(value.producer, []).append(value.node)
+    for number, group in enumerate(strategy.groups):
+        members = frozenset((*group.nodes, *group.duplicates))
+        if members in known:
+            continue
+        reason = group_refusal(graph, members, results.get(units.index[f"g{number}"], []))
+        if reason:
+            raise IllegalStrategyError(f"g{number}: {reason}")
+    for number, bucket in enumerate(strategy.buckets):
+        reason = bucket_refusal(graph, bucket)
+        if reason:
+            raise IllegalStrategyError(f"b{number}: {reason}")
+
+
+def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
+    """Why these all-reduces may not travel together, or None where they may."""
+    if bucket.form not in FORMS:
+        return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
+    first = graph.nodes[bucket.all_reduces[0]]
+    for number in bucket.all_reduces[1:]:
+        node = graph.nodes[number]
+        if node.collective != first.collective:
+            return f"n{first.id} and n{number} reduce over other devices or in another way"
+        if bucket.form == "concat" and node.shape.dtype != first.shape.dtype:
+            return f"n{first.id} is {first.shape.dtype} and n{number} is {node.shape.dtype}: they cannot be concatenated"
+    return None

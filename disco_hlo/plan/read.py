@@ -1,0 +1,95 @@
+"""Read the strategy that a module already embodies: XLA's own plan, or one of ours after compilation."""
+
+from __future__ import annotations
+
+import json
+
+from disco_hlo.hlo.attributes import backend_config
+from disco_hlo.hlo.canonical import CanonicalModule, Origin
+from disco_hlo.hlo.flatten import emitter_of
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.strategy import Bucket, Group, Strategy, normalized
+
+
+def read(source: CanonicalModule) -> Strategy:
+    """The strategy of a module in canonical form: its kernels, buckets and schedule.
+
+    A node that several kernels compute is owned by the first one that returns it (or else by the
+    first one that computes it) and duplicated in the others. Kernels of one op are no
+    groups, unless Triton emits them, since its tiles are part of the plan.
+    """
+    graph = source.graph
+    kernels = [origin for origin in source.origins if origin.role == "fusion" and _computes(graph, origin)]
+    owner = _owners(graph, source.origins)
+    groups: list[Group] = []
+    token_of: dict[str, str] = {}
+    for kernel in kernels:
+        nodes = tuple(n for n in _computes(graph, kernel) if owner[n] == kernel.name)
+        duplicates = tuple(n for n in _computes(graph, kernel) if owner[n] != kernel.name)
+        if not nodes:
+            continue
+        kind = emitter_of(kernel.proto)
+        if len(nodes) + len(duplicates) == 1 and kind != "triton":
+            token_of[kernel.name] = f"n{nodes[0]}"
+            continue
+        token_of[kernel.name] = f"g{len(groups)}"
+        groups.append(Group(nodes, duplicates, kind, _tiles(kernel) if kind == "triton" else ""))
+    buckets, bucket_of = _buckets(graph, source)
+    return normalized(Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
+
+
+def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
+    return tuple(n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE))
+
+
+def _owners(graph: Graph, origins: tuple[Origin, ...]) -> dict[int, str]:
+    owner: dict[int, str] = {}
+    for origin in origins:
+        for node in origin.results:
+            owner.setdefault(node, origin.name)
+    for origin in origins:
+        for node in origin.nodes:
+            owner.setdefault(node, origin.name)
+    return owner
+
+
+def _tiles(kernel: Origin) -> str:
+    return json.dumps(backend_config(kernel.proto)["fusion_backend_config"], sort_keys=True, separators=(",", ":"))
+
+
+def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...], dict[str, str]]:
+    buckets: list[Bucket] = []
+    token_of: dict[str, str] = {}
+    seen: set[int] = set()
+    for origin in source.origins:
+        members = tuple(n for n in origin.transfer_order if graph.nodes[n].kind is Kind.ALL_REDUCE and n not in seen)
+        if origin.role == "done" or not members:
+            continue
+        seen.update(members)
+        token_of[origin.name] = f"b{len(buckets)}"
+        operands = origin.proto.operand_ids
+        buckets.append(Bucket(members, "variadic" if len(members) > 1 and len(operands) > 1 else "concat"))
+    return tuple(buckets), token_of
+
+
+def _order(graph: Graph, source: CanonicalModule, token_of: dict[str, str], bucket_of: dict[str, str]) -> tuple[str, ...]:
+    order: dict[str, None] = {}
+    starts: dict[int, str] = {}
+    for origin in source.origins:
+        if origin.role == "fusion":
+            token = token_of.get(origin.name)
+        elif origin.name in bucket_of:
+            token = bucket_of[origin.name] + (".start" if origin.role == "start" else "")
+            starts.update({node: bucket_of[origin.name] for node in origin.nodes})
+        elif origin.role == "done":
+            token = starts[origin.nodes[0]] + ".done"
+        else:
+            token = _single(graph, origin)
+        if token:
+            order.setdefault(token)
+    return tuple(order)
+
+
+def _single(graph: Graph, origin: Origin) -> str | None:
+    units = [n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)]
+    return f"n{units[0]}" if units else None

@@ -1,0 +1,99 @@
+"""Writing HLO: a computation under construction, with ids, names and shapes in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.proto import Computation, Instruction, Message, shape_of, shape_to_proto
+
+_STRUCTURAL_FIELDS = ("id", "operand_ids", "control_predecessor_ids")
+
+
+class ComputationWriter:
+    """Appends instructions to a new computation. Instructions are referred to by their messages."""
+
+    def __init__(self, computation_id: int, name: str) -> None:
+        self.proto = Computation(id=computation_id, name=name)
+        self.names: set[str] = set()
+
+    def add(self, name: str, opcode: str, shape: Message, operands: Sequence[Message] = ()) -> Message:
+        """Append a new instruction; set further fields on what is returned."""
+        instruction = self.proto.instructions.add(name=self._unique(name), opcode=opcode)
+        instruction.shape.CopyFrom(shape)
+        return self._place(instruction, operands)
+
+    def copy(self, source: Message, name: str, operands: Sequence[Message]) -> Message:
+        """Append a copy of an instruction with other operands."""
+        instruction = self.proto.instructions.add()
+        instruction.CopyFrom(source)
+        for field in _STRUCTURAL_FIELDS:
+            instruction.ClearField(field)
+        instruction.name = self._unique(name)
+        return self._place(instruction, operands)
+
+    def parameter(self, number: int, shape: Message, name: str) -> Message:
+        """Append a parameter."""
+        instruction = self.add(name, "parameter", shape)
+        instruction.parameter_number = number
+        return instruction
+
+    def tuple(self, name: str, operands: Sequence[Message]) -> Message:
+        """Append a tuple of ``operands``."""
+        return self.add(name, "tuple", tuple_shape(operand.shape for operand in operands), operands)
+
+    def element(self, name: str, operand: Message, position: int) -> Message:
+        """Append a get-tuple-element."""
+        instruction = self.add(name, "get-tuple-element", operand.shape.tuple_shapes[position], [operand])
+        instruction.tuple_index = position
+        return instruction
+
+    def reshaped(self, name: str, operand: Message, shape: Message) -> Message:
+        """``operand`` as ``shape``: itself where they agree, else a bitcast."""
+        if shape_of(operand.shape) == shape_of(shape):
+            return operand
+        return self.add(name, "bitcast", shape, [operand])
+
+    def slice(self, name: str, operand: Message, start: int, limit: int) -> Message:
+        """Append a slice of a vector."""
+        vector = Shape(shape_of(operand.shape).dtype, (limit - start,), (0,))
+        instruction = self.add(name, "slice", shape_to_proto(vector), [operand])
+        instruction.slice_dimensions.add(start=start, limit=limit, stride=1)
+        return instruction
+
+    def finish(self, root: Message, *, is_fusion: bool) -> Message:
+        """Set root and signature; returns the computation."""
+        self.proto.root_id = root.id
+        self.proto.is_fusion_computation = is_fusion
+        parameters = sorted(
+            (i for i in self.proto.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
+        )
+        self.proto.program_shape.parameters.extend(p.shape for p in parameters)
+        self.proto.program_shape.parameter_names.extend(p.name for p in parameters)
+        self.proto.program_shape.result.CopyFrom(root.shape)
+        return self.proto
+
+    def _place(self, instruction: Message, operands: Sequence[Message]) -> Message:
+        instruction.id = (self.proto.id << 32) | (len(self.proto.instructions) - 1)
+        instruction.operand_ids.extend(operand.id for operand in operands)
+        return instruction
+
+    def _unique(self, name: str) -> str:
+        candidate, number = name, 0
+        while candidate in self.names:
+            number += 1
+            candidate = f"{name}.{number}"
+        self.names.add(candidate)
+        return candidate
+
+
+def tuple_shape(members: Iterable[Message]) -> Message:
+    """The ShapeProto of a tuple."""
+    shape = shape_to_proto(Shape("tuple"))
+    shape.tuple_shapes.extend(members)
+    return shape
+
+
+def vector_shape(like: Message, length: int) -> Message:
+    """The ShapeProto of a vector with the element type of ``like``."""
+    return shape_to_proto(Shape(shape_of(like).dtype, (length,), (0,)))
