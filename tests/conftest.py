@@ -1,0 +1,38 @@
+"""What every test runs under: four CPU devices, no setting of the caller's, mpiexec that works anywhere.
+
+This file is imported before any test module, hence before jax, which reads these variables once.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+for name in list(os.environ):
+    if name == "ENABLE_SEARCH" or name.startswith("DISCO_") or name == "JAX_COMPILATION_CACHE_DIR":
+        del os.environ[name]
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+# The Makefile gives the reasons; a pytest started by hand needs the same.
+os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+os.environ.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+# No deadline: the first example pays for compilation. Derandomized: a red run is red again.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests unless the caller asked for GPUs; asked for and absent, they fail."""
+    if any(platform in os.environ["JAX_PLATFORMS"] for platform in ("cuda", "gpu")):
+        return
+    skip = pytest.mark.skip(reason="needs a GPU: JAX_PLATFORMS=cuda,cpu pytest -m gpu")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

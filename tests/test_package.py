@@ -1,0 +1,129 @@
+"""The package as a whole: what a wheel holds, who may import what, and what importing the plugin costs."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Where each folder is installed.
+FOLDERS = {
+    "disco_hlo": "disco_hlo",
+    "estimator": "disco_hlo/estimator",
+    "profiler": "disco_hlo/profiler",
+    "search": "disco_hlo/search",
+}
+
+# Names that belong to one place each: (what, the only files that may import it).
+TRAINING_FILES = {"estimator/model.py", "estimator/train.py"}
+RESERVED = {
+    "jax._src": {"disco_hlo/plugin/jaxlink.py"},
+    "jaxlib": {"disco_hlo/plugin/jaxlink.py"},
+    "mpi4py": {"disco_hlo/activation/mpi.py"},
+    "dgl": TRAINING_FILES,
+    "torch": TRAINING_FILES,
+}
+
+
+def source_files() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from (p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def installed_name(path: Path) -> str:
+    folder, *rest = path.relative_to(ROOT).parts
+    return "/".join([FOLDERS[folder], *rest])
+
+
+def imported_names(path: Path) -> set[str]:
+    """Every dotted name that `path` imports, at whatever depth: `from a import b` counts as `a` and `a.b`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def violations(path: Path, place: str) -> list[str]:
+    names = imported_names(path)
+    return [
+        f"{place} imports {name}, which only {', '.join(sorted(allowed))} may"
+        for reserved, allowed in RESERVED.items()
+        if place not in allowed
+        for name in sorted(names)
+        if name == reserved or name.startswith(f"{reserved}.")
+    ]
+
+
+def test_reserved_names_are_imported_in_their_one_place_only() -> None:
+    found = [v for p in source_files() if p.suffix == ".py" for v in violations(p, str(p.relative_to(ROOT)))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import jax._src.core", "from jax._src import core", "from jax import _src", "def f(): import jaxlib"],
+)
+def test_every_spelling_of_a_reserved_import_is_seen(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "intruder.py"
+    path.write_text(line)
+    assert violations(path, "search/intruder.py") != []
+
+
+def test_the_packages_listed_are_the_packages_there() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        str(p.parent.relative_to(ROOT)).replace("/", ".") for p in source_files() if p.name == "__init__.py"
+    }
+    assert sorted(listed) == sorted(p if p.startswith("disco_hlo") else f"disco_hlo.{p}" for p in there)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy, so that nothing stale in the tree's own build folder can slip in."""
+    source = tmp_path_factory.mktemp("source")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "dist", "."]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return next((source / "dist").glob("*.whl"))
+
+
+def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None:
+    expected = {installed_name(path) for path in source_files()}
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert "disco_hlo/py.typed" in files
+    assert files == expected
+
+
+def test_the_wheel_imports_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    code = "import disco_hlo, disco_hlo.search; print(disco_hlo.__file__)"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {code}"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == f"{wheel}/disco_hlo/__init__.py"
+
+
+def test_the_entry_points_load() -> None:
+    (plugin,) = [e for e in entry_points(group="jax_plugins") if e.name == "disco_hlo"]
+    assert plugin.value == "disco_hlo.plugin"
+    plugin.load()
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    """Every JAX process on the machine imports the plugin, searching or not."""
+    heavy = ["google.protobuf", "jax", "jaxlib", "mpi4py", "numba", "numpy", "rich", "safetensors", "typer"]
+    code = f"import sys, disco_hlo.plugin; print([name for name in {heavy} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
