@@ -120,7 +120,9 @@ def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
     """Median and spread of repeated times of one size; :class:`ProfileError` for non-times."""
     times = np.asarray(times_ns, dtype=np.float64)
     if times.size == 0 or not np.all(np.isfinite(times)) or np.any(times <= 0):
-        raise ProfileError(f"expected positive times in ns for an all-reduce of {size_bytes} bytes, got {times_ns!r}")
+        raise ProfileError(
+            f"expected positive times in ns for an all-reduce of {size_bytes} bytes, got {times_ns!r}"
+        )
     middle = float(np.median(times))
     spread = float(np.median(np.abs(times - middle)))
     return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), int(times.size))
@@ -191,7 +193,9 @@ def _best_split(
             continue
         for left, right in zip(bounds, bounds[1:], strict=False):
             if (left, right) not in lines:
-                lines[left, right] = _line(sizes, times, distinct[left], distinct[right - 1], left == 0, scale)
+                lines[left, right] = _line(
+                    sizes, times, distinct[left], distinct[right - 1], left == 0, scale
+                )
         chosen = [lines[pair] for pair in zip(bounds, bounds[1:], strict=False)]
         loss = sum(line[2] for line in chosen)
         starts = [0, *(int(distinct[cut]) for cut in cuts)]
@@ -203,7 +207,8 @@ def _best_split(
 
 def _is_monotone(pieces: tuple[LinePiece, ...]) -> bool:
     return all(
-        right.ns_per_byte * right.from_bytes + right.base_ns >= left.ns_per_byte * right.from_bytes + left.base_ns
+        right.ns_per_byte * right.from_bytes + right.base_ns
+        >= left.ns_per_byte * right.from_bytes + left.base_ns
         for left, right in zip(pieces, pieces[1:], strict=False)
     )
 

@@ -97,7 +97,9 @@ def instruction_times(
     executions = _of_module(trace, module_name)
     runs = len({execution.run for execution in executions})
     if runs < minimum_runs:
-        raise ProfileError(f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often")
+        raise ProfileError(
+            f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often"
+        )
     samples = _samples(executions, owner if owner is not None else _inferred_owners(executions))
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
 

@@ -149,7 +149,9 @@ def to_json(profile: Profile) -> str:
 def _fit_body(fit: AllReduceFit) -> dict[str, Any]:
     return {
         "pieces": [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in fit.pieces],
-        "points": [[point.size_bytes, point.median_ns, point.spread_ns, point.samples] for point in fit.points],
+        "points": [
+            [point.size_bytes, point.median_ns, point.spread_ns, point.samples] for point in fit.points
+        ],
         "median_error": fit.median_error,
         "maximum_error": fit.maximum_error,
     }
@@ -244,7 +246,9 @@ def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
         where = f"all_reduce.pieces[{index}]"
         start, slope, base = check.row(row, 3, where)
         piece = LinePiece(
-            check.integer(start, where, minimum=0), check.number(slope, where, minimum=0.0), check.number(base, where)
+            check.integer(start, where, minimum=0),
+            check.number(slope, where, minimum=0.0),
+            check.number(base, where),
         )
         ascending = piece.from_bytes > pieces[-1].from_bytes if pieces else piece.from_bytes == 0
         if not ascending or piece.ns_per_byte * piece.from_bytes + piece.base_ns < 0:
@@ -262,7 +266,10 @@ def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
                 check.integer(spread, where, minimum=0), check.integer(samples, where, minimum=1),
             )
         )  # fmt: skip
-    errors = (check.number(body.get(name), f"all_reduce.{name}", minimum=0.0) for name in ("median_error", "maximum_error"))
+    errors = (
+        check.number(body.get(name), f"all_reduce.{name}", minimum=0.0)
+        for name in ("median_error", "maximum_error")
+    )
     return AllReduceFit(tuple(pieces), tuple(points), *errors)
 
 

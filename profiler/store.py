@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -90,19 +90,10 @@ class ProfileStore:
 
     def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
         """Add one measurement of each of these keys."""
-        with self._transaction() as connection:
+        with self._transaction():
             number = self._platform_for_writing(platform)
             for key, time in sorted(times.items()):
-                self._check_time(time, f"op {key}")
-                connection.execute(
-                    "INSERT INTO op (platform, key, median_ns, spread_ns, samples) VALUES (?, ?, ?, ?, ?)",
-                    (number, key, time.median_ns, time.spread_ns, time.samples),
-                )
-                connection.execute(
-                    "DELETE FROM op WHERE platform = ?1 AND key = ?2 AND id NOT IN"
-                    " (SELECT id FROM op WHERE platform = ?1 AND key = ?2 ORDER BY id DESC LIMIT ?3)",
-                    (number, key, KEPT_MEASUREMENTS),
-                )
+                self._insert("op", {"platform": number, "key": key}, time)
 
     def ops(self, platform: Platform) -> dict[str, OpTime]:
         """All op times of the platform, merged, by key."""
@@ -110,22 +101,15 @@ class ProfileStore:
             "SELECT key, median_ns, spread_ns, samples FROM op WHERE platform = ? ORDER BY key, id",
             (self._platform(platform),),
         )
-        return {key: merged(times) for (key,), times in self._grouped(rows, keys=1)}
+        return {self._check.text(key, "op: key"): time for key, time in self._merged(rows)}
 
     def add_sweep(self, platform: Platform, link: Link, points: Sequence[SweepPoint]) -> None:
         """Add the points of one all-reduce sweep over ``link``."""
-        with self._transaction() as connection:
-            number = self._platform_for_writing(platform)
+        with self._transaction():
+            keys: dict[str, int | str] = {"platform": self._platform_for_writing(platform), **asdict(link)}
             for point in points:
-                self._check_time(OpTime(point.median_ns, point.spread_ns, point.samples), f"{point.size_bytes} bytes")
-                connection.execute(
-                    "INSERT INTO sweep (platform, device_count, process_count, label, size_bytes, median_ns,"
-                    " spread_ns, samples) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        number, link.device_count, link.process_count, link.label,
-                        point.size_bytes, point.median_ns, point.spread_ns, point.samples,
-                    ),
-                )  # fmt: skip
+                time = OpTime(point.median_ns, point.spread_ns, point.samples)
+                self._insert("sweep", {**keys, "size_bytes": point.size_bytes}, time)
 
     def sweep(self, platform: Platform, link: Link) -> tuple[SweepPoint, ...]:
         """The sweep points measured over ``link``, merged, by size."""
@@ -134,25 +118,21 @@ class ProfileStore:
             " AND device_count = ? AND process_count = ? AND label = ? ORDER BY size_bytes, id",
             (self._platform(platform), link.device_count, link.process_count, link.label),
         )
-        points = []
-        for (size,), times in self._grouped(rows, keys=1):
-            time = merged(times[-KEPT_MEASUREMENTS:])
-            size = self._check.integer(size, "sweep: size_bytes", minimum=0)
-            points.append(SweepPoint(size, max(time.median_ns, 1), time.spread_ns, time.samples))
-        return tuple(points)
+        return tuple(
+            SweepPoint(
+                self._check.integer(size, "sweep: size_bytes", minimum=0),
+                max(time.median_ns, 1), time.spread_ns, time.samples,
+            )
+            for size, time in self._merged(rows)
+        )  # fmt: skip
 
     def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
         """Add a measured step of the module with this fingerprint."""
-        self._check_time(step.time, f"step {step.plan}")
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT INTO step (platform, fingerprint, plan, median_ns, spread_ns, samples)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    self._platform_for_writing(platform), fingerprint, step.plan,
-                    step.time.median_ns, step.time.spread_ns, step.time.samples,
-                ),
-            )  # fmt: skip
+        with self._transaction():
+            number = self._platform_for_writing(platform)
+            self._insert(
+                "step", {"platform": number, "fingerprint": fingerprint, "plan": step.plan}, step.time
+            )
 
     def steps(self, platform: Platform, fingerprint: str) -> tuple[StepTime, ...]:
         """Measured steps of the module, merged per plan, by plan."""
@@ -161,14 +141,15 @@ class ProfileStore:
             " ORDER BY plan, id",
             (self._platform(platform), fingerprint),
         )
-        return tuple(StepTime(plan, merged(times[-KEPT_MEASUREMENTS:])) for (plan,), times in self._grouped(rows, 1))
+        return tuple(
+            StepTime(self._check.text(plan, "step: plan"), time) for plan, time in self._merged(rows)
+        )
 
     def _opened(self) -> sqlite3.Connection:
         """Open for writing where the file allows, else for reading, else without locks or journal."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = self._connected("rwc")
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
             return connection
@@ -191,12 +172,7 @@ class ProfileStore:
 
     def _prepare(self) -> None:
         if self._is_empty() and self.writable:
-            with self._transaction() as connection:
-                if self._is_empty():
-                    for statement in _TABLES:
-                        connection.execute(statement)
-                    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._create()
         application = self._connection.execute("PRAGMA application_id").fetchone()[0]
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION_ID:
@@ -206,6 +182,19 @@ class ProfileStore:
                 f"the profile store {self.path} has version {version}, this program uses {SCHEMA_VERSION}; "
                 "remove it or name another file"
             )
+
+    def _create(self) -> None:
+        with suppress(
+            sqlite3.OperationalError
+        ):  # a file system without shared memory, or someone else was first
+            self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        with self._transaction():
+            if not self._is_empty():
+                return
+            for statement in _TABLES:
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _is_empty(self) -> bool:
         return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
@@ -220,17 +209,36 @@ class ProfileStore:
             ) from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[None]:
         if not self.writable:
-            raise ProfileError(f"the profile store {self.path} is read-only here; measured times are not kept")
+            raise ProfileError(
+                f"the profile store {self.path} is read-only here; measured times are not kept"
+            )
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection
+                yield
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
+
+    def _insert(self, table: str, keys: Mapping[str, int | str], time: OpTime) -> None:
+        """Add a row and drop the oldest ones of the same keys. Table and column names are ours, never data."""
+        self._check_time(time, table)
+        columns = ", ".join(keys)
+        marks = ", ".join("?" * (len(keys) + 3))
+        self._connection.execute(
+            f"INSERT INTO {table} ({columns}, median_ns, spread_ns, samples) VALUES ({marks})",
+            (*keys.values(), time.median_ns, time.spread_ns, time.samples),
+        )
+        same = " AND ".join(f"{column} = ?" for column in keys)
+        self._connection.execute(
+            f"DELETE FROM {table} WHERE {same} AND id NOT IN"
+            f" (SELECT id FROM {table} WHERE {same} ORDER BY id DESC LIMIT {KEPT_MEASUREMENTS})",
+            (*keys.values(), *keys.values()),
+        )
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._errors():
@@ -251,12 +259,12 @@ class ProfileStore:
         )
         return self._platform(platform)
 
-    def _grouped(self, rows: list[tuple[Any, ...]], keys: int) -> Iterator[tuple[tuple[Any, ...], list[OpTime]]]:
-        for key, group in groupby(rows, key=lambda row: row[:keys]):
-            times = [OpTime(*row[keys:]) for row in group]
+    def _merged(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, OpTime]]:
+        for key, group in groupby(rows, key=lambda row: row[0]):
+            times = [OpTime(*row[1:]) for row in group]
             for time in times:
-                self._check_time(time, f"{key[0]}")
-            yield key, times
+                self._check_time(time, str(key))
+            yield key, merged(times)
 
     def _check_time(self, time: OpTime, where: str) -> None:
         self._check.integer(time.median_ns, f"{where}: median_ns", minimum=0)
