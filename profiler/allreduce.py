@@ -1,0 +1,260 @@
+"""The all-reduce line: sweep the message size on the real devices, fit T = C x + D.
+
+DisCo (section 4.2) predicts an all-reduce of x bytes as T = C x + D, C the time per byte and D the
+start-up cost, both by regression. One line does not always fit: small messages take another
+algorithm (or, on GPU, another kernel), large ones leave a cache. So up to three lines are tried and
+the number is chosen by the Bayesian information criterion; the fit says how well it fits.
+
+The regression minimizes relative errors, since a microsecond matters at 4 KiB and not at 256 MiB,
+and damps outliers (Huber weights).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disco_hlo.errors import ProfileError
+
+MAXIMUM_PIECES = 3
+MINIMUM_POINTS = 3
+"""Distinct sizes a piece needs."""
+
+_EVIDENCE = 10.0
+"""How much lower the criterion must be before another piece is believed (Kass and Raftery: very strong)."""
+_FINEST_RELATIVE_ERROR = 1e-3
+"""Clocks and scheduling leave no measurement better than this; keeps exact data from growing pieces."""
+_HUBER = 1.345
+_HUBER_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """Repeated measurement of one message size."""
+
+    size_bytes: int
+    median_ns: int
+    spread_ns: int
+    """Median absolute deviation."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinePiece:
+    """T = ``ns_per_byte`` * bytes + ``base_ns`` from ``from_bytes`` up to the next piece."""
+
+    from_bytes: int
+    ns_per_byte: float
+    base_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceFit:
+    """The fitted line or lines, and how far the points lie from them."""
+
+    pieces: tuple[LinePiece, ...]
+    points: tuple[SweepPoint, ...]
+    median_error: float
+    """Median over the points of abs(predicted - measured) / measured."""
+    maximum_error: float
+
+    def predict_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
+        """Predicted time of all-reduces of these sizes; never negative, never falling with size."""
+        sizes = np.asarray(sizes_bytes, dtype=np.float64)
+        starts = np.array([piece.from_bytes for piece in self.pieces], dtype=np.float64)
+        chosen = np.maximum(np.searchsorted(starts, sizes, side="right") - 1, 0)
+        slopes = np.array([piece.ns_per_byte for piece in self.pieces])
+        bases = np.array([piece.base_ns for piece in self.pieces])
+        return np.rint(slopes[chosen] * sizes + bases[chosen]).astype(np.int64)
+
+    def residuals(self) -> tuple[tuple[int, float], ...]:
+        """(size in bytes, (predicted - measured) / measured) of every point."""
+        predicted = self.predict_ns([point.size_bytes for point in self.points])
+        return tuple(
+            (point.size_bytes, float(value / point.median_ns - 1.0))
+            for point, value in zip(self.points, predicted, strict=True)
+        )
+
+
+def sweep_sizes(
+    minimum_bytes: int = 1 << 10, maximum_bytes: int = 1 << 28, per_octave: int = 2
+) -> tuple[int, ...]:
+    """Message sizes in geometric steps, multiples of 64 bytes, both ends included."""
+    if not 64 <= minimum_bytes < maximum_bytes or per_octave < 1:
+        raise ProfileError(
+            f"expected 64 <= minimum < maximum bytes and a step, got {minimum_bytes}, {maximum_bytes}, {per_octave}"
+        )
+    steps = math.ceil(math.log2(maximum_bytes / minimum_bytes) * per_octave)
+    ratio = (maximum_bytes / minimum_bytes) ** (1 / steps)
+    return tuple(sorted({round(minimum_bytes * ratio**step / 64) * 64 for step in range(steps + 1)}))
+
+
+def sweep(
+    measure: Callable[[int], Sequence[int]],
+    sizes_bytes: Sequence[int],
+    budget_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[SweepPoint, ...]:
+    """Measure the sizes in ascending order, each by ``measure(size_bytes) -> times in ns``.
+
+    Stops once ``budget_s`` seconds are spent, but not before there are points enough for a fit.
+    In a job of several processes hand in a ``clock`` that agrees between them or no budget: all of
+    them must make the same calls. Raises :class:`ProfileError` for times that are none.
+    """
+    started = clock()
+    points: list[SweepPoint] = []
+    for size in sorted(set(sizes_bytes)):
+        if len(points) >= MINIMUM_POINTS and clock() - started > budget_s:
+            break
+        points.append(point_of(size, measure(size)))
+    return tuple(points)
+
+
+def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
+    """Median and spread of repeated times of one size; :class:`ProfileError` for non-times."""
+    times = np.asarray(times_ns, dtype=np.float64)
+    if times.size == 0 or not np.all(np.isfinite(times)) or np.any(times <= 0):
+        raise ProfileError(
+            f"expected positive times in ns for an all-reduce of {size_bytes} bytes, got {times_ns!r}"
+        )
+    middle = float(np.median(times))
+    spread = float(np.median(np.abs(times - middle)))
+    return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), int(times.size))
+
+
+def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> AllReduceFit:
+    """Fit one to ``maximum_pieces`` lines; the prediction never falls with the size.
+
+    Raises :class:`ProfileError` for fewer than three distinct sizes or impossible points.
+    """
+    points = tuple(sorted(points, key=lambda point: (point.size_bytes, point.median_ns)))
+    for point in points:
+        if point.size_bytes < 0 or point.median_ns <= 0:
+            raise ProfileError(f"not a measurement of an all-reduce: {point}")
+    sizes = np.array([point.size_bytes for point in points], dtype=np.float64)
+    times = np.array([point.median_ns for point in points], dtype=np.float64)
+    distinct = np.unique(sizes)
+    if distinct.size < MINIMUM_POINTS:
+        raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct.size}")
+    pieces = _best_pieces(sizes, times, distinct, maximum_pieces)
+    unjudged = AllReduceFit(pieces, points, 0.0, 0.0)
+    errors = np.abs([error for _, error in unjudged.residuals()])
+    return AllReduceFit(pieces, points, float(np.median(errors)), float(np.max(errors)))
+
+
+def _best_pieces(
+    sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
+) -> tuple[LinePiece, ...]:
+    scale = _noise_scale(sizes, times, distinct, maximum_pieces)
+    best: tuple[float, tuple[LinePiece, ...]] | None = None
+    for count in range(1, maximum_pieces + 1):
+        found = _best_split(sizes, times, distinct, count, scale)
+        if found is None:
+            continue
+        loss, pieces = found
+        criterion = loss + (3 * count - 1) * math.log(sizes.size)
+        if best is None or criterion < best[0] - _EVIDENCE:
+            best = (criterion, pieces)
+    assert best is not None  # one piece always fits
+    return best[1]
+
+
+def _noise_scale(
+    sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
+) -> float:
+    """Relative noise of the points, from what the most flexible fit leaves over."""
+    for count in range(maximum_pieces, 0, -1):
+        found = _best_split(sizes, times, distinct, count, _FINEST_RELATIVE_ERROR)
+        if found is not None:
+            rest = np.abs(_relative_errors(found[1], sizes, times))
+            return max(1.4826 * float(np.median(rest)), _FINEST_RELATIVE_ERROR)
+    return _FINEST_RELATIVE_ERROR
+
+
+def _best_split(
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    distinct: NDArray[np.float64],
+    count: int,
+    scale: float,
+) -> tuple[float, tuple[LinePiece, ...]] | None:
+    """Least robust loss over all ways to cut the sizes into ``count`` runs of enough points."""
+    lines: dict[tuple[int, int], tuple[float, float, float]] = {}
+    best: tuple[float, tuple[LinePiece, ...]] | None = None
+    for cuts in combinations(range(MINIMUM_POINTS, distinct.size - MINIMUM_POINTS + 1), count - 1):
+        bounds = (0, *cuts, distinct.size)
+        if any(right - left < MINIMUM_POINTS for left, right in zip(bounds, bounds[1:], strict=False)):
+            continue
+        for left, right in zip(bounds, bounds[1:], strict=False):
+            if (left, right) not in lines:
+                lines[left, right] = _line(
+                    sizes, times, distinct[left], distinct[right - 1], left == 0, scale
+                )
+        chosen = [lines[pair] for pair in zip(bounds, bounds[1:], strict=False)]
+        loss = sum(line[2] for line in chosen)
+        starts = [0, *(int(distinct[cut]) for cut in cuts)]
+        pieces = tuple(LinePiece(start, line[0], line[1]) for start, line in zip(starts, chosen, strict=True))
+        if (best is None or loss < best[0]) and _is_monotone(pieces):
+            best = (loss, pieces)
+    return best
+
+
+def _is_monotone(pieces: tuple[LinePiece, ...]) -> bool:
+    return all(
+        right.ns_per_byte * right.from_bytes + right.base_ns
+        >= left.ns_per_byte * right.from_bytes + left.base_ns
+        for left, right in zip(pieces, pieces[1:], strict=False)
+    )
+
+
+def _line(
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    first: float,
+    last: float,
+    starts_at_zero: bool,
+    scale: float,
+) -> tuple[float, float, float]:
+    """(slope, base, robust loss) of the points from ``first`` to ``last`` bytes."""
+    inside = (sizes >= first) & (sizes <= last)
+    x, t = sizes[inside], times[inside]
+    weights = 1.0 / t**2
+    slope, base = _weighted_line(x, t, weights, starts_at_zero)
+    for _ in range(_HUBER_ROUNDS):
+        errors = np.abs(slope * x + base - t) / t / scale
+        slope, base = _weighted_line(x, t, weights / np.maximum(errors / _HUBER, 1.0), starts_at_zero)
+    errors = np.abs(slope * x + base - t) / t / scale
+    loss = np.where(errors <= _HUBER, errors**2, 2 * _HUBER * errors - _HUBER**2)
+    return slope, base, float(np.sum(loss))
+
+
+def _weighted_line(
+    x: NDArray[np.float64], t: NDArray[np.float64], weights: NDArray[np.float64], starts_at_zero: bool
+) -> tuple[float, float]:
+    """Weighted least squares with a slope that is never negative, nor the base of a line from zero."""
+    total = np.sum(weights)
+    mean_x, mean_t = np.sum(weights * x) / total, np.sum(weights * t) / total
+    variance = np.sum(weights * (x - mean_x) ** 2)
+    slope = float(np.sum(weights * (x - mean_x) * (t - mean_t)) / variance) if variance > 0 else 0.0
+    if slope <= 0:
+        return 0.0, float(mean_t)
+    base = float(mean_t - slope * mean_x)
+    if base < 0 and starts_at_zero:
+        return float(np.sum(weights * x * t) / np.sum(weights * x * x)), 0.0
+    return slope, base
+
+
+def _relative_errors(
+    pieces: tuple[LinePiece, ...], sizes: NDArray[np.float64], times: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    starts = np.array([piece.from_bytes for piece in pieces], dtype=np.float64)
+    chosen = np.maximum(np.searchsorted(starts, sizes, side="right") - 1, 0)
+    slopes = np.array([piece.ns_per_byte for piece in pieces])[chosen]
+    bases = np.array([piece.base_ns for piece in pieces])[chosen]
+    return np.asarray((slopes * sizes + bases) / times - 1.0)

@@ -1,0 +1,288 @@
+"""What a trace says about one module: time per instruction, coverage, and the timeline of a run.
+
+The measured op times of DisCo's cost model (section 4.2) come from here. A time is what one
+instruction of the module's entry took in one run on one device: a loop counts as one instruction,
+body included; several kernels of one instruction add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.trace import Execution, Trace
+
+MINIMUM_RUNS = 3
+"""Fewer runs give no spread worth the name."""
+
+_COMMAND_BUFFER = "command_buffer"
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTimes:
+    """Time of one instruction over all runs and local devices of a trace."""
+
+    median_ns: int
+    spread_ns: int
+    """Median absolute deviation from the median."""
+    samples: int
+    """Runs times devices that executed it."""
+    last_arrival_ns: int
+    """Median over the runs of the shortest time on any local device. For a collective this is its
+    time on the device that arrived last, so the transfer without the waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the step's wall time the events explain (medians over runs and devices)."""
+
+    wall_ns: int
+    """One step: a profiled call, or first start to last end where the trace has no marks."""
+    busy_share: float
+    """Share of the wall time in which at least one instruction of the device ran."""
+    parallelism: float
+    """Sum of instruction times over wall time; above ``busy_share`` where instructions overlap."""
+    unnamed_share: float
+    """Share of the instruction time that belongs to command buffers and so to no instruction."""
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One bar of a measured timeline. Times count from the run's first start."""
+
+    op: str
+    owner: str
+    """The entry instruction it belongs to: ``op`` itself, or the loop around it."""
+    start_ns: int
+    end_ns: int
+    track: str
+    device: int
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Communication against compute on one timeline; lengths of unions, so nothing counts twice."""
+
+    communication_ns: int
+    compute_ns: int
+    hidden_ns: int
+    """Communication while at least one compute instruction ran."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication that nothing hid."""
+        return self.communication_ns - self.hidden_ns
+
+
+def instruction_times(
+    trace: Trace,
+    module_name: str,
+    owner: Mapping[str, str] | None = None,
+    minimum_runs: int = MINIMUM_RUNS,
+) -> dict[str, InstructionTimes]:
+    """Times of the module's entry instructions that ran, by instruction name, ascending.
+
+    ``owner`` names, for every instruction inside a loop or another called computation, the entry
+    instruction that runs it. Without it, nesting is inferred from the trace, which CPU traces
+    allow (GPU traces have no event for a loop, and list its body's kernels instead).
+    Raises :class:`ProfileError` when the trace has fewer than ``minimum_runs`` of the module.
+    """
+    executions = _of_module(trace, module_name)
+    runs = len({execution.run for execution in executions})
+    if runs < minimum_runs:
+        raise ProfileError(
+            f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often"
+        )
+    samples = _samples(executions, owner if owner is not None else _inferred_owners(executions))
+    return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
+
+
+def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:
+    """Share of the step that the events of ``module_name`` explain. Raises like :func:`instruction_times`."""
+    executions = _of_module(trace, module_name)
+    owners = owner if owner is not None else _inferred_owners(executions)
+    walls = _wall_ns(trace, executions)
+    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for execution in executions:
+        by_place[execution.run, execution.device].append(execution)
+    busy, parallel = [], []
+    for (run, _), placed in by_place.items():
+        own = [item for item in placed if item.op not in owners]
+        own += _without_owner_event(placed, owners)
+        busy.append(sum(end - start for start, end in _union(own)) / walls[run])
+        parallel.append(sum(item.end_ns - item.start_ns for item in own) / walls[run])
+    total = sum(item.end_ns - item.start_ns for item in executions) or 1
+    hidden = sum(item.end_ns - item.start_ns for item in executions if item.op.startswith(_COMMAND_BUFFER))
+    return Coverage(int(median(walls.values())), median(busy), median(parallel), hidden / total, len(walls))
+
+
+def spans(
+    trace: Trace,
+    module_name: str,
+    run: int | None = None,
+    owner: Mapping[str, str] | None = None,
+) -> tuple[Span, ...]:
+    """The timeline of one run on all local devices, bodies of loops included, by start time.
+
+    ``run`` counts the module's runs in the trace from 0; without it the run of median wall time is
+    taken. Raises :class:`ProfileError` for a module or a run that the trace does not hold.
+    """
+    executions = _of_module(trace, module_name)
+    owners = owner if owner is not None else _inferred_owners(executions)
+    walls = _wall_ns(trace, executions)
+    numbers = sorted(walls)
+    if run is not None and not 0 <= run < len(numbers):
+        raise ProfileError(f"the trace holds runs 0 to {len(numbers) - 1} of {module_name}, not {run}")
+    by_wall = sorted(numbers, key=lambda number: (walls[number], number))
+    chosen = by_wall[(len(by_wall) - 1) // 2] if run is None else numbers[run]
+    picked = [item for item in executions if item.run == chosen]
+    origin = min(item.start_ns for item in picked)
+    return tuple(
+        Span(
+            item.op, owners.get(item.op, item.op), item.start_ns - origin, item.end_ns - origin,
+            item.track, item.device, item.kernel,
+        )
+        for item in picked
+    )  # fmt: skip
+
+
+def overlap(timeline: Iterable[Span], is_communication: Callable[[Span], bool], device: int = 0) -> Overlap:
+    """How much of one device's communication ran under its compute (GPU; loops count by their bodies)."""
+    own = [span for span in timeline if span.device == device]
+    loops = {span.owner for span in own if span.owner != span.op}
+    leaves = [span for span in own if span.op not in loops]
+    communication = _union([span for span in leaves if is_communication(span)])
+    compute = _union([span for span in leaves if not is_communication(span)])
+    hidden = _length(communication) + _length(compute) - _length(_merged(communication + compute))
+    return Overlap(_length(communication), _length(compute), hidden)
+
+
+def _of_module(trace: Trace, module_name: str) -> list[Execution]:
+    found = [execution for execution in trace.executions if execution.module == module_name]
+    if not found:
+        seen = ", ".join(sorted({execution.module for execution in trace.executions}))
+        raise ProfileError(f"the trace holds no run of {module_name}; it holds {seen}")
+    return found
+
+
+def _inferred_owners(executions: Sequence[Execution]) -> dict[str, str]:
+    """Instruction -> outermost instruction around it, from what ran inside whose launch.
+
+    A body that hops to another thread is not inside the launch any more; such an instruction is
+    taken for the body's when it ran more than once a run, each time inside a known loop.
+    """
+    owners = _owners_by_launch(executions)
+    loops: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    known = set(owners.values())
+    times_run: Counter[tuple[str, int, int]] = Counter()
+    for item in executions:
+        times_run[item.op, item.run, item.device] += 1
+        if item.op in known:
+            loops[item.run, item.device].append(item)
+    repeated = {op for (op, _, _), count in times_run.items() if count > 1} - owners.keys() - known
+    around: dict[str, set[str]] = defaultdict(set)
+    for item in executions:
+        if item.op not in repeated:
+            continue
+        inside = [loop for loop in loops[item.run, item.device] if _contains(loop, item)]
+        around[item.op].add(inside[0].op if inside else "")
+    owners.update({op: names.pop() for op, names in around.items() if len(names) == 1 and "" not in names})
+    return owners
+
+
+def _contains(outer: Execution, inner: Execution) -> bool:
+    return outer.start_ns <= inner.start_ns and inner.end_ns <= outer.end_ns
+
+
+def _owners_by_launch(executions: Sequence[Execution]) -> dict[str, str]:
+    outermost: dict[tuple[int, int, str], Execution] = {}
+    owners: dict[str, str] = {}
+    for item in executions:
+        place = (item.run, item.device, item.track)
+        current = outermost.get(place)
+        if current is not None and item.launched_ns <= current.launched_ns and not item.kernel:
+            owners[item.op] = current.op
+        else:
+            outermost[place] = item
+    return owners
+
+
+def _samples(
+    executions: Iterable[Execution], owners: Mapping[str, str]
+) -> dict[str, dict[int, dict[int, int]]]:
+    """op -> run -> device -> ns."""
+    placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for execution in executions:
+        placed[execution.run, execution.device].append(execution)
+    samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    for (run, device), items in placed.items():
+        for op, duration in _durations(items, owners).items():
+            samples[op][run][device] = duration
+    return samples
+
+
+def _durations(items: Sequence[Execution], owners: Mapping[str, str]) -> dict[str, int]:
+    durations: Counter[str] = Counter()
+    for item in items:
+        if item.op not in owners:
+            durations[item.op] += item.end_ns - item.start_ns
+    bodies: dict[str, list[Execution]] = defaultdict(list)
+    for item in _without_owner_event(items, owners):
+        bodies[owners[item.op]].append(item)
+    for loop, parts in bodies.items():
+        durations[loop] = max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
+    return durations
+
+
+def _without_owner_event(items: Iterable[Execution], owners: Mapping[str, str]) -> list[Execution]:
+    items = list(items)
+    present = {item.op for item in items}
+    return [item for item in items if item.op in owners and owners[item.op] not in present]
+
+
+def _summary(by_run: Mapping[int, Mapping[int, int]]) -> InstructionTimes:
+    values = [value for by_device in by_run.values() for value in by_device.values()]
+    middle = median(values)
+    spread = median(abs(value - middle) for value in values)
+    last = median(min(by_device.values()) for by_device in by_run.values())
+    return InstructionTimes(round(middle), round(spread), len(values), round(last))
+
+
+def _wall_ns(trace: Trace, executions: Sequence[Execution]) -> dict[int, int]:
+    """Run -> wall time: of its profiled call, unless the call made several runs or has no mark."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for item in executions:
+        first[item.run] = min(first.get(item.run, item.start_ns), item.start_ns)
+        last[item.run] = max(last.get(item.run, item.end_ns), item.end_ns)
+    walls = {run: max(last[run] - first[run], 1) for run in first}
+    for window in trace.windows:
+        inside = [run for run in first if window.start_ns <= first[run] and last[run] <= window.end_ns]
+        if len(inside) == 1:
+            walls[inside[0]] = max(window.end_ns - window.start_ns, 1)
+    return walls
+
+
+def _union(items: Iterable[Execution | Span]) -> list[Interval]:
+    return _merged([(item.start_ns, item.end_ns) for item in items])
+
+
+def _merged(intervals: list[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,283 @@
+"""The profile: everything measured on one kind of device, as one frozen record and one JSON file.
+
+A profile is what the simulator computes with (DisCo, section 4.2 and 4.4): op times by cost key,
+launch cost, the device's rates, the all-reduce lines, contention, and how noisy all that was. It
+names the device and the software it was taken with, because a time means nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
+from disco_hlo.profiler.checks import Checker
+
+FORMAT = "disco-hlo profile"
+VERSION = 1
+_MAXIMUM_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """Measured time of one op or one fused kernel."""
+
+    median_ns: int
+    spread_ns: int
+    """Median absolute deviation."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a time was measured on. Times of two platforms are never mixed."""
+
+    device_kind: str
+    """``NVIDIA H200``; on CPU see :func:`host_cpu_kind`."""
+    backend: str
+    """``cpu`` or ``gpu``."""
+    driver: str
+    """Driver or runtime version; empty on CPU."""
+    jax: str
+    jaxlib: str
+
+    def __str__(self) -> str:
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"{self.device_kind} ({self.backend}{driver}, jax {self.jax}, jaxlib {self.jaxlib})"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between whom the all-reduces were measured."""
+
+    device_count: int
+    process_count: int
+    label: str = ""
+    """What connects them, where that can vary on one machine (``nvlink``, ``sockets``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Measured slow-down, each at least 1, of one thing while the other runs."""
+
+    compute: float
+    """Time of compute while a collective runs, over its time alone."""
+    communication: float
+    """Time of a collective while compute runs, over its time alone."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measurements of one platform. Times are integer nanoseconds."""
+
+    platform: Platform
+    ops: Mapping[str, OpTime]
+    """By cost key: ``Node.key`` for single ops, ``group_key`` for fused kernels."""
+    launch_ns: int
+    """Cost of starting one more kernel (GPU) or thunk (CPU)."""
+    memory_bandwidth: float
+    """Bytes read plus bytes written per second by a large streaming op."""
+    flops_per_s: float
+    """Rate of a large matrix multiplication."""
+    all_reduce: AllReduceFit | None = None
+    link: Link = field(default_factory=lambda: Link(1, 1))
+    contention: Contention | None = None
+    noise: float = 0.0
+    """Relative run-to-run spread of a whole step; differences below it mean nothing."""
+
+    def __post_init__(self) -> None:
+        check = Checker("the profile")
+        check.integer(self.launch_ns, "launch_ns", minimum=0)
+        check.number(self.memory_bandwidth, "memory_bandwidth", above=0.0)
+        check.number(self.flops_per_s, "flops_per_s", above=0.0)
+        check.number(self.noise, "noise", minimum=0.0)
+        for key, time in self.ops.items():
+            _check_op_time(time, key, check)
+
+    def require(self, device_kind: str, backend: str) -> None:
+        """Raise :class:`ProfileError` unless the profile was taken on this kind of device."""
+        mine = self.platform
+        if (mine.device_kind, mine.backend) != (device_kind, backend):
+            raise ProfileError(
+                f"the profile was taken on {mine.device_kind} ({mine.backend}), this is {device_kind} ({backend}); "
+                "profile this device or name another profile"
+            )
+
+
+def host_cpu_kind() -> str:
+    """Name of the host's CPU and the number of cores this process may use: the device kind of CPU profiles."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    name = "cpu"
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return f"{name}, {cores} cores"
+
+
+def to_json(profile: Profile) -> str:
+    """The profile as JSON text: sorted keys, one op a line, equal profiles give equal text."""
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "platform": asdict(profile.platform),
+        "launch_ns": profile.launch_ns,
+        "memory_bandwidth": profile.memory_bandwidth,
+        "flops_per_s": profile.flops_per_s,
+        "noise": profile.noise,
+        "link": asdict(profile.link),
+        "contention": None if profile.contention is None else asdict(profile.contention),
+        "all_reduce": None if profile.all_reduce is None else _fit_body(profile.all_reduce),
+    }
+    head = json.dumps(body, sort_keys=True, indent=1, allow_nan=False)
+    ops = ",\n".join(
+        f"  {json.dumps(key)}: [{time.median_ns}, {time.spread_ns}, {time.samples}]"
+        for key, time in sorted(profile.ops.items())
+    )
+    return f'{head[:-2]},\n "ops": {{\n{ops}\n }}\n}}\n'
+
+
+def _fit_body(fit: AllReduceFit) -> dict[str, Any]:
+    return {
+        "pieces": [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in fit.pieces],
+        "points": [
+            [point.size_bytes, point.median_ns, point.spread_ns, point.samples] for point in fit.points
+        ],
+        "median_error": fit.median_error,
+        "maximum_error": fit.maximum_error,
+    }
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write the profile; the file appears whole or not at all. :class:`ProfileError` where it cannot."""
+    text = to_json(profile)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ProfileError(f"cannot write the profile {path}: {error}") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        Path(draft).unlink(missing_ok=True)
+        raise ProfileError(f"cannot write the profile {path}: {error}") from error
+
+
+def load(path: Path) -> Profile:
+    """Read and validate a profile file; :class:`ProfileError` says what is wrong with it."""
+    try:
+        if path.stat().st_size > _MAXIMUM_BYTES:
+            raise ProfileError(f"{path} is larger than {_MAXIMUM_BYTES >> 20} MiB; that is no profile")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"cannot read the profile {path}: {error}") from error
+    return from_json(text, str(path))
+
+
+def from_json(text: str, source: str = "the profile") -> Profile:
+    """Parse JSON text of :func:`to_json`. ``source`` names the file in the messages."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{source} is not JSON: {error}") from error
+    check = Checker(source)
+    body = check.record(body, "the file")
+    if body.get("format") != FORMAT:
+        check.fail("format", f"expected {FORMAT!r}, got {body.get('format')!r}")
+    if body.get("version") != VERSION:
+        check.fail("version", f"this program reads version {VERSION}, got {body.get('version')!r}")
+    return _profile_of(body, check)
+
+
+def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
+    platform = check.record(body.get("platform"), "platform")
+    link = check.record(body.get("link"), "link")
+    ops = check.record(body.get("ops"), "ops")
+    names = ("device_kind", "backend", "driver", "jax", "jaxlib")
+    return Profile(
+        platform=Platform(*(check.text(platform.get(name), f"platform.{name}") for name in names)),
+        ops={key: _op_time(values, key, check) for key, values in ops.items()},
+        launch_ns=check.integer(body.get("launch_ns"), "launch_ns", minimum=0),
+        memory_bandwidth=check.number(body.get("memory_bandwidth"), "memory_bandwidth", above=0.0),
+        flops_per_s=check.number(body.get("flops_per_s"), "flops_per_s", above=0.0),
+        all_reduce=_fit_of(body.get("all_reduce"), check),
+        link=Link(
+            check.integer(link.get("device_count"), "link.device_count", minimum=1),
+            check.integer(link.get("process_count"), "link.process_count", minimum=1),
+            check.text(link.get("label"), "link.label"),
+        ),
+        contention=_contention_of(body.get("contention"), check),
+        noise=check.number(body.get("noise"), "noise", minimum=0.0),
+    )
+
+
+def _op_time(values: Any, key: str, check: Checker) -> OpTime:
+    median, spread, samples = check.row(values, 3, f"ops.{key}")
+    time = OpTime(median, spread, samples)
+    _check_op_time(time, key, check)
+    return time
+
+
+def _check_op_time(time: OpTime, key: str, check: Checker) -> None:
+    check.integer(time.median_ns, f"ops.{key}: median_ns", minimum=0)
+    check.integer(time.spread_ns, f"ops.{key}: spread_ns", minimum=0)
+    check.integer(time.samples, f"ops.{key}: samples", minimum=1)
+
+
+def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
+    if body is None:
+        return None
+    body = check.record(body, "all_reduce")
+    pieces = []
+    for index, row in enumerate(check.rows(body.get("pieces"), "all_reduce.pieces")):
+        where = f"all_reduce.pieces[{index}]"
+        start, slope, base = check.row(row, 3, where)
+        piece = LinePiece(
+            check.integer(start, where, minimum=0),
+            check.number(slope, where, minimum=0.0),
+            check.number(base, where),
+        )
+        ascending = piece.from_bytes > pieces[-1].from_bytes if pieces else piece.from_bytes == 0
+        if not ascending or piece.ns_per_byte * piece.from_bytes + piece.base_ns < 0:
+            check.fail(where, "pieces start at 0 bytes, ascend, and predict no negative time")
+        pieces.append(piece)
+    if not pieces:
+        check.fail("all_reduce.pieces", "expected at least one piece")
+    points = []
+    for index, row in enumerate(check.rows(body.get("points"), "all_reduce.points")):
+        where = f"all_reduce.points[{index}]"
+        size, median, spread, samples = check.row(row, 4, where)
+        points.append(
+            SweepPoint(
+                check.integer(size, where, minimum=0), check.integer(median, where, minimum=1),
+                check.integer(spread, where, minimum=0), check.integer(samples, where, minimum=1),
+            )
+        )  # fmt: skip
+    errors = (
+        check.number(body.get(name), f"all_reduce.{name}", minimum=0.0)
+        for name in ("median_error", "maximum_error")
+    )
+    return AllReduceFit(tuple(pieces), tuple(points), *errors)
+
+
+def _contention_of(body: Any, check: Checker) -> Contention | None:
+    if body is None:
+        return None
+    body = check.record(body, "contention")
+    return Contention(
+        check.number(body.get("compute"), "contention.compute", minimum=1.0),
+        check.number(body.get("communication"), "contention.communication", minimum=1.0),
+    )

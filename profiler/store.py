@@ -1,0 +1,294 @@
+"""Where measured times live: one SQLite file, shared by models, processes and runs.
+
+What one model measured, the next one reuses: rows are keyed by the platform (device kind, backend,
+driver and jaxlib version) and the cost key. Every measurement is a row of its own; reading merges
+them by weighted medians, so a disturbed measurement is outvoted, not averaged in. Beside op times
+the file keeps the points of all-reduce sweeps and the step times of measured finalists.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.checks import Checker
+from disco_hlo.profiler.profile import Link, OpTime, Platform
+
+SCHEMA_VERSION = 1
+KEPT_MEASUREMENTS = 16
+"""Newest measurements of one key that are kept and merged."""
+
+_APPLICATION_ID = 0x64697363  # "disc"
+_BUSY_MS = 30_000
+_TABLES = (
+    "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
+    " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
+    " UNIQUE (device_kind, backend, driver, jaxlib))",
+    "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform, key TEXT NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX op_key ON op (platform, key)",
+    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL,"
+    " size_bytes INTEGER NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, size_bytes)",
+    "CREATE TABLE step (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX step_plan ON step (platform, fingerprint, plan)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Measured time of a whole step under one plan."""
+
+    plan: str
+    """Digest of the strategy that ran, or a name such as ``default``."""
+    time: OpTime
+
+
+class ProfileStore:
+    """The store in the file ``path``, which is created where it does not exist.
+
+    Several processes may use one file at once. Where the file cannot be written it is opened for
+    reading (``writable`` is then False). Raises :class:`ProfileError` when the file is not a
+    profile store, is damaged, or was written by a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writable = True
+        self._check = Checker(str(path))
+        with self._errors():
+            self._connection = self._opened()
+        try:
+            with self._errors():
+                self._prepare()
+        except ProfileError:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the store is of no use afterwards."""
+        self._connection.close()
+
+    def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
+        """Add one measurement of each of these keys."""
+        with self._transaction():
+            number = self._platform_for_writing(platform)
+            for key, time in sorted(times.items()):
+                self._insert("op", {"platform": number, "key": key}, time)
+
+    def ops(self, platform: Platform) -> dict[str, OpTime]:
+        """All op times of the platform, merged, by key."""
+        rows = self._rows(
+            "SELECT key, median_ns, spread_ns, samples FROM op WHERE platform = ? ORDER BY key, id",
+            (self._platform(platform),),
+        )
+        return {self._check.text(key, "op: key"): time for key, time in self._merged(rows)}
+
+    def add_sweep(self, platform: Platform, link: Link, points: Sequence[SweepPoint]) -> None:
+        """Add the points of one all-reduce sweep over ``link``."""
+        with self._transaction():
+            keys: dict[str, int | str] = {"platform": self._platform_for_writing(platform), **asdict(link)}
+            for point in points:
+                time = OpTime(point.median_ns, point.spread_ns, point.samples)
+                self._insert("sweep", {**keys, "size_bytes": point.size_bytes}, time)
+
+    def sweep(self, platform: Platform, link: Link) -> tuple[SweepPoint, ...]:
+        """The sweep points measured over ``link``, merged, by size."""
+        rows = self._rows(
+            "SELECT size_bytes, median_ns, spread_ns, samples FROM sweep WHERE platform = ?"
+            " AND device_count = ? AND process_count = ? AND label = ? ORDER BY size_bytes, id",
+            (self._platform(platform), link.device_count, link.process_count, link.label),
+        )
+        return tuple(
+            SweepPoint(
+                self._check.integer(size, "sweep: size_bytes", minimum=0),
+                max(time.median_ns, 1), time.spread_ns, time.samples,
+            )
+            for size, time in self._merged(rows)
+        )  # fmt: skip
+
+    def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
+        """Add a measured step of the module with this fingerprint."""
+        with self._transaction():
+            number = self._platform_for_writing(platform)
+            self._insert(
+                "step", {"platform": number, "fingerprint": fingerprint, "plan": step.plan}, step.time
+            )
+
+    def steps(self, platform: Platform, fingerprint: str) -> tuple[StepTime, ...]:
+        """Measured steps of the module, merged per plan, by plan."""
+        rows = self._rows(
+            "SELECT plan, median_ns, spread_ns, samples FROM step WHERE platform = ? AND fingerprint = ?"
+            " ORDER BY plan, id",
+            (self._platform(platform), fingerprint),
+        )
+        return tuple(
+            StepTime(self._check.text(plan, "step: plan"), time) for plan, time in self._merged(rows)
+        )
+
+    def _opened(self) -> sqlite3.Connection:
+        """Open for writing where the file allows, else for reading, else without locks or journal."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = self._connected("rwc")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            return connection
+        except (OSError, sqlite3.OperationalError) as error:
+            if not self.path.is_file() or "locked" in str(error):
+                raise ProfileError(f"cannot open or create the profile store {self.path}: {error}") from error
+        self.writable = False
+        try:
+            connection = self._connected("ro")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return connection
+        except sqlite3.OperationalError:
+            return self._connected("ro&immutable=1")
+
+    def _connected(self, mode: str) -> sqlite3.Connection:
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+        connection = sqlite3.connect(address, uri=True, timeout=_BUSY_MS / 1000, isolation_level=None)
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        return connection
+
+    def _prepare(self) -> None:
+        if self._is_empty() and self.writable:
+            self._create()
+        application = self._connection.execute("PRAGMA application_id").fetchone()[0]
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION_ID:
+            raise ProfileError(f"{self.path} is an SQLite file, but no profile store; name another file")
+        if version != SCHEMA_VERSION:
+            raise ProfileError(
+                f"the profile store {self.path} has version {version}, this program uses {SCHEMA_VERSION}; "
+                "remove it or name another file"
+            )
+
+    def _create(self) -> None:
+        with suppress(
+            sqlite3.OperationalError
+        ):  # a file system without shared memory, or someone else was first
+            self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        with self._transaction():
+            if not self._is_empty():
+                return
+            for statement in _TABLES:
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _is_empty(self) -> bool:
+        return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ProfileError(
+                f"the profile store {self.path} cannot be used: {error}; remove it or name another file"
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        if not self.writable:
+            raise ProfileError(
+                f"the profile store {self.path} is read-only here; measured times are not kept"
+            )
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _insert(self, table: str, keys: Mapping[str, int | str], time: OpTime) -> None:
+        """Add a row and drop the oldest ones of the same keys. Table and column names are ours, never data."""
+        self._check_time(time, table)
+        columns = ", ".join(keys)
+        marks = ", ".join("?" * (len(keys) + 3))
+        self._connection.execute(
+            f"INSERT INTO {table} ({columns}, median_ns, spread_ns, samples) VALUES ({marks})",
+            (*keys.values(), time.median_ns, time.spread_ns, time.samples),
+        )
+        same = " AND ".join(f"{column} = ?" for column in keys)
+        self._connection.execute(
+            f"DELETE FROM {table} WHERE {same} AND id NOT IN"
+            f" (SELECT id FROM {table} WHERE {same} ORDER BY id DESC LIMIT {KEPT_MEASUREMENTS})",
+            (*keys.values(), *keys.values()),
+        )
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._errors():
+            return self._connection.execute(query, values).fetchall()
+
+    def _platform(self, platform: Platform) -> int:
+        """Row number of the platform, -1 if nothing was measured on it."""
+        rows = self._rows(
+            "SELECT id FROM platform WHERE device_kind = ? AND backend = ? AND driver = ? AND jaxlib = ?",
+            (platform.device_kind, platform.backend, platform.driver, platform.jaxlib),
+        )
+        return int(rows[0][0]) if rows else -1
+
+    def _platform_for_writing(self, platform: Platform) -> int:
+        self._connection.execute(
+            "INSERT OR IGNORE INTO platform (device_kind, backend, driver, jax, jaxlib) VALUES (?, ?, ?, ?, ?)",
+            (platform.device_kind, platform.backend, platform.driver, platform.jax, platform.jaxlib),
+        )
+        return self._platform(platform)
+
+    def _merged(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, OpTime]]:
+        for key, group in groupby(rows, key=lambda row: row[0]):
+            times = [OpTime(*row[1:]) for row in group]
+            for time in times:
+                self._check_time(time, str(key))
+            yield key, merged(times)
+
+    def _check_time(self, time: OpTime, where: str) -> None:
+        self._check.integer(time.median_ns, f"{where}: median_ns", minimum=0)
+        self._check.integer(time.spread_ns, f"{where}: spread_ns", minimum=0)
+        self._check.integer(time.samples, f"{where}: samples", minimum=1)
+
+
+def merged(times: Sequence[OpTime]) -> OpTime:
+    """One time from several measurements: medians weighted by their samples.
+
+    The spread is the larger of the usual spread within a measurement and the spread between them.
+    """
+    middle = _weighted_median((time.median_ns, time.samples) for time in times)
+    within = _weighted_median((time.spread_ns, time.samples) for time in times)
+    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
+    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+
+
+def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
+    ordered = sorted(values)
+    half = sum(weight for _, weight in ordered) / 2
+    passed = 0
+    for value, weight in ordered:
+        passed += weight
+        if passed >= half:
+            return value
+    raise ProfileError("no measurement to merge")

@@ -1,0 +1,240 @@
+"""From a profiler trace to plain records: which instruction ran when, in which run, on which device.
+
+The measured half of DisCo's profiler (section 4.2): the step is run a few times under
+:mod:`jax.profiler`, and XLA's own trace says when every instruction of the executed module began
+and ended. This is the one file of the package that touches jax; what it returns is data.
+
+How XLA writes the events (read on jax 0.10.2, 0.11.2 and 0.12):
+
+* CPU: the plane ``/host:CPU`` has one event per executed thunk, with the stats ``hlo_op``,
+  ``hlo_module``, ``run_id`` and ``device_ordinal``. The event covers the launch; an ``end: <op>``
+  event, tied to it by a producer/consumer id, marks the completion, which for an asynchronous
+  thunk (a dot on the thread pool, a loop around one) comes later and on another thread.
+* GPU: the planes ``/device:GPU:<n>`` have one event per kernel or copy, with ``hlo_op`` and
+  ``hlo_module``, no run id, and no event for a loop itself. Runs are told apart by the marks that
+  :func:`collect` leaves on the host's timeline. Kernels inside a command buffer carry the name of
+  the buffer, not of their instruction, so command buffers have to be off while profiling.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.errors import ProfileError
+
+RUN_MARK = "disco_hlo:run"
+"""Name of the host event that :func:`collect` puts around each run."""
+
+_END_MARK = "end: "
+_SETTLE_SECONDS = 0.02
+"""Completion events are written a little after the caller wakes up; a trace closed at once lacks some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One execution of one instruction (CPU), or one kernel of one (GPU)."""
+
+    op: str
+    """Instruction name in the executed module."""
+    module: str
+    run: int
+    """Equal for all that one execution of the module ran, on all its devices; ascending in time."""
+    device: int
+    """Local device number."""
+    start_ns: int
+    end_ns: int
+    """When the work was complete, asynchronous work included."""
+    track: str
+    """The thread (CPU) or stream (GPU) it was launched on."""
+    launched_ns: int
+    """When the launching thread moved on; at most ``end_ns``. On GPU equal to it."""
+    kernel: str = ""
+    """Name of the GPU kernel; empty on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWindow:
+    """Wall time of one call of the profiled function."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a profiler trace says about the modules executed in it."""
+
+    executions: tuple[Execution, ...]
+    """Ordered by start time, what contains another first."""
+    windows: tuple[RunWindow, ...]
+    """One per profiled call, ordered; empty for a trace that :func:`collect` did not take."""
+    backend: str
+    """``cpu`` or ``gpu``."""
+
+
+def collect(run_once: Callable[[], None], repeats: int, warmup: int = 1) -> bytes:
+    """Run a step under the profiler and return the trace, a serialized ``XSpace``.
+
+    ``run_once`` executes the step once and returns when it has finished on every local device
+    (``jax.block_until_ready``). It runs ``warmup`` times before the trace starts and ``repeats``
+    times in it. Raises :class:`ProfileError` where a trace cannot be taken (for one, because the
+    program is already taking its own); what ``run_once`` raises passes through.
+    """
+    if repeats < 1 or warmup < 0:
+        raise ProfileError(f"need at least 1 profiled run and 0 warm-up runs, got {repeats} and {warmup}")
+    for _ in range(warmup):
+        run_once()
+    with tempfile.TemporaryDirectory(prefix="disco_hlo_trace_") as folder:
+        _run_traced(run_once, repeats, folder)
+        written = sorted(Path(folder).rglob("*.xplane.pb"))
+        if not written:
+            raise ProfileError("the jax profiler wrote no trace; is its plugin part of this jaxlib?")
+        return written[-1].read_bytes()
+
+
+def _run_traced(run_once: Callable[[], None], repeats: int, folder: str) -> None:
+    import jax.profiler
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 1
+    options.enable_hlo_proto = False
+    try:
+        jax.profiler.start_trace(folder, profiler_options=options)
+    except RuntimeError as error:
+        raise ProfileError(
+            f"cannot start a profiler trace: {error}; stop the other trace or profile without it"
+        ) from error
+    try:
+        for index in range(repeats):
+            with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
+                run_once()
+        time.sleep(_SETTLE_SECONDS)
+    finally:
+        jax.profiler.stop_trace()
+
+
+def read(xspace: bytes) -> Trace:
+    """Parse a serialized ``XSpace``; :class:`ProfileError` if it is none or holds no executions."""
+    from jax.profiler import ProfileData
+
+    with warnings.catch_warnings():
+        # jaxlib's bindings name their own types in a way that Python 3.13 deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            data = ProfileData.from_serialized_xspace(xspace)
+            planes = [(plane.name, list(plane.lines)) for plane in data.planes]
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ProfileError(f"not a profiler trace ({len(xspace)} bytes): {error}") from error
+        return _trace_of(planes)
+
+
+def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
+    host = _HostEvents()
+    kernels: list[_Raw] = []
+    for name, lines in planes:
+        if name.startswith("/device:GPU:"):
+            kernels.extend(_kernels(lines, int(name.rsplit(":", 1)[1])))
+        elif name == "/host:CPU":
+            host.read(lines)
+    windows = tuple(RunWindow(start, end) for start, end in sorted(host.windows))
+    raw = kernels or host.completed()
+    if not raw:
+        raise ProfileError(
+            "the trace names no HLO instruction; expected hlo_op on thunk events (CPU) or kernels (GPU)"
+        )
+    return Trace(_numbered(raw, windows), windows, "gpu" if kernels else "cpu")
+
+
+@dataclass(slots=True)
+class _Raw:
+    op: str
+    module: str
+    run_id: int | None
+    device: int
+    start_ns: int
+    end_ns: int
+    track: str
+    launched_ns: int
+    kernel: str = ""
+
+
+def _kernels(lines: list[Any], device: int) -> Iterator[_Raw]:
+    for line in lines:
+        for event in line.events:
+            stats = dict(event.stats)
+            if "hlo_op" not in stats or "hlo_module" not in stats:
+                continue
+            start = int(event.start_ns)
+            end = start + int(event.duration_ns)
+            op, module, run_id = str(stats["hlo_op"]), str(stats["hlo_module"]), stats.get("run_id")
+            yield _Raw(op, module, run_id, device, start, end, line.name, end, event.name)
+
+
+class _HostEvents:
+    """The host plane, whose completion events may stand on any line, before or after their launch."""
+
+    def __init__(self) -> None:
+        self.windows: list[tuple[int, int]] = []
+        self._launched: list[tuple[_Raw, tuple[int, int] | None]] = []
+        self._ended: dict[tuple[int, int], int] = {}
+
+    def read(self, lines: list[Any]) -> None:
+        for line in lines:
+            for event in line.events:
+                self._read_event(event, line.name)
+
+    def _read_event(self, event: Any, track: str) -> None:
+        name = event.name
+        start = int(event.start_ns)
+        end = start + int(event.duration_ns)
+        if name == RUN_MARK:
+            self.windows.append((start, end))
+            return
+        stats = dict(event.stats)
+        if name.startswith(_END_MARK) and "_c" in stats:
+            self._ended[int(stats.get("_ct", 0)), int(stats["_c"])] = start
+            return
+        if "hlo_op" not in stats or "hlo_module" not in stats:
+            return
+        flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
+        device = int(stats.get("device_ordinal", 0))
+        op, module, run_id = str(stats["hlo_op"]), str(stats["hlo_module"]), stats.get("run_id")
+        self._launched.append((_Raw(op, module, run_id, device, start, end, track, end), flow))
+
+    def completed(self) -> list[_Raw]:
+        for raw, flow in self._launched:
+            if flow in self._ended:
+                raw.end_ns = max(raw.end_ns, self._ended[flow])
+        return [raw for raw, _ in self._launched]
+
+
+def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Execution, ...]:
+    raw = sorted(raw, key=lambda item: (item.start_ns, -item.end_ns, item.device, item.op))
+    if not windows and any(item.run_id is None for item in raw):
+        raise ProfileError(
+            "the trace does not say which run its events belong to; take it with disco_hlo.profiler.trace.collect"
+        )
+    starts = [window.start_ns for window in windows]
+    runs: dict[tuple[int, int], int] = {}
+    executions = []
+    for item in raw:
+        if item.run_id is None:
+            run_key = (0, max(bisect_right(starts, item.start_ns) - 1, 0))
+        else:
+            run_key = (1, item.run_id)
+        run = runs.setdefault(run_key, len(runs))
+        executions.append(
+            Execution(
+                item.op, item.module, run, item.device, item.start_ns, item.end_ns,
+                item.track, item.launched_ns, item.kernel,
+            )
+        )  # fmt: skip
+    return tuple(executions)
