@@ -62,12 +62,40 @@ def module_name(module: bytes) -> str:
     """The name in a serialized HloModuleProto: its field 1, which serializers write first. "" if it is not there."""
     if module[:1] != b"\x0a":
         return ""
-    length = 0
-    for position, byte in enumerate(module[1:6], start=1):
-        length |= (byte & 0x7F) << (7 * (position - 1))
+    length, start = _varint(module, 1)
+    return module[start : start + length].decode("utf-8", "replace")
+
+
+def without_id(module: bytes) -> bytes:
+    """The same HloModuleProto without field 5, a number that XLA counts up with every compile of the process."""
+    position = 0
+    while position < len(module):
+        start = position
+        tag, position = _varint(module, position)
+        if tag == 5 << 3:
+            return module[:start] + module[_varint(module, position)[1] :]
+        position = _skip(module, position, tag & 7)
+    return module
+
+
+def _skip(module: bytes, position: int, wire_type: int) -> int:
+    if wire_type == 0:
+        return _varint(module, position)[1]
+    if wire_type == 2:
+        length, start = _varint(module, position)
+        return start + length
+    return position + (8 if wire_type == 1 else 4)
+
+
+def _varint(module: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < len(module):
+        byte = module[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
         if byte < 0x80:
-            return module[position + 1 : position + 1 + length].decode("utf-8", "replace")
-    return ""
+            break
+    return value, position
 
 
 @contextlib.contextmanager

@@ -230,7 +230,8 @@ def _register_hook(backend: Any) -> None:
 def capture(request: CompileRequest) -> bytes:
     """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
 
-    The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning).
+    The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
+    depend on the request alone: the number XLA gives each module it compiles is left out.
 
     Raises:
         UnsupportedError: the hook was not called.
@@ -244,7 +245,7 @@ def capture(request: CompileRequest) -> bytes:
             raise
     if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
-    return own.seen
+    return hook.without_id(own.seen)
 
 
 def compile_module(
