@@ -1,0 +1,126 @@
+"""The HLO hook's callback: what XLA calls with every module it is about to turn into code.
+
+It acts on a module only while a compile of ours of that module's name is under way, and leaves every other
+module alone. XLA may call it on another thread than the one that compiles, so name and lock decide, not the thread.
+
+This module knows no jax: bytes in, bytes or None out. ``jaxlink`` registers it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class Captured(Exception):
+    """Raised inside the hook to end a compile whose module has been recorded."""
+
+
+@dataclass(eq=False, slots=True)
+class OwnCompile:
+    """What the hook shall do with the module of one compile of ours, and what it saw."""
+
+    replacement: bytes | None = None
+    """Module to put in the place of XLA's; None leaves XLA's."""
+    stop: bool = False
+    """End the compile once the module has been seen."""
+    seen: bytes | None = None
+    interrupt: BaseException | None = None
+    """What interrupted the hook, Ctrl-C for instance; XLA reports it as an internal error, so it is kept here."""
+
+
+_gate = threading.Condition()
+_own_compiles: dict[str, OwnCompile] = {}
+_ordinary_compiles: Counter[str] = Counter()
+
+
+def on_module(module: bytes) -> bytes | None:
+    """The callback: a serialized HloModuleProto in; the module to run instead, or None for the one that came.
+
+    Raises:
+        Captured: the compile was made only to see the module.
+    """
+    own = _own_compiles.get(module_name(module)) if _own_compiles else None
+    if own is None:
+        return None
+    try:
+        own.seen = module
+        if own.stop:
+            raise Captured("module recorded, nothing more to compile")
+        return own.replacement
+    except Captured:
+        raise
+    except BaseException as error:
+        own.interrupt = error
+        raise
+
+
+def module_name(module: bytes) -> str:
+    """The name in a serialized HloModuleProto: its field 1, which serializers write first. "" if it is not there."""
+    if module[:1] != b"\x0a":
+        return ""
+    length, start = _varint(module, 1)
+    return module[start : start + length].decode("utf-8", "replace")
+
+
+def without_id(module: bytes) -> bytes:
+    """The same HloModuleProto without field 5, a number that XLA counts up with every compile of the process."""
+    position = 0
+    while position < len(module):
+        start = position
+        tag, position = _varint(module, position)
+        if tag == 5 << 3:
+            return module[:start] + module[_varint(module, position)[1] :]
+        position = _skip(module, position, tag & 7)
+    return module
+
+
+def _skip(module: bytes, position: int, wire_type: int) -> int:
+    if wire_type == 0:
+        return _varint(module, position)[1]
+    if wire_type == 2:
+        length, start = _varint(module, position)
+        return start + length
+    return position + (8 if wire_type == 1 else 4)
+
+
+def _varint(module: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < len(module):
+        byte = module[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            break
+    return value, position
+
+
+@contextlib.contextmanager
+def own_compile(name: str, own: OwnCompile) -> Iterator[None]:
+    """Let the hook act on modules called ``name``, once no other thread compiles one of that name."""
+    with _gate:
+        _gate.wait_for(lambda: name not in _own_compiles and not _ordinary_compiles[name])
+        _own_compiles[name] = own
+    try:
+        yield
+    finally:
+        with _gate:
+            del _own_compiles[name]
+            _gate.notify_all()
+
+
+@contextlib.contextmanager
+def ordinary_compile(name: str) -> Iterator[None]:
+    """Compile a module called ``name`` as XLA would: not while a compile of ours of that name is under way."""
+    with _gate:
+        _gate.wait_for(lambda: name not in _own_compiles)
+        _ordinary_compiles[name] += 1
+    try:
+        yield
+    finally:
+        with _gate:
+            _ordinary_compiles[name] -= 1
+            _gate.notify_all()

@@ -1,0 +1,384 @@
+"""Where the plugin meets JAX: the one file that touches private jax and jaxlib names.
+
+Three things of stock JAX are used, without a fork:
+
+* ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
+  through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler.
+* the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
+  replace it. It does nothing except during a compile made here.
+* ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows nothing of hooks.
+
+(DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.plugin import hook
+from disco_hlo.plugin.hook import OwnCompile
+from disco_hlo.plugin.logs import LOGGER
+
+LoadedExecutable = Any
+"""``jaxlib`` loaded executable; jaxlib ships no types for it."""
+Handler = Callable[["CompileRequest"], LoadedExecutable | None]
+CompileOptionValue = str | bool | int | float
+
+_HOOK_NAME = "disco-hlo"
+_WRAPPED = "_disco_hlo_original"
+_REQUEST_ARGUMENTS = (
+    "backend",
+    "computation",
+    "devices",
+    "compile_options",
+    "host_callbacks",
+    "executable_devices",
+)
+_registering = threading.Lock()
+_registered: set[str] = set()
+_COMPILE_ARGUMENTS = ("backend", "module", "executable_devices", "options", "host_callbacks")
+
+
+@dataclass(eq=False, slots=True)
+class CompileRequest:
+    """One compile that JAX asked for: what it would compile, on which devices, and how."""
+
+    module_name: str
+    """Name of the module, for instance ``jit_train_step``."""
+    backend: Any
+    """The PJRT client."""
+    mlir_module: Any
+    """The StableHLO module. Never changed."""
+    devices: tuple[Any, ...]
+    """Every device the module runs on, in partition order, those of other processes included."""
+    options: Any
+    """jaxlib CompileOptions. Never changed; copies are."""
+    host_callbacks: Sequence[Any]
+    executable_devices: Any
+    """jaxlib DeviceList."""
+    _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
+    _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
+
+    @property
+    def local_devices(self) -> tuple[Any, ...]:
+        """The devices of this process, in partition order."""
+        return tuple(device for device in self.devices if device.process_index == self.backend.process_index())
+
+    @property
+    def process_indices(self) -> tuple[int, ...]:
+        """Process indices that take part, ascending."""
+        return tuple(sorted({device.process_index for device in self.devices}))
+
+    def call_default(self) -> LoadedExecutable:
+        """Compile as JAX would without us, persistent cache included. Compiles once; later calls return the same."""
+        if self._default is None:
+            with hook.ordinary_compile(self.module_name):
+                self._default = self._compile_default()
+        return self._default
+
+
+# --- interception ---------------------------------------------------------------------------------
+
+
+class _Ours(threading.local):
+    depth = 0
+
+
+_ours = _Ours()
+
+
+@contextlib.contextmanager
+def ours() -> Iterator[None]:
+    """Mark what this thread compiles as the plugin's own, so that it is not intercepted.
+
+    The handler's thread is marked already; a thread that the handler starts must mark itself.
+    """
+    _ours.depth += 1
+    try:
+        yield
+    finally:
+        _ours.depth -= 1
+
+
+def install(handler: Handler) -> None:
+    """Hand every compile of this process to ``handler``, which returns an executable or None for XLA's default.
+
+    An exception of the handler is logged and the default is compiled. Installing again replaces the handler.
+
+    Raises:
+        UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
+    """
+    compiler = _compiler_module()
+    _hook_extension()
+    uninstall()
+    original = compiler.compile_or_get_cached
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_or_get_cached(*args: Any, **kwargs: Any) -> LoadedExecutable:
+        if _ours.depth:
+            return original(*args, **kwargs)
+        arguments = signature.bind(*args, **kwargs).arguments
+        request = _request(arguments, lambda: original(*args, **kwargs))
+        executable = _ask(handler, request)
+        return request.call_default() if executable is None else executable
+
+    setattr(compile_or_get_cached, _WRAPPED, original)
+    compiler.compile_or_get_cached = compile_or_get_cached
+
+
+def uninstall() -> None:
+    """Give JAX its own compile function back. Does nothing if it was not wrapped."""
+    compiler = _compiler_module()
+    compiler.compile_or_get_cached = getattr(
+        compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
+    )
+
+
+def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
+    try:
+        with ours():
+            return handler(request)
+    except Exception as error:
+        LOGGER.warning(
+            "%s runs as XLA compiles it: %s: %s", request.module_name, type(error).__name__, error, exc_info=True
+        )
+        return None
+
+
+def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedExecutable]) -> CompileRequest:
+    module = arguments["computation"]
+    return CompileRequest(
+        module_name=str(module.operation.attributes["sym_name"].value),
+        backend=arguments["backend"],
+        mlir_module=module,
+        devices=tuple(np.asarray(arguments["devices"]).flatten()),
+        options=arguments["compile_options"],
+        host_callbacks=arguments["host_callbacks"],
+        executable_devices=arguments["executable_devices"],
+        _compile_default=compile_default,
+    )
+
+
+def _compiler_module() -> Any:
+    from jax._src import compiler
+
+    expected = {"compile_or_get_cached": _REQUEST_ARGUMENTS, "backend_compile_and_load": _COMPILE_ARGUMENTS}
+    for name, wanted in expected.items():
+        function = getattr(compiler, name, None)
+        if function is None:
+            raise UnsupportedError(_unsupported(f"jax._src.compiler.{name} is missing"))
+        missing = set(wanted) - set(inspect.signature(function).parameters)
+        if missing:
+            raise UnsupportedError(_unsupported(f"jax._src.compiler.{name} takes no {', '.join(sorted(missing))}"))
+    return compiler
+
+
+def _unsupported(what: str) -> str:
+    import jax
+
+    return f"jax {jax.__version__} is not supported: {what}; use jax 0.10.2 to 0.12"
+
+
+# --- the HLO hook ---------------------------------------------------------------------------------
+
+
+def _hook_extension() -> Any:
+    try:
+        import jax.extend.xla as extension
+    except ImportError as error:
+        raise UnsupportedError(_unsupported("jax.extend.xla is missing")) from error
+    if not hasattr(extension, "register_hlo_module_transformation"):
+        raise UnsupportedError(_unsupported("jax.extend.xla.register_hlo_module_transformation is missing"))
+    return extension
+
+
+def _register_hook(backend: Any) -> None:
+    """Register the hook for the platform of ``backend``, once. The backend exists, so nothing here can deadlock."""
+    platform = "cuda" if backend.platform == "gpu" else backend.platform
+    with _registering:
+        if platform in _registered:
+            return
+        if platform not in ("cpu", "cuda"):
+            raise UnsupportedError(f"platform {platform} is not supported: expected cpu or cuda")
+        extension = _hook_extension()
+        stage = extension.PipelineStage.POST_SCHEDULER
+        if platform == "cuda" and _jax_version() < (0, 11):
+            from jaxlib import _xla
+
+            _xla.register_xla_transform_c_api(backend, _HOOK_NAME, stage.value, hook.on_module)
+        else:
+            extension.register_hlo_module_transformation(
+                hook.on_module, name=_HOOK_NAME, stage=stage, platforms=platform
+            )
+        _registered.add(platform)
+
+
+# --- compiles of ours -----------------------------------------------------------------------------
+
+
+def capture(request: CompileRequest) -> bytes:
+    """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
+
+    The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
+    depend on the request alone: the number XLA gives each module it compiles is left out.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
+    """
+    own = OwnCompile(stop=True)
+    try:
+        _compile(request, own, {})
+    except Exception:
+        if own.seen is None:
+            raise
+    if own.seen is None:
+        raise UnsupportedError(_silent_hook(request))
+    return hook.without_id(own.seen)
+
+
+def compile_module(
+    request: CompileRequest,
+    module: bytes | None,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+) -> LoadedExecutable:
+    """Compile the request past the persistent cache, with the hook putting ``module`` in the place of XLA's own.
+
+    ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
+    ``extra_options`` are debug options for this compile alone, such as ``{"xla_gpu_enable_command_buffer": ""}``.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        IllegalStrategyError: XLA refused ``module``.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
+    """
+    own = OwnCompile(replacement=module)
+    try:
+        executable = _compile(request, own, extra_options or {})
+    except Exception as error:
+        if module is None or own.seen is None:
+            raise
+        raise IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}") from error
+    if module is not None and own.seen is None:
+        raise UnsupportedError(_silent_hook(request))
+    return executable
+
+
+def _compile(request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
+    compiler = _compiler_module()
+    _register_hook(request.backend)
+    options = copy.deepcopy(request.options)
+    options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
+    with ours(), hook.own_compile(request.module_name, own):
+        try:
+            return compiler.backend_compile_and_load(
+                request.backend, request.mlir_module, request.executable_devices, options, request.host_callbacks
+            )
+        except Exception:
+            if own.interrupt is not None:
+                raise own.interrupt from None
+            raise
+
+
+def _silent_hook(request: CompileRequest) -> str:
+    return _unsupported(f"XLA did not call the HLO hook while compiling {request.module_name}")
+
+
+def read_executable(executable: LoadedExecutable) -> bytes:
+    """The module an executable runs, as a serialized HloModuleProto, after everything XLA did to it.
+
+    Raises:
+        UnsupportedError: the executable holds no HLO (some deserialized ones do not) or several modules.
+    """
+    modules = executable.hlo_modules()
+    if len(modules) != 1:
+        raise UnsupportedError(f"expected an executable with one HLO module, found {len(modules)}")
+    return bytes(modules[0].as_serialized_hlo_module_proto())
+
+
+# --- executables ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An entry parameter of a compiled module, as one device holds it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharded: bool
+    """Each device holds other values; where false, some hold copies and all must agree."""
+
+
+def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
+    """The entry parameters of ``executable`` with their per-device shapes.
+
+    Raises:
+        UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
+    """
+    from jaxlib import _hlo
+
+    shapes = _hlo.XlaComputation(read_executable(executable)).program_shape().parameter_shapes()
+    shardings = executable.get_parameter_shardings() or [None] * len(shapes)
+    return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
+
+
+def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
+    from jaxlib import _hlo
+
+    row_major = tuple(reversed(range(len(shape.dimensions()))))
+    if not shape.is_array() or tuple(shape.layout().minor_to_major()) != row_major or "S(" in str(shape.layout()):
+        raise UnsupportedError(f"parameter {index} is {shape}: expected a row-major array in device memory")
+    sharded = False
+    if sharding is not None:
+        hlo = _hlo.HloSharding.from_proto(sharding)
+        sharded = hlo.is_tiled() and not hlo.replicate_on_last_tile_dim() and not hlo.subgroup_types()
+    return Parameter(tuple(shape.dimensions()), np.dtype(shape.numpy_dtype()), sharded)
+
+
+def execute(executable: LoadedExecutable, arguments: Sequence[Any]) -> Any:
+    """Start ``executable`` on its local devices; returns a result for :func:`wait` and :func:`result_arrays`."""
+    return executable.execute_sharded(arguments, with_tokens=True)
+
+
+def wait(result: Any) -> None:
+    """Block until the execution has ended on every local device."""
+    result.consume_token().block_until_ready()
+
+
+def result_arrays(result: Any) -> list[list[Any]]:
+    """Outputs of an execution as single-device arrays: ``[output][local device]``."""
+    arrays: list[list[Any]] = result.disassemble_into_single_device_arrays()
+    return arrays
+
+
+def keeps_donation() -> bool:
+    """Whether a module that the hook replaces keeps its donated arguments (jax 0.11 and later)."""
+    return _jax_version() >= (0, 11)
+
+
+def _jax_version() -> tuple[int, ...]:
+    import jax
+
+    return jax.__version_info__
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+def distributed_job() -> tuple[Any, str] | None:
+    """Client and coordinator address of the ``jax.distributed`` job, or None where there is none."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return None if state.client is None else (state.client, str(state.coordinator_address))

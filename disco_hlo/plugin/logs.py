@@ -1,0 +1,45 @@
+"""What a user sees while training: one calm line per phase on stderr, each beginning with ``disco:``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+LOGGER = logging.getLogger("disco_hlo")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        severity = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        text = " ".join(record.getMessage().split())
+        if record.exc_info and LOGGER.isEnabledFor(logging.DEBUG):
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return f"disco: {severity}{text}"
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever ``sys.stderr`` is when the line is written, so that redirection works."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return
+
+
+def configure(level: str) -> None:
+    """Send the ``disco_hlo`` logger to stderr at ``level`` (one of :data:`LEVELS`). Repeatable."""
+    LOGGER.setLevel(level.upper())
+    LOGGER.propagate = False
+    if any(isinstance(handler, _StderrHandler) for handler in LOGGER.handlers):
+        return
+    handler = _StderrHandler()
+    handler.setFormatter(_PlainFormatter())
+    LOGGER.addHandler(handler)
+
+
+def progress_wanted() -> bool:
+    """Whether a progress bar may be drawn: stderr is a terminal and lines below ``warning`` are shown."""
+    return sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO)

@@ -1,0 +1,238 @@
+"""Runs compiled modules on inputs of their own making, on the step's devices (DisCo, section 5.2: the profiler's runs).
+
+The user's arrays are never touched. Inputs depend on the seed alone: floats are positive and of a size at which
+sums neither overflow nor become subnormal, integers are 0 or 1, so that a loop that counts ends. What a sharding
+replicates is equal on every device, so that all devices take the same branches.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable, Parameter
+
+Outputs = tuple[tuple[NDArray[Any], ...], ...]
+"""``[output][local device]``."""
+
+_PATTERN_ELEMENTS = 1 << 16
+_PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
+_NUMPY_NAMES = {
+    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+    "s8": "int8", "s32": "int32", "s64": "int64", "u8": "uint8", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one execution needs on each device, as XLA's buffer assignment says."""
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    aliased_bytes: int
+    """Outputs that take the storage of donated arguments."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, outputs that are not aliased, and temporaries."""
+        return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes
+
+
+def memory(executable: LoadedExecutable) -> Memory:
+    """Per-device memory of one execution of ``executable``."""
+    stats = executable.get_compiled_memory_stats()
+    return Memory(
+        arguments_bytes=int(stats.argument_size_in_bytes),
+        outputs_bytes=int(stats.output_size_in_bytes),
+        temporaries_bytes=int(stats.temp_size_in_bytes),
+        aliased_bytes=int(stats.alias_size_in_bytes),
+    )
+
+
+def calls_python(module: bytes) -> bool:
+    """Whether a serialized module calls back into Python (``jax.debug.print``, ``io_callback``, ...)."""
+    return _PYTHON_CALLBACK.search(module) is not None
+
+
+class Runner:
+    """One executable with synthetic inputs on its devices. In a multi-process job every process makes its own.
+
+    Raises:
+        UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
+            cannot be made here (:func:`disco_hlo.plugin.jaxlink.parameters`).
+    """
+
+    def __init__(
+        self, request: CompileRequest, executable: LoadedExecutable, seed: int = 0, *, allow_callbacks: bool = False
+    ) -> None:
+        if not allow_callbacks and (request.host_callbacks or calls_python(jaxlink.read_executable(executable))):
+            raise UnsupportedError(
+                f"{request.module_name} calls back into Python; running it on made-up inputs could have effects"
+            )
+        self._request = request
+        self._executable = executable
+        self._seed = seed
+        self._parameters = jaxlink.parameters(executable)
+        self._inputs = [self._make(index) for index in range(len(self._parameters))]
+        self._donated: frozenset[int] | None = None
+
+    def run(self) -> int:
+        """Run once; returns wall nanoseconds from dispatch until every local device has finished."""
+        arguments = self._fresh_arguments()
+        start = time.perf_counter_ns()
+        result = jaxlink.execute(self._executable, arguments)
+        jaxlink.wait(result)
+        elapsed_ns = time.perf_counter_ns() - start
+        self._learn_donation(arguments)
+        return elapsed_ns
+
+    def outputs(self) -> Outputs:
+        """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
+        import jax
+
+        arguments = self._fresh_arguments()
+        arrays = jaxlink.result_arrays(jaxlink.execute(self._executable, arguments))
+        with jax.transfer_guard("allow"):
+            values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
+        self._learn_donation(arguments)
+        return values
+
+    def _fresh_arguments(self) -> list[Any]:
+        import jax
+
+        if not self._donated:
+            return list(self._inputs)
+        with jax.transfer_guard("allow"):
+            arguments = [
+                jax.device_put(value, value.sharding, may_alias=False) if index in self._donated else value
+                for index, value in enumerate(self._inputs)
+            ]
+        jax.block_until_ready(arguments)
+        return arguments
+
+    def _learn_donation(self, arguments: Sequence[Any]) -> None:
+        """The first run shows which inputs XLA takes over; those are made again, and copied from then on."""
+        if self._donated is not None:
+            return
+        self._donated = frozenset(index for index, value in enumerate(arguments) if value.is_deleted())
+        for index in self._donated:
+            self._inputs[index] = self._make(index)
+
+    def _make(self, index: int) -> Any:
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        parameter, devices = self._parameters[index], self._request.devices
+        with jax.transfer_guard("allow"):
+            buffers = [
+                jax.device_put(synthetic_values(parameter, self._seed, index, position), device, may_alias=False)
+                for position, device in enumerate(devices)
+                if device.process_index == self._request.backend.process_index()
+            ]
+        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
+        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
+        mesh = Mesh(np.array(devices, dtype=object), ("device",))
+        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
+        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+
+
+def synthetic_values(parameter: Parameter, seed: int, index: int, position: int) -> NDArray[Any]:
+    """Values of entry parameter ``index`` on device number ``position``: a function of its arguments alone."""
+    import ml_dtypes
+
+    is_integer = parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
+    own = position if parameter.sharded and not is_integer else 0
+    random = np.random.default_rng([seed, index, own])
+    count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
+    if is_integer:
+        pattern = random.integers(0, 2, count).astype(parameter.dtype)
+    else:
+        largest = max(parameter.shape[-2:], default=1)
+        smallest = 4 * float(ml_dtypes.finfo(parameter.dtype).smallest_normal)
+        pattern = (random.uniform(0.5, 1.5, count) * max(1 / max(largest, 1), smallest)).astype(parameter.dtype)
+    return np.resize(pattern, parameter.shape)
+
+
+def all_reduce_runner(
+    request: CompileRequest, size_bytes: int, dtype: str = "f32", repeats: int = 1, seed: int = 0
+) -> Runner:
+    """A runner of ``repeats`` all-reduces, each waiting for the one before, over exactly the request's devices.
+
+    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In a
+    multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+
+    Raises:
+        UnsupportedError: XLA did not keep the all-reduces apart.
+    """
+    element = np.dtype(jax_dtype(dtype))
+    count = max(1, -(-size_bytes // element.itemsize))
+    executable = _in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats))
+    return Runner(request, executable, seed, allow_callbacks=True)
+
+
+def jax_dtype(name: str) -> Any:
+    """The numpy dtype of an HLO element type name such as ``bf16``."""
+    import jax.numpy as jnp
+
+    if name not in _NUMPY_NAMES:
+        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(_NUMPY_NAMES))}")
+    return jnp.dtype(_NUMPY_NAMES[name])
+
+
+def _compile_all_reduces(
+    request: CompileRequest, count: int, element: np.dtype[Any], repeats: int
+) -> LoadedExecutable:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(request.devices, dtype=object), ("device",))
+    everywhere = PartitionSpec("device")
+
+    def disco_all_reduce(value: Any) -> Any:
+        for _ in range(repeats):
+            value = jax.lax.psum(value, "device")
+        return value
+
+    mapped = jax.shard_map(
+        disco_all_reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    argument = jax.ShapeDtypeStruct(
+        (count * len(request.devices),), element, sharding=NamedSharding(mesh, everywhere)
+    )
+    passes = "all-reduce-simplifier,all-reduce-folder,all-reduce-reassociate,all-reduce-splitter"
+    compiled = jax.jit(mapped).lower(argument).compile(compiler_options={"xla_disable_hlo_passes": passes})
+    executable = compiled.runtime_executable()
+    found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
+    if found != repeats:
+        raise UnsupportedError(f"expected XLA to keep {repeats} all-reduces apart, it made {found}")
+    return executable
+
+
+def _in_clean_thread(work: Any) -> Any:
+    """Run ``work`` without the mesh, guards and precision that the user's code may have set on this thread."""
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            with jaxlink.ours():
+                outcome.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body, name="disco-compile")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,86 @@
+"""Which of the modules a training script compiles is its training step.
+
+The rule: more than one device, at least one all-reduce of a computed value, and the largest such module so far.
+``DISCO_MODULE`` names it instead. Every choice comes with the reason, to be logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from disco_hlo.hlo.graph import Graph, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFacts:
+    """What the choice depends on."""
+
+    name: str
+    device_count: int
+    computed_all_reduce_count: int
+    """All-reduces whose operand is computed, not a parameter or constant."""
+    all_reduce_bytes: int
+    """Bytes of all all-reduces together, on one device."""
+    instruction_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a module is the training step, and why, as a sentence's end."""
+
+    chosen: bool
+    reason: str
+
+
+def facts_of(graph: Graph, device_count: int) -> ModuleFacts:
+    """The facts of a canonical graph that runs on ``device_count`` devices."""
+    return ModuleFacts(
+        name=graph.module_name,
+        device_count=device_count,
+        computed_all_reduce_count=sum(_is_computed(graph, node) for node in graph.all_reduces),
+        all_reduce_bytes=sum(graph.nodes[node].shape.size_bytes for node in graph.all_reduces),
+        instruction_count=len(graph),
+    )
+
+
+def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | None = None) -> Choice:
+    """Decide about a module, given the qualifying modules ``seen`` before it.
+
+    ``named`` is None where the user named no module, else whether the name is this module's.
+    """
+    if named is not None:
+        return Choice(named, "named by DISCO_MODULE" if named else "DISCO_MODULE names another")
+    if facts.device_count < 2:
+        return Choice(False, "runs on one device")
+    if facts.computed_all_reduce_count == 0:
+        return Choice(False, "has no all-reduce of a computed value")
+    largest = max((other for other in seen if qualifies(other)), key=_size, default=None)
+    if largest is not None and _size(facts) <= _size(largest):
+        return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
+    return Choice(True, f"the largest module with all-reduces so far ({_describe(facts)})")
+
+
+def qualifies(facts: ModuleFacts) -> bool:
+    """Whether a module could be a data-parallel step at all: several devices, an all-reduce of a computed value."""
+    return facts.device_count > 1 and facts.computed_all_reduce_count > 0
+
+
+def _is_computed(graph: Graph, node: int) -> bool:
+    pending = list(graph.nodes[node].operands)
+    while pending:
+        operand = graph.nodes[pending.pop()]
+        if operand.kind is Kind.FREE:
+            pending.extend(operand.operands)
+        elif operand.kind not in (Kind.PARAMETER, Kind.CONSTANT):
+            return True
+    return False
+
+
+def _size(facts: ModuleFacts) -> tuple[int, int]:
+    return facts.instruction_count, facts.all_reduce_bytes
+
+
+def _describe(facts: ModuleFacts) -> str:
+    mib = facts.all_reduce_bytes / 2**20
+    return f"{facts.instruction_count} instructions, {facts.computed_all_reduce_count} all-reduces, {mib:.2f} MiB"

@@ -1,0 +1,186 @@
+"""What the user may set: ``ENABLE_SEARCH`` and ``DISCO_*``, or the same keys in a TOML file.
+
+A key of the file is the variable's name without ``DISCO_``, in lower case: ``alpha = 1.1`` is ``DISCO_ALPHA=1.1``.
+The environment wins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.logs import LEVELS
+
+_CHANNELS = ("auto", "mpi", "kv")
+
+
+class SettingsError(DiscoError):
+    """A setting has a value that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The plugin's settings, checked."""
+
+    search: bool
+    """``ENABLE_SEARCH``: True to search (1), False to enact (0)."""
+    directory: Path
+    """``DISCO_DIR``: where plans, modules and measurements are kept."""
+    log_level: str = "info"
+    """``DISCO_LOG``: debug, info, warning or error."""
+    module: str | None = None
+    """``DISCO_MODULE``: the step's module, with or without ``jit_``; None chooses by rule."""
+    budget_s: float = 120.0
+    """``DISCO_BUDGET_S``: wall time of the search itself, without profiling and measuring."""
+    alpha: float = 1.05
+    """``DISCO_ALPHA``: candidates up to alpha times the best are kept (DisCo, Algorithm 1)."""
+    beta: int = 10
+    """``DISCO_BETA``: most moves of one method applied at once (DisCo, Algorithm 1)."""
+    seed: int = 0
+    """``DISCO_SEED``: of the search and of the synthetic inputs."""
+    finalists: int = 5
+    """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
+    patience: int = 1000
+    """``DISCO_PATIENCE``: candidates without improvement after which the search stops (DisCo, Algorithm 1)."""
+    timeout_s: float = 600.0
+    """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
+    channel: str = "auto"
+    """``DISCO_CHANNEL``: mpi, kv (``jax.distributed``), or auto."""
+
+    def names(self, module_name: str) -> bool:
+        """Whether ``DISCO_MODULE`` names this module."""
+        return self.module is not None and module_name in (self.module, f"jit_{self.module}", f"pmap_{self.module}")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that ``environment`` (by default the process's) asks for.
+
+        Raises:
+            SettingsError: a value cannot be used; names the variable or the file's key, and what was expected.
+        """
+        env = os.environ if environment is None else environment
+        raw: dict[str, tuple[str, object]] = _from_file(env.get("DISCO_CONFIG", "").strip())
+        for name in _READERS:
+            variable = f"DISCO_{name.upper()}"
+            if env.get(variable, "").strip():
+                raw[name] = (variable, env[variable].strip())
+        values: dict[str, Any] = {_FIELDS[name]: _read(name, *origin) for name, origin in raw.items()}
+        values.setdefault("directory", _default_directory(env))
+        return cls(search=_switch(env.get("ENABLE_SEARCH", "")), **values)
+
+    def as_dict(self) -> dict[str, object]:
+        """The settings as JSON values, to be kept with a plan."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "directory": str(self.directory)}
+
+
+def _switch(value: str) -> bool:
+    if value.strip() not in ("0", "1"):
+        raise SettingsError(f"ENABLE_SEARCH is {value!r}; expected 1 (search) or 0 (enact)")
+    return value.strip() == "1"
+
+
+def _default_directory(env: Mapping[str, str]) -> Path:
+    cache = env.get("XDG_CACHE_HOME", "").strip()
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "disco-hlo"
+
+
+def _from_file(path: str) -> dict[str, tuple[str, object]]:
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"DISCO_CONFIG: cannot read {path}: {error}") from error
+    unknown = sorted(set(table) - set(_READERS))
+    if unknown:
+        raise SettingsError(
+            f"{path}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(_READERS))}"
+        )
+    return {name: (f"{path}: {name}", value) for name, value in table.items()}
+
+
+def _read(name: str, origin: str, value: object) -> object:
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        return _READERS[name](str(value))
+    except ValueError:
+        raise SettingsError(f"{origin} is {value!r}; expected {_EXPECTED[name]}") from None
+
+
+def _number(lowest: float, *, above: bool = False) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value) or value < lowest or (above and value == lowest):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _integer(lowest: int, highest: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text)
+        if not lowest <= value <= highest:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError
+        return text.lower()
+
+    return read
+
+
+_FIELDS = {
+    "dir": "directory",
+    "log": "log_level",
+    "module": "module",
+    "budget_s": "budget_s",
+    "alpha": "alpha",
+    "beta": "beta",
+    "seed": "seed",
+    "finalists": "finalists",
+    "patience": "patience",
+    "timeout_s": "timeout_s",
+    "channel": "channel",
+}
+_READERS: dict[str, Callable[[str], object]] = {
+    "dir": lambda text: Path(text).expanduser(),
+    "log": _one_of(LEVELS),
+    "module": str,
+    "budget_s": _number(0.0, above=True),
+    "alpha": _number(1.0),
+    "beta": _integer(1, 1_000_000),
+    "seed": _integer(0, 2**63 - 1),
+    "finalists": _integer(1, 100),
+    "patience": _integer(1, 1_000_000_000),
+    "timeout_s": _number(0.0, above=True),
+    "channel": _one_of(_CHANNELS),
+}
+_EXPECTED = {
+    "dir": "a directory",
+    "log": f"one of {', '.join(LEVELS)}",
+    "module": "a module name",
+    "budget_s": "a number of seconds above 0",
+    "alpha": "a number, 1 or more",
+    "beta": "a whole number, 1 or more",
+    "seed": "a whole number, 0 or more",
+    "finalists": "a whole number from 1 to 100",
+    "patience": "a whole number, 1 or more",
+    "timeout_s": "a number of seconds above 0",
+    "channel": f"one of {', '.join(_CHANNELS)}",
+}
