@@ -272,24 +272,32 @@ def _live_nodes(source: SourceInstruction, numbering: _Numbering) -> tuple[int, 
 
 
 def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tuple[Origin, ...]:
-    results: dict[int, set[int]] = {}
-    live_readers: dict[int, set[int]] = {}
+    readers: dict[int, set[int]] = {}
     for op in flat.ops:
         for operand in op.operands:
-            live_readers.setdefault(operand, set()).add(op.source)
-    for number, source in enumerate(flat.sources):
-        results[number] = {
-            numbering.node_of[op]
-            for op in source.ops
-            if op in numbering.node_of and (op == flat.root or live_readers.get(op, set()) - {number})
-        }
+            readers.setdefault(operand, set()).add(op.source)
     origins = []
     for number, source in enumerate(flat.sources):
-        nodes = tuple(n for n in _live_nodes(source, numbering) if not is_cloned(graph.nodes[n]))
+        live = [op for op in source.ops if op in numbering.node_of]
+        results = [op for op in live if op == flat.root or readers.get(op, set()) - {number}]
+        needed = _needed(flat, results, set(live)) if source.role == "fusion" else live
+        nodes = [n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not is_cloned(graph.nodes[n])]
+        returned = tuple(sorted({numbering.node_of[op] for op in results}))
         if nodes:
-            written = tuple(dict.fromkeys(numbering.node_of[op] for op in source.ops if op in numbering.node_of))
-            origins.append(Origin(source.proto.name, source.role, source.proto, nodes, tuple(sorted(results[number])), written))
+            origins.append(Origin(source.proto.name, source.role, source.proto, tuple(sorted(nodes)), returned, tuple(nodes)))
     return tuple(origins)
+
+
+def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list[int]:
+    """The ops of a kernel that its results depend on, in the order they are written. (Folding bitcasts
+    can leave one behind that only another kernel still reads.)"""
+    found = set(results)
+    pending = list(results)
+    while pending:
+        fresh = (inside & set(flat.ops[pending.pop()].operands)) - found
+        found |= fresh
+        pending += fresh
+    return sorted(found)
 
 
 def _fingerprint(

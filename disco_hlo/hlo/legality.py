@@ -66,7 +66,7 @@ def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]
     inside = set(members)
     limits = LIMITS[graph.backend]
     return (
-        _member_refusal(graph, inside)
+        _member_refusal(graph, inside, set(results))
         or _result_refusal(graph, results)
         or _size_refusal(graph, inside, results, limits)
         or _emission_refusal(graph, inside, results, limits)
@@ -74,9 +74,11 @@ def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]
     )
 
 
-def _member_refusal(graph: Graph, inside: set[int]) -> str | None:
+def _member_refusal(graph: Graph, inside: set[int], results: set[int]) -> str | None:
     for member in sorted(inside):
         node = graph.nodes[member]
+        if member not in results and inside.isdisjoint(graph.users[member]):
+            return f"n{member} ({node.opcode}) is computed, but nothing reads it"
         if not is_joinable(node):
             return f"n{member} ({node.opcode}) cannot be fused"
         if keeps_own_buffer(graph, node):
