@@ -1,0 +1,177 @@
+"""A plan: a strategy with its provenance, as one readable, versioned JSON document.
+
+What a search derives from its inputs (strategy, prediction, settings, trace) is the same on every
+run and every rank; what a clock said is set apart under ``measured``. A plan file is data from
+outside: it is decoded by schema and refused with the place and the reason; whether its strategy is
+legal on a module is judged when it is applied.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from disco_hlo.errors import PlanError
+from disco_hlo.plan.strategy import Strategy
+
+FORMAT = "disco-hlo plan"
+VERSION = 1
+MAX_BYTES = 64 << 20
+"""Largest plan file that is read."""
+
+Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
+Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class Target(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan was made for. It is enacted where all of this agrees."""
+
+    fingerprint: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the canonical graph."""
+    module_name: Text
+    backend: Text
+    """``cpu`` or ``gpu``."""
+    device_kind: Text
+    device_count: Annotated[int, Meta(ge=1, le=1 << 20)]
+    process_count: Annotated[int, Meta(ge=1, le=1 << 20)]
+
+
+class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the simulator said of one step, in nanoseconds (DisCo, section 4.4)."""
+
+    plan_ns: Nanoseconds
+    default_ns: Nanoseconds
+    """XLA's own plan."""
+    unfused_ns: Nanoseconds
+    full_overlap_ns: Nanoseconds
+    """FO of DisCo, section 6.2: the larger of all computation and all communication."""
+    bound_ns: Nanoseconds
+    """The tighter bound that keeps dependencies (see ``docs/simulator.md``)."""
+    peak_memory_bytes: Count = 0
+
+
+class SearchRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the strategy was found."""
+
+    method: Text
+    settings: dict[Text, int | float | str | bool | None]
+    evaluations: Count
+    improvements: tuple[tuple[Count, Nanoseconds], ...]
+    """(evaluation, predicted step time) of every new best."""
+
+
+class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
+    """One module that was run on the devices."""
+
+    name: Text
+    """``XLA default``, ``unfused``, ``plan`` and so on."""
+    predicted_ns: Nanoseconds
+    median_ns: Nanoseconds
+    spread_ns: Nanoseconds
+    """Half the distance between the quartiles."""
+    samples: Count
+    error: Text = ""
+    """Why it could not be run; then the times are zero."""
+
+
+class Line(Struct, frozen=True, forbid_unknown_fields=True):
+    """One piece of the all-reduce model T = C x + D (DisCo, section 4.2)."""
+
+    from_bytes: Count
+    ns_per_byte: Annotated[float, Meta(ge=0)]
+    offset_ns: float
+
+
+class Measured(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that a clock said; two runs differ here."""
+
+    created: Text
+    """UTC time, ISO 8601."""
+    candidates: tuple[Candidate, ...]
+    """Measured alternately in one run, XLA's default among them."""
+    all_reduce: tuple[Line, ...]
+    profile_s: float
+    search_s: float
+    measure_s: float
+    evaluations_per_s: float
+
+
+class Plan(Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan. ``chosen`` names the candidate whose strategy this is."""
+
+    format: str
+    version: int
+    target: Target
+    versions: dict[Text, Text]
+    """jax, jaxlib, disco_hlo and, on GPU, the driver's runtime."""
+    strategy: Strategy
+    chosen: Text
+    prediction: Prediction
+    search: SearchRecord
+    module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the optimized HLO module that lies beside the plan."""
+    notes: tuple[Text, ...] = ()
+    """What a reader should know: donation lost, share of the step in loops, nothing to win."""
+    measured: Measured | None = None
+
+
+def encode(plan: Plan) -> bytes:
+    """The plan as readable JSON; equal plans give equal bytes."""
+    return _compact_lists(msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1)) + b"\n"
+
+
+def decode(data: bytes, source: str) -> Plan:
+    """Read a plan.
+
+    Args:
+        data: the file's bytes.
+        source: where they came from, for messages.
+
+    Raises:
+        PlanError: not JSON, another format or version, or a field that is missing, unknown, of the
+            wrong type or out of range.
+    """
+    if len(data) > MAX_BYTES:
+        raise PlanError(f"{source}: {len(data)} bytes, more than a plan may have ({MAX_BYTES})")
+    try:
+        raw: Any = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise PlanError(f"{source}: expected a plan as JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise PlanError(f'{source}: expected a JSON object with "format": "{FORMAT}"')
+    if raw.get("version") != VERSION:
+        raise PlanError(f"{source}: plan version {raw.get('version')!r}; this disco-hlo reads version {VERSION}; search again")
+    try:
+        return msgspec.convert(raw, Plan)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise PlanError(f"{source}: {error}") from None
+
+
+def without_measurements(plan: Plan) -> Plan:
+    """The plan without what a clock said: equal for equal inputs and seed."""
+    return msgspec.structs.replace(plan, measured=None)
+
+
+def _compact_lists(text: bytes) -> bytes:
+    """Put lists of scalars on one line: a thousand node numbers are read sideways, not down."""
+    lines: list[bytes] = []
+    run: list[bytes] | None = None
+    for line in text.split(b"\n"):
+        stripped = line.strip()
+        if run is not None and (stripped in (b"]", b"],") or not stripped.endswith((b"[", b"{", b"]", b"}", b"],", b"},"))):
+            run.append(stripped)
+            if stripped in (b"]", b"],"):
+                lines.append(run[0] + b" ".join(run[1:-1]) + run[-1])
+                run = None
+            continue
+        if run is not None:
+            lines += [run[0], *run[1:]]
+            run = None
+        if stripped.endswith(b"["):
+            run = [line]
+        else:
+            lines.append(line)
+    return b"\n".join(lines)

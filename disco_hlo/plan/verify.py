@@ -1,0 +1,68 @@
+"""Check a rewritten module before XLA compiles it, whoever wrote it.
+
+A plan's optimized module may come from a file or from another rank. It is enacted only if it is the
+same program as the module XLA would run here: same canonical graph, the plan's strategy and nothing
+else, and no way to the outside that the source did not have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from disco_hlo.errors import PlanError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.opcodes import SIDE_EFFECTS
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy, normalized
+
+
+def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> None:
+    """Refuse ``optimized`` unless it is ``source`` executed as ``strategy`` says.
+
+    Raises:
+        ModuleError: the bytes are no HLO module.
+        PlanError: it is another program, another strategy, or reaches outside where the source does not.
+    """
+    written = canonicalize(optimized)
+    if written.graph.fingerprint != source.graph.fingerprint:
+        raise PlanError(
+            f"the optimized module of {source.graph.module_name} computes something else: fingerprint "
+            f"{written.graph.fingerprint[:16]}, expected {source.graph.fingerprint[:16]}"
+        )
+    added = _doors(written) - _doors(source)
+    if added:
+        raise PlanError(f"the optimized module adds {', '.join(sorted(added))}, which its source does not have")
+    difference = describe_difference(read(written), strategy)
+    if difference:
+        raise PlanError(f"the optimized module does not execute its plan: {difference}")
+
+
+def describe_difference(found: Strategy, wanted: Strategy) -> str | None:
+    """How a module's strategy differs from the one wanted, in one clause; None where it does not.
+
+    An empty order of ``wanted`` stands for any.
+    """
+    wanted = normalized(wanted)
+    if not wanted.order:
+        found = replace(found, order=())
+    if found == wanted:
+        return None
+    for what, have, want in (("op groups", found.groups, wanted.groups), ("buckets", found.buckets, wanted.buckets)):
+        if have != want:
+            differing = len(set(map(str, have)) ^ set(map(str, want)))
+            return f"{len(have)} {what}, expected {len(want)} ({differing} differ)"
+    first = next(i for i, (a, b) in enumerate(zip((*found.order, ""), (*wanted.order, ""), strict=False)) if a != b)
+    return f"order differs from position {first}"
+
+
+def _doors(module: CanonicalModule) -> Counter[str]:
+    """Instructions that leave XLA: custom calls by target, infeeds, outfeeds, host transfers."""
+    found: Counter[str] = Counter()
+    for computation in module.module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "custom-call":
+                found[f"custom call {instruction.custom_call_target!r}"] += 1
+            elif instruction.opcode in SIDE_EFFECTS:
+                found[instruction.opcode] += 1
+    return found
