@@ -17,6 +17,9 @@ for name in list(os.environ):
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
+# Without it DGL writes a configuration file into the home folder.
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
 # The Makefile gives the reasons; a pytest started by hand needs the same.
 os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
 os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

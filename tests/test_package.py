@@ -1,6 +1,7 @@
 """The package as a whole: what a wheel holds, who may import what, and what importing the plugin costs."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -127,3 +128,12 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
     code = f"import sys, disco_hlo.plugin; print([name for name in {heavy} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
+
+
+@pytest.mark.mpi
+def test_mpiexec_runs_more_ranks_than_cores_from_pip_alone() -> None:
+    code = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.allreduce(w.rank), flush=True)"
+    ranks = (os.cpu_count() or 1) + 1
+    command = ["mpiexec", "-n", str(ranks), sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert printed.split() == [str(ranks * (ranks - 1) // 2)] * ranks
