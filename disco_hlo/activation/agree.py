@@ -1,0 +1,261 @@
+"""Agreement before compilation: every rank enacts the same module, or none enacts any.
+
+(DisCo, sections 4.1 and 5.1: the master broadcasts the optimized HLO module, workers check and enact.)
+
+Ranks that compile different modules issue different collectives and hang. So :func:`broadcast_plan`
+carries plan and module from rank 0 to all, and :func:`agree` compares what every rank would enact.
+Its outcome is one decision that all ranks read alike, however late they come; where a rank does not
+come at all, that decision is XLA's default.
+
+What travels is framed, bounded in size, and checked by SHA-256; it is never more than data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from disco_hlo.activation.channel import Channel, Deadline, name_ranks
+from disco_hlo.errors import ActivationError
+
+MAX_PLAN_BYTES = 256 << 20
+MAX_MODULE_BYTES = (2 << 30) - 1
+"""protobuf's own limit on one message."""
+_FRAME = struct.Struct("<8sHxxQQQQ32s32s")
+_FRAME_MAGIC = b"DISCOPLN"
+_FRAME_VERSION = 1
+_PROPOSAL_VERSION = 1
+_MAX_REASON = 500
+_GRACE_SHARE = 0.2  # of the timeout, kept back for reading the decision
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one rank would do."""
+
+    fingerprint: str
+    """Of the canonical graph of this rank's own module; empty where it has none."""
+    enact_sha256: str
+    """SHA-256 (hex) of the module bytes this rank would hand to XLA; empty for nothing."""
+    reason: str = ""
+    """Why nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks do."""
+
+    enact_sha256: str
+    """The module every rank enacts; empty: every rank uses XLA's default."""
+    reason: str = ""
+    """One line on who differed and how, the same on every rank; empty where they enact."""
+
+    @property
+    def enact(self) -> bool:
+        """Whether there is something to enact."""
+        return bool(self.enact_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBytes:
+    """A plan and the optimized module it led to, as the plan store keeps them."""
+
+    plan_json: bytes
+    module: bytes
+    """A serialized ``HloModuleProto``."""
+
+    @property
+    def module_sha256(self) -> str:
+        """Hex digest of the module."""
+        return hashlib.sha256(self.module).hexdigest()
+
+
+def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = "agree") -> Agreement:
+    """Compare what all ranks would enact; call it on every rank before any of them compiles.
+
+    Returns within ``timeout_s`` (a rank that fails to answer makes it the default), with the same
+    outcome on every rank. All ranks call it the same number of times with the same tags.
+
+    Raises:
+        ActivationError: the ranks cannot even share a decision, because rank 0's process is gone.
+    """
+    try:
+        answers = channel.all_gather(_encode(proposal), tag=tag, timeout_s=timeout_s * (1 - _GRACE_SHARE))
+        vote = verdict([_decode(answer, rank) for rank, answer in enumerate(answers)])
+    except ActivationError as error:
+        vote = Agreement("", _one_line(f"XLA's default on all ranks: {error}"))
+    text = json.dumps(asdict(vote), sort_keys=True).encode()
+    decision = channel.decide(text, tag=tag, timeout_s=timeout_s * _GRACE_SHARE)
+    return _read_decision(decision, proposal)
+
+
+def verdict(proposals: Sequence[Proposal]) -> Agreement:
+    """The outcome of everybody's proposal; a rule, so equal on all ranks."""
+    ours = proposals[0]
+    if len(set(proposals)) == 1 and ours.enact_sha256:
+        return Agreement(ours.enact_sha256)
+    for difference in (_differing_modules, _abstentions, _differing_plans):
+        text = difference(proposals)
+        if text:
+            return Agreement("", _one_line(f"XLA's default on all ranks: {text}"))
+    return Agreement(ours.enact_sha256)
+
+
+def _differing_modules(proposals: Sequence[Proposal]) -> str:
+    groups = _ranks_by([one.fingerprint[:12] or "no readable module" for one in proposals])
+    if len(groups) == 1:
+        return ""
+    listed = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in groups.items())
+    return f"the ranks compile different training steps (another batch size or version?): {listed}"
+
+
+def _abstentions(proposals: Sequence[Proposal]) -> str:
+    silent = {rank: one.reason for rank, one in enumerate(proposals) if not one.enact_sha256}
+    if not silent:
+        return ""
+    groups = _ranks_by([silent[rank] for rank in silent], list(silent))
+    listed = "; ".join(
+        f"{name_ranks(ranks)}: {value or 'nothing to enact'}" for value, ranks in groups.items()
+    )
+    return listed if len(silent) == len(proposals) else f"not every rank has a plan to enact; {listed}"
+
+
+def _differing_plans(proposals: Sequence[Proposal]) -> str:
+    groups = _ranks_by([one.enact_sha256[:12] for one in proposals])
+    if len(groups) == 1:
+        return ""
+    listed = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in groups.items())
+    return f"the ranks would enact different modules (an older plan somewhere?): {listed}"
+
+
+def _ranks_by(values: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, value in zip(ranks if ranks is not None else range(len(values)), values, strict=True):
+        groups[value].append(rank)
+    return groups
+
+
+def _encode(proposal: Proposal) -> bytes:
+    fields = [_PROPOSAL_VERSION, proposal.fingerprint, proposal.enact_sha256, _one_line(proposal.reason)]
+    return json.dumps(fields).encode()
+
+
+def _decode(answer: bytes, rank: int) -> Proposal:
+    try:
+        version, *texts = json.loads(answer)
+    except (ValueError, TypeError) as error:
+        raise ActivationError(f"rank {rank} answered with something unreadable: {error}") from error
+    if version != _PROPOSAL_VERSION:
+        raise ActivationError(
+            f"rank {rank} runs another version of disco-hlo (proposal {version!r}, here {_PROPOSAL_VERSION})"
+        )
+    if len(texts) != 3 or not all(isinstance(text, str) for text in texts):
+        raise ActivationError(f"rank {rank} answered with {len(texts)} fields, expected 3 texts")
+    return Proposal(*texts)
+
+
+def _read_decision(decision: bytes, proposal: Proposal) -> Agreement:
+    try:
+        fields = json.loads(decision)
+        agreement = Agreement(str(fields["enact_sha256"]), str(fields["reason"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ActivationError(f"the ranks' decision is not readable: {error!r}") from error
+    if agreement.enact and agreement.enact_sha256 != proposal.enact_sha256:
+        mine = proposal.enact_sha256[:12] or "nothing"
+        raise ActivationError(
+            f"the ranks enact {agreement.enact_sha256[:12]}, this one has {mine}: it is out of step with them"
+        )
+    return agreement
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()[:_MAX_REASON]
+
+
+def broadcast_plan(
+    channel: Channel, plan: PlanBytes | None, *, reason: str = "", timeout_s: float, tag: str = "plan"
+) -> tuple[PlanBytes | None, str]:
+    """Carry rank 0's plan and optimized module to every rank.
+
+    Args:
+        plan: on rank 0 what to send, or None to tell the others that there is none; ignored elsewhere.
+        reason: on rank 0, why there is none.
+
+    Returns:
+        On every rank the plan and ``""``, or None and rank 0's reason.
+
+    Raises:
+        ActivationError: it did not arrive within ``timeout_s``, or arrived damaged.
+    """
+    deadline = Deadline(timeout_s)
+    payload = None
+    if channel.rank == 0:
+        payload = frame(plan, reason)
+    received = channel.broadcast(payload, tag=tag, timeout_s=max(deadline.left_s(), 0.001))
+    if channel.rank == 0:
+        return plan, "" if plan is not None else reason
+    return unframe(received)
+
+
+def frame(plan: PlanBytes | None, reason: str = "") -> bytes:
+    """Plan and module as one message: magic, version, lengths, digests, both parts compressed.
+
+    Without a plan the first part is the reason, and there is no second.
+
+    Raises:
+        ActivationError: a part is larger than what the other side accepts.
+    """
+    first = plan.plan_json if plan is not None else _one_line(reason).encode()
+    second = plan.module if plan is not None else b""
+    if len(first) > MAX_PLAN_BYTES or len(second) > MAX_MODULE_BYTES:
+        raise ActivationError(
+            f"plan of {len(first)} bytes with a module of {len(second)} bytes is too large to send"
+        )
+    packed = zlib.compress(first, 1), zlib.compress(second, 1)
+    digests = hashlib.sha256(first).digest(), hashlib.sha256(second).digest()
+    lengths = len(first), len(packed[0]), len(second), len(packed[1])
+    return _FRAME.pack(_FRAME_MAGIC, _FRAME_VERSION, *lengths, *digests) + packed[0] + packed[1]
+
+
+def unframe(message: bytes) -> tuple[PlanBytes | None, str]:
+    """The inverse of :func:`frame`; trusts nothing in it.
+
+    Raises:
+        ActivationError: the message is not one, is of another version, or is damaged.
+    """
+    if len(message) < _FRAME.size or message[:8] != _FRAME_MAGIC:
+        raise ActivationError(f"expected a plan from rank 0, got {len(message)} bytes of something else")
+    _, version, *rest = _FRAME.unpack_from(message)
+    if version != _FRAME_VERSION:
+        raise ActivationError(f"rank 0 sends plans of version {version}, this rank reads {_FRAME_VERSION}")
+    first_len, first_packed, second_len, second_packed, first_digest, second_digest = rest
+    if _FRAME.size + first_packed + second_packed != len(message):
+        raise ActivationError(f"the plan from rank 0 is incomplete: {len(message)} bytes")
+    if first_len > MAX_PLAN_BYTES or second_len > MAX_MODULE_BYTES:
+        raise ActivationError(f"the plan from rank 0 claims {first_len} and {second_len} bytes: too large")
+    middle = _FRAME.size + first_packed
+    first = _inflate(message[_FRAME.size : middle], first_len, first_digest, "plan")
+    second = _inflate(message[middle:], second_len, second_digest, "module")
+    if not second:
+        return None, first.decode(errors="replace")
+    return PlanBytes(first, second), ""
+
+
+def _inflate(packed: bytes, length: int, digest: bytes, what: str) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        # One byte more than promised, so that a bomb is noticed before it goes off.
+        data = unpacker.decompress(packed, length + 1)
+    except zlib.error as error:
+        raise ActivationError(f"the {what} from rank 0 is damaged: {error}") from error
+    if len(data) != length or hashlib.sha256(data).digest() != digest:
+        raise ActivationError(
+            f"the {what} from rank 0 is damaged: {len(data)} bytes, expected {length} of another digest"
+        )
+    return data

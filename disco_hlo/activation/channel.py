@@ -1,0 +1,125 @@
+"""How the ranks of one job talk (DisCo, sections 4.1 and 5.1: master and workers).
+
+The activator needs four things from whatever joins the ranks: rank 0 sends bytes to all, all send
+bytes to all, all wait for all, and, where some ranks may have given up on the others, one decision
+that every rank reads alike. MPI, jax.distributed's key-value store and a job of one process each
+provide them (``mpi.py``, ``kvstore.py``, ``local.py``); ``choose.py`` picks.
+
+All ranks make the same calls in the same order. A rank is the JAX process index, whatever its MPI
+rank. Waiting sleeps. A call that fails leaves its channel broken: later calls fail at once, except
+``decide``, which is how the ranks that are left still come to one outcome.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from disco_hlo.errors import ActivationError
+
+
+class Channel(Protocol):
+    """One job's ranks, joined. ``tag`` names a step for keys and messages and must be equal on all."""
+
+    @property
+    def rank(self) -> int:
+        """JAX process index of this process."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes of the job."""
+
+    @property
+    def description(self) -> str:
+        """What carries the bytes, for the log."""
+
+    def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
+        """Rank 0 hands in the payload, the others None; all return it.
+
+        Raises:
+            ActivationError: it did not arrive within ``timeout_s``, or arrived damaged.
+        """
+
+    def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
+        """Every rank's item, by rank.
+
+        Raises:
+            ActivationError: some ranks did not answer within ``timeout_s``; it names them.
+        """
+
+    def barrier(self, *, tag: str, timeout_s: float) -> None:
+        """Return when every rank has come here.
+
+        Raises:
+            ActivationError: some ranks did not come within ``timeout_s``; it names them.
+        """
+
+    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
+        """One vote becomes the decision, and every rank that asks, however late, gets that one.
+
+        Rank 0's vote is waited for; where it does not come within ``timeout_s``, the first vote in
+        counts. Works on a broken channel.
+
+        Raises:
+            ActivationError: the ranks share no place to write a decision to, or it is out of reach.
+        """
+
+
+class Deadline:
+    """A point in time to give up at."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self) -> bool:
+        """Whether it is time to give up."""
+        return self.left_s() <= 0.0
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 1-3, 7``."""
+    ordered = sorted(set(ranks))
+    if not ordered:
+        return "no rank"
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank {text}" if len(ordered) == 1 else f"ranks {text}"
+
+
+def pack(items: Sequence[bytes]) -> bytes:
+    """Several byte strings as one: a count, the lengths, the bytes."""
+    lengths = struct.pack(f"<I{len(items)}Q", len(items), *map(len, items))
+    return lengths + b"".join(items)
+
+
+def unpack(data: bytes, count: int) -> list[bytes]:
+    """The inverse of :func:`pack`.
+
+    Raises:
+        ActivationError: ``data`` does not hold exactly ``count`` whole items.
+    """
+    head_bytes = 4 + 8 * count
+    if len(data) < head_bytes or struct.unpack_from("<I", data)[0] != count:
+        raise ActivationError(
+            f"expected the answers of {count} ranks, got {len(data)} bytes of something else"
+        )
+    lengths = struct.unpack_from(f"<{count}Q", data, 4)
+    if head_bytes + sum(lengths) != len(data):
+        raise ActivationError(f"the answers of {count} ranks arrived incomplete ({len(data)} bytes)")
+    items, at = [], head_bytes
+    for length in lengths:
+        items.append(data[at : at + length])
+        at += length
+    return items

@@ -1,0 +1,226 @@
+"""Which channel a job uses: MPI where it was started under MPI, else jax.distributed's store.
+
+Started under MPI is not the same as being one JAX job. A sweep of independent runs under one
+``mpiexec`` shares an MPI world, and initializing MPI waits for all of that world; so MPI is touched
+only where the job *is* the world, or the user's own code has initialized it. All ranks take the same
+channel: each says over the key-value store what it can do, and it is MPI for all or for none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from disco_hlo.activation import mpi
+from disco_hlo.activation.channel import Channel, name_ranks
+from disco_hlo.activation.kvstore import KeyValueStore, KvChannel
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import ActivationError
+
+CHOICES = ("", "mpi", "kv", "local")
+"""Values of ``DISCO_CHANNEL``; empty chooses by itself."""
+_HANDSHAKE_S = 30.0
+_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
+_SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one rank brings to the choice."""
+
+    preference: str
+    """``DISCO_CHANNEL`` of this rank."""
+    obstacle: str
+    """Why this rank cannot use MPI; empty if it can."""
+    universe: str = ""
+    """Names the launch this rank belongs to, where the launcher tells; equal for one MPI world."""
+
+
+def mpi_world_size(environ: Mapping[str, str]) -> int | None:
+    """Processes of the MPI launch this one belongs to, by the launcher's environment; None outside MPI."""
+    names = list(_LAUNCHER_SIZES)
+    if "PMIX_RANK" in environ or "PMI_RANK" in environ:
+        names += _SLURM_SIZES
+    for name in names:
+        if environ.get(name, "").isdecimal():
+            return int(environ[name])
+    return None
+
+
+def offer(size: int, environ: Mapping[str, str], preference: str) -> Offer:
+    """What this rank of a job of ``size`` processes can do; MPI is not touched."""
+    world = mpi_world_size(environ)
+    universe = environ.get("PMIX_NAMESPACE") or "{}.{}".format(
+        environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    )
+    return Offer(preference, _obstacle(size, world), universe)
+
+
+def _obstacle(size: int, world: int | None) -> str:
+    if world is None:
+        return "not started under MPI"
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (pip install 'disco-hlo[mpi]')"
+    if world < size:
+        return f"MPI's world has {world} processes, the job {size}"
+    if world > size and not mpi.initialized_by_user():
+        return f"MPI's world has {world} processes, this job only {size} of them"
+    return ""
+
+
+def choose(offers: Sequence[Offer]) -> tuple[str, str]:
+    """``("mpi" | "kv", why)``, the same for the same offers.
+
+    Raises:
+        ActivationError: a rank insists on what the job cannot have.
+    """
+    insists = {
+        name: [rank for rank, one in enumerate(offers) if one.preference == name]
+        for name in ("mpi", "kv", "local")
+    }
+    if insists["local"]:
+        raise ActivationError(
+            f"DISCO_CHANNEL=local on {name_ranks(insists['local'])} of a job of {len(offers)} processes: "
+            "they have to agree; unset it, or say kv or mpi"
+        )
+    if insists["mpi"] and insists["kv"]:
+        raise ActivationError(
+            f"DISCO_CHANNEL differs: mpi on {name_ranks(insists['mpi'])}, kv on {name_ranks(insists['kv'])}"
+        )
+    if insists["kv"]:
+        return "kv", "DISCO_CHANNEL=kv"
+    problem = _against_mpi(offers)
+    if problem and insists["mpi"]:
+        raise ActivationError(f"DISCO_CHANNEL=mpi, but {problem}")
+    return ("kv", problem) if problem else ("mpi", "every rank was started under MPI")
+
+
+def _against_mpi(offers: Sequence[Offer]) -> str:
+    for obstacle in sorted({one.obstacle for one in offers} - {""}):
+        ranks = [rank for rank, one in enumerate(offers) if one.obstacle == obstacle]
+        return f"{obstacle} ({name_ranks(ranks)})"
+    if len({one.universe for one in offers}) > 1:
+        return "the ranks come from different MPI launches"
+    return ""
+
+
+def open_channel(
+    rank: int,
+    size: int,
+    job_id: str,
+    store: KeyValueStore | None,
+    environ: Mapping[str, str],
+    preference: str = "",
+    *,
+    timeout_s: float = 60.0,
+) -> Channel:
+    """Join the ranks of this job; every rank calls this once, at about the same time.
+
+    Args:
+        rank: JAX process index.
+        size: JAX process count.
+        job_id: names the job; equal on all its ranks (the coordinator's address serves).
+        store: jax.distributed's key-value store; None only in a job of one process.
+        environ: the process's environment.
+        preference: the value of ``DISCO_CHANNEL``.
+        timeout_s: how long to wait for the other ranks.
+
+    Raises:
+        ActivationError: ranks are missing, or ``preference`` cannot be had.
+    """
+    if preference not in CHOICES:
+        raise ActivationError(f"DISCO_CHANNEL={preference!r}: expected mpi, kv or local, or nothing")
+    if size == 1:
+        return LocalChannel()
+    if store is None:
+        raise ActivationError(
+            f"a job of {size} processes without jax.distributed's key-value store: cannot agree"
+        )
+    meeting = KvChannel(rank, size, job_id, store)
+    offers = _exchange_offers(meeting, offer(size, environ, preference), timeout_s)
+    name, why = choose(offers)
+    log.debug("channel between %d ranks: %s (%s)", size, name, why)
+    if name == "kv":
+        return meeting
+    joined, problem = _join_mpi(meeting, job_id, store, timeout_s)
+    if joined is not None:
+        return joined
+    if any(one.preference == "mpi" for one in offers):
+        raise ActivationError(f"DISCO_CHANNEL=mpi, but {problem}")
+    log.warning("MPI does not join this job's ranks (%s); using %s", problem, meeting.description)
+    return meeting
+
+
+def _exchange_offers(meeting: KvChannel, mine: Offer, timeout_s: float) -> list[Offer]:
+    text = json.dumps([mine.preference, mine.obstacle, mine.universe])
+    answers = meeting.all_gather(text.encode(), tag="choose", timeout_s=timeout_s)
+    try:
+        return [Offer(*map(str, json.loads(answer))) for answer in answers]
+    except (ValueError, TypeError) as error:
+        raise ActivationError(
+            f"a rank's offer is not readable; the same version of disco-hlo everywhere? {error}"
+        ) from error
+
+
+def _join_mpi(
+    meeting: KvChannel, job_id: str, store: KeyValueStore, timeout_s: float
+) -> tuple[mpi.MpiChannel | None, str]:
+    """The MPI channel if it works on all ranks, else None and why; the same outcome on all."""
+    seat, problem = _sit_down(meeting.size)
+    seats = [
+        json.loads(text)
+        for text in meeting.all_gather(json.dumps(seat).encode(), tag="seats", timeout_s=timeout_s)
+    ]
+    channel = None
+    if (
+        all(seats)
+        and len({one[0] for one in seats}) == meeting.size
+        and len({tuple(one[1:]) for one in seats}) == 1
+    ):
+        channel, problem = _handshake([one[0] for one in seats], meeting, job_id, store, seats[0][2])
+    elif not problem:
+        problem = "the ranks are not in one MPI world"
+    problems = meeting.all_gather(problem.encode(), tag="joined", timeout_s=timeout_s + _HANDSHAKE_S)
+    for rank, theirs in enumerate(problems):
+        if theirs:
+            return None, f"rank {rank}: {theirs.decode(errors='replace')}"
+    return channel, ""
+
+
+def _sit_down(size: int) -> tuple[list[int | str] | None, str]:
+    try:
+        seat = mpi.take_seat()
+    except ActivationError as error:
+        return None, str(error)
+    if seat.size < size:
+        return (
+            None,
+            f"MPI's world has {seat.size} processes, the job {size} (another MPI than the launcher's?)",
+        )
+    return [seat.rank, seat.size, seat.library], ""
+
+
+def _handshake(
+    world_ranks: list[int], meeting: KvChannel, job_id: str, store: KeyValueStore, library: str
+) -> tuple[mpi.MpiChannel | None, str]:
+    """Make the communicator, and prove that it reaches the ranks of this job and no others."""
+    secret = meeting.broadcast(
+        secrets.token_bytes(16) if meeting.rank == 0 else None, tag="secret", timeout_s=_HANDSHAKE_S
+    )
+    try:
+        channel = mpi.MpiChannel(
+            world_ranks, meeting.rank, job_id, store, library=library, timeout_s=_HANDSHAKE_S
+        )
+        mine = secret + meeting.rank.to_bytes(4, "little")
+        heard = channel.all_gather(mine, tag="handshake", timeout_s=_HANDSHAKE_S)
+    except ActivationError as error:
+        return None, str(error)
+    if heard != [secret + rank.to_bytes(4, "little") for rank in range(meeting.size)]:
+        return None, "MPI leads to other processes than this job's"
+    return channel, ""

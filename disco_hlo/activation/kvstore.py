@@ -1,0 +1,259 @@
+"""The channel over jax.distributed's key-value store, for jobs without MPI.
+
+The store lives in the process of rank 0 and every process of a jax.distributed job is connected to
+it already, so no port is opened here. This file imports no jax: the client object is handed in.
+
+Keys of one operation lie under ``disco/<job>/<sequence>-<tag>/`` and are used once. Rank 0 deletes
+those of finished operations whenever an all-gather or a barrier has shown that every rank has got
+past them; decisions stay, so that a rank that comes late reads what the others read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from typing import Protocol
+
+from disco_hlo.activation.channel import Deadline, name_ranks, pack, unpack
+from disco_hlo.errors import ActivationError
+
+CHUNK_BYTES = 2 << 20
+"""gRPC messages are limited; larger values travel in pieces of this size."""
+_INLINE_BYTES = 64 << 10
+_HEAD = struct.Struct("<QI32s")
+
+
+class KeyValueStore(Protocol):
+    """What the channel needs of a store shared by all ranks. Methods raise ActivationError where
+    the store is out of reach."""
+
+    def put(self, key: str, value: bytes) -> bool:
+        """Set a key once; False where it has a value already (which stays)."""
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value, waited for (asleep) up to ``timeout_s``; None where it does not come."""
+
+    def names(self, directory: str) -> list[str]:
+        """Last path components of the keys right under ``directory``."""
+
+    def delete(self, directory: str) -> None:
+        """Remove a key and everything under it; no error where there is nothing."""
+
+
+class CoordinationClient(Protocol):
+    """The methods of jaxlib's ``DistributedRuntimeClient`` in use (jax 0.10.2 to 0.12 alike)."""
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        """Set a key; ALREADY_EXISTS where it has a value."""
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        """Wait for a key; DEADLINE_EXCEEDED where it does not come."""
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """All keys under a directory, with values."""
+
+    def key_value_delete(self, key: str) -> None:
+        """Remove a key, or a directory with all in it."""
+
+
+class CoordinationStore:
+    """A :class:`KeyValueStore` over ``jax._src.distributed.global_state.client``."""
+
+    def __init__(self, client: CoordinationClient) -> None:
+        self._client = client
+
+    def put(self, key: str, value: bytes) -> bool:
+        """See :class:`KeyValueStore`."""
+        try:
+            self._client.key_value_set_bytes(key, value)
+        except RuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise _unreachable(error) from error
+        return True
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """See :class:`KeyValueStore`."""
+        try:
+            return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
+                return None
+            raise _unreachable(error) from error
+
+    def names(self, directory: str) -> list[str]:
+        """See :class:`KeyValueStore`."""
+        try:
+            found = self._client.key_value_dir_get_bytes(directory)
+        except RuntimeError as error:
+            raise _unreachable(error) from error
+        return [key.rsplit("/", 1)[-1] for key, _ in found]
+
+    def delete(self, directory: str) -> None:
+        """See :class:`KeyValueStore`."""
+        try:
+            self._client.key_value_delete(directory)
+        except RuntimeError as error:
+            raise _unreachable(error) from error
+
+
+def _unreachable(error: RuntimeError) -> ActivationError:
+    first_line = (str(error).splitlines() or ["no message"])[0]
+    return ActivationError(
+        f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
+    )
+
+
+class KvChannel:
+    """A :class:`~disco_hlo.activation.channel.Channel` over a :class:`KeyValueStore`."""
+
+    description = "jax.distributed's key-value store"
+
+    def __init__(self, rank: int, size: int, job_id: str, store: KeyValueStore) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._root = f"disco/{key_part(job_id)}"
+        self._decider = Decider(store, self._root, rank)
+        self._sequence = 0
+        self._finished: list[str] = []
+        self._broken = ""
+        # A waiting rank asks again this often, so that Ctrl-C is noticed between two questions; more
+        # ranks ask less often, so that the store's process keeps its cores.
+        self._slice_s = min(2.0, max(0.25, size / 512))
+
+    def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
+        """See :class:`~disco_hlo.activation.channel.Channel`."""
+        where = self._begin(tag)
+        if self.rank == 0:
+            if payload is None:
+                raise ActivationError(f"{tag}: rank 0 must hand in the payload of a broadcast; got None")
+            self._write(where, "all", payload)
+            return payload
+        return self._read_all(where, tag, Deadline(timeout_s))
+
+    def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
+        """See :class:`~disco_hlo.activation.channel.Channel`."""
+        where = self._begin(tag)
+        deadline = Deadline(timeout_s)
+        self._write(where, f"from/{self.rank}", item)
+        if self.rank != 0:
+            return unpack(self._read_all(where, tag, deadline), self.size)
+        items = [item]
+        for rank in range(1, self.size):
+            answer = self._read(where, f"from/{rank}", deadline)
+            if answer is None:
+                raise self._fail(self._who_is_missing(where, tag, timeout_s))
+            items.append(answer)
+        self._write(where, "all", pack(items))
+        self._forget_before(where)
+        return items
+
+    def barrier(self, *, tag: str, timeout_s: float) -> None:
+        """See :class:`~disco_hlo.activation.channel.Channel`."""
+        self.all_gather(b"", tag=tag, timeout_s=timeout_s)
+
+    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
+        """See :class:`~disco_hlo.activation.channel.Channel`."""
+        return self._decider.decide(vote, tag, timeout_s)
+
+    def _begin(self, tag: str) -> str:
+        if self._broken:
+            raise ActivationError(f"{tag}: an earlier exchange between the ranks failed: {self._broken}")
+        where = f"{self._root}/{self._sequence}-{key_part(tag)}"
+        self._sequence += 1
+        self._finished.append(where)
+        return where
+
+    def _fail(self, message: str) -> ActivationError:
+        self._broken = message
+        return ActivationError(message)
+
+    def _forget_before(self, where: str) -> None:
+        """Every rank has answered in ``where``, so all have read what came before it."""
+        for done in self._finished[:-1]:
+            self._store.delete(done)
+        self._finished = [where]
+
+    def _write(self, where: str, name: str, data: bytes) -> None:
+        """Pieces first, the head (length, number of pieces, digest) last: who sees the head sees all."""
+        pieces = -(-len(data) // CHUNK_BYTES) if len(data) > _INLINE_BYTES else 0
+        head = _HEAD.pack(len(data), pieces, hashlib.sha256(data).digest())
+        for number in range(pieces):
+            piece = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            self._store.put(f"{where}/pieces/{name}/{number}", piece)
+        self._store.put(f"{where}/{name}", head if pieces else head + data)
+
+    def _read(self, where: str, name: str, deadline: Deadline) -> bytes | None:
+        """What :meth:`_write` wrote, or None at the deadline."""
+        head = self._await(f"{where}/{name}", deadline)
+        if head is None:
+            return None
+        if len(head) < _HEAD.size:
+            raise self._fail(f"{where}/{name} arrived damaged: {len(head)} bytes, no header")
+        length, pieces, digest = _HEAD.unpack_from(head)
+        data = head[_HEAD.size :]
+        if pieces:
+            found = [self._await(f"{where}/pieces/{name}/{number}", deadline) for number in range(pieces)]
+            data = b"".join(piece for piece in found if piece is not None)
+        if len(data) != length or hashlib.sha256(data).digest() != digest:
+            raise self._fail(f"{where}/{name} arrived damaged: expected {length} bytes, got {len(data)}")
+        return data
+
+    def _read_all(self, where: str, tag: str, deadline: Deadline) -> bytes:
+        """Rank 0's answer to everybody."""
+        data = self._read(where, "all", deadline)
+        if data is None:
+            raise self._fail(self._who_is_missing(where, tag, deadline.timeout_s))
+        return data
+
+    def _await(self, key: str, deadline: Deadline) -> bytes | None:
+        while True:
+            left_s = deadline.left_s()
+            value = self._store.get(key, min(self._slice_s, max(left_s, 0.001)))
+            if value is not None or left_s <= 0.0:
+                return value
+
+    def _who_is_missing(self, where: str, tag: str, timeout_s: float) -> str:
+        answered = set(self._store.names(f"{where}/from"))
+        silent = [rank for rank in range(self.size) if str(rank) not in answered]
+        # In a broadcast nobody but rank 0 says anything.
+        missing = silent if answered and silent else [0]
+        return f"{tag}: {name_ranks(missing)} of {self.size} did not answer within {timeout_s:g} s"
+
+
+class Decider:
+    """Decisions through a :class:`KeyValueStore`: it sets a key once, so one vote wins for all."""
+
+    def __init__(self, store: KeyValueStore, root: str, rank: int) -> None:
+        self._store = store
+        self._root = root
+        self._rank = rank
+        self._rounds: dict[str, int] = {}
+
+    def decide(self, vote: bytes, tag: str, timeout_s: float) -> bytes:
+        """See :class:`~disco_hlo.activation.channel.Channel`; a tag's n-th call meets the others' n-th."""
+        number = self._rounds.get(tag, 0)
+        self._rounds[tag] = number + 1
+        key = f"{self._root}/decided/{key_part(tag)}/{number}"
+        deadline = Deadline(timeout_s)
+        while self._rank != 0 and not deadline.passed():
+            decided = self._store.get(key, max(0.001, min(0.5, deadline.left_s())))
+            if decided is not None:
+                return decided
+        if self._store.put(key, vote):
+            return vote
+        decided = self._store.get(key, max(1.0, timeout_s))
+        if decided is None:
+            raise ActivationError(
+                f"{tag}: a decision was taken, but cannot be read back within {timeout_s:g} s"
+            )
+        return decided
+
+
+def key_part(text: str) -> str:
+    """``text`` as one component of a key; distinct texts stay distinct."""
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,80}", text):
+        return text
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:40] + "-" + hashlib.sha256(text.encode()).hexdigest()[:16]
