@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,8 @@ class AllReduceFit:
         chosen = np.maximum(np.searchsorted(starts, sizes, side="right") - 1, 0)
         slopes = np.array([piece.ns_per_byte for piece in self.pieces])
         bases = np.array([piece.base_ns for piece in self.pieces])
-        return np.rint(slopes[chosen] * sizes + bases[chosen]).astype(np.int64)
+        predicted: NDArray[np.float64] = np.rint(slopes[chosen] * sizes + bases[chosen])
+        return predicted.astype(np.int64)
 
     def residuals(self) -> tuple[tuple[int, float], ...]:
         """(size in bytes, (predicted - measured) / measured) of every point."""
@@ -88,7 +89,8 @@ def sweep_sizes(
     """Message sizes in geometric steps, multiples of 64 bytes, both ends included."""
     if not 64 <= minimum_bytes < maximum_bytes or per_octave < 1:
         raise ProfileError(
-            f"expected 64 <= minimum < maximum bytes and a step, got {minimum_bytes}, {maximum_bytes}, {per_octave}"
+            "expected 64 <= minimum < maximum bytes and at least one size per octave, "
+            f"got {minimum_bytes}, {maximum_bytes} and {per_octave}"
         )
     steps = math.ceil(math.log2(maximum_bytes / minimum_bytes) * per_octave)
     ratio = (maximum_bytes / minimum_bytes) ** (1 / steps)
@@ -189,14 +191,14 @@ def _best_split(
     best: tuple[float, tuple[LinePiece, ...]] | None = None
     for cuts in combinations(range(MINIMUM_POINTS, distinct.size - MINIMUM_POINTS + 1), count - 1):
         bounds = (0, *cuts, distinct.size)
-        if any(right - left < MINIMUM_POINTS for left, right in zip(bounds, bounds[1:], strict=False)):
+        if any(right - left < MINIMUM_POINTS for left, right in pairwise(bounds)):
             continue
-        for left, right in zip(bounds, bounds[1:], strict=False):
+        for left, right in pairwise(bounds):
             if (left, right) not in lines:
                 lines[left, right] = _line(
                     sizes, times, distinct[left], distinct[right - 1], left == 0, scale
                 )
-        chosen = [lines[pair] for pair in zip(bounds, bounds[1:], strict=False)]
+        chosen = [lines[pair] for pair in pairwise(bounds)]
         loss = sum(line[2] for line in chosen)
         starts = [0, *(int(distinct[cut]) for cut in cuts)]
         pieces = tuple(LinePiece(start, line[0], line[1]) for start, line in zip(starts, chosen, strict=True))
@@ -209,7 +211,7 @@ def _is_monotone(pieces: tuple[LinePiece, ...]) -> bool:
     return all(
         right.ns_per_byte * right.from_bytes + right.base_ns
         >= left.ns_per_byte * right.from_bytes + left.base_ns
-        for left, right in zip(pieces, pieces[1:], strict=False)
+        for left, right in pairwise(pieces)
     )
 
 

@@ -105,13 +105,13 @@ class Profile:
         mine = self.platform
         if (mine.device_kind, mine.backend) != (device_kind, backend):
             raise ProfileError(
-                f"the profile was taken on {mine.device_kind} ({mine.backend}), this is {device_kind} ({backend}); "
-                "profile this device or name another profile"
+                f"the profile was taken on {mine.device_kind} ({mine.backend}), "
+                f"this is {device_kind} ({backend}); profile this device or name another profile"
             )
 
 
 def host_cpu_kind() -> str:
-    """Name of the host's CPU and the number of cores this process may use: the device kind of CPU profiles."""
+    """Device kind of CPU profiles: the host's CPU and how many cores this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     name = "cpu"
     try:
@@ -241,7 +241,7 @@ def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
     if body is None:
         return None
     body = check.record(body, "all_reduce")
-    pieces = []
+    pieces: list[LinePiece] = []
     for index, row in enumerate(check.rows(body.get("pieces"), "all_reduce.pieces")):
         where = f"all_reduce.pieces[{index}]"
         start, slope, base = check.row(row, 3, where)

@@ -32,12 +32,13 @@ _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
     " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
     " UNIQUE (device_kind, backend, driver, jaxlib))",
-    "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform, key TEXT NOT NULL,"
-    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " key TEXT NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX op_key ON op (platform, key)",
     "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL,"
-    " size_bytes INTEGER NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    " size_bytes INTEGER NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, size_bytes)",
     "CREATE TABLE step (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
@@ -197,7 +198,8 @@ class ProfileStore:
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _is_empty(self) -> bool:
-        return self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        objects = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return int(objects) == 0
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -225,7 +227,7 @@ class ProfileStore:
                 raise
 
     def _insert(self, table: str, keys: Mapping[str, int | str], time: OpTime) -> None:
-        """Add a row and drop the oldest ones of the same keys. Table and column names are ours, never data."""
+        """Add a row and drop the oldest of the same keys. Table and column names are ours, never data."""
         self._check_time(time, table)
         columns = ", ".join(keys)
         marks = ", ".join("?" * (len(keys) + 3))
@@ -254,7 +256,8 @@ class ProfileStore:
 
     def _platform_for_writing(self, platform: Platform) -> int:
         self._connection.execute(
-            "INSERT OR IGNORE INTO platform (device_kind, backend, driver, jax, jaxlib) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO platform (device_kind, backend, driver, jax, jaxlib)"
+            " VALUES (?, ?, ?, ?, ?)",
             (platform.device_kind, platform.backend, platform.driver, platform.jax, platform.jaxlib),
         )
         return self._platform(platform)

@@ -220,7 +220,8 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
     raw = sorted(raw, key=lambda item: (item.start_ns, -item.end_ns, item.device, item.op))
     if not windows and any(item.run_id is None for item in raw):
         raise ProfileError(
-            "the trace does not say which run its events belong to; take it with disco_hlo.profiler.trace.collect"
+            "the trace does not say which run its events belong to; "
+            "take it with disco_hlo.profiler.trace.collect"
         )
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
