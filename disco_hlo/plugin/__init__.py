@@ -9,7 +9,7 @@ import sys
 
 
 def initialize() -> None:
-    """Install the plugin as ``ENABLE_SEARCH`` says. Called by JAX for each ``jax_plugins`` entry point; never raises."""
+    """Install the plugin as ``ENABLE_SEARCH`` says. JAX calls it when it discovers backends. Never raises."""
     switch = os.environ.get("ENABLE_SEARCH", "").strip()
     if not switch:
         return

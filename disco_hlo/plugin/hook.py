@@ -1,7 +1,7 @@
 """The HLO hook's callback: what XLA calls with every module it is about to turn into code.
 
 It acts on a module only while a compile of ours of that module's name is under way, and leaves every other
-module alone. XLA may call it on another thread than the one that compiles, so name and lock decide, not the thread.
+module alone. XLA may call it on another thread than the one that compiles: the name decides, and a lock.
 
 This module knows no jax: bytes in, bytes or None out. ``jaxlink`` registers it.
 """
@@ -29,7 +29,7 @@ class OwnCompile:
     """End the compile once the module has been seen."""
     seen: bytes | None = None
     interrupt: BaseException | None = None
-    """What interrupted the hook, Ctrl-C for instance; XLA reports it as an internal error, so it is kept here."""
+    """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
 
 
 _gate = threading.Condition()
@@ -59,7 +59,7 @@ def on_module(module: bytes) -> bytes | None:
 
 
 def module_name(module: bytes) -> str:
-    """The name in a serialized HloModuleProto: its field 1, which serializers write first. "" if it is not there."""
+    """The name in a serialized HloModuleProto: its field 1, which serializers write first; else ""."""
     if module[:1] != b"\x0a":
         return ""
     length, start = _varint(module, 1)
@@ -67,7 +67,7 @@ def module_name(module: bytes) -> str:
 
 
 def without_id(module: bytes) -> bytes:
-    """The same HloModuleProto without field 5, a number that XLA counts up with every compile of the process."""
+    """The same HloModuleProto without field 5, a number XLA counts up with every compile of the process."""
     position = 0
     while position < len(module):
         start = position
@@ -114,7 +114,7 @@ def own_compile(name: str, own: OwnCompile) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ordinary_compile(name: str) -> Iterator[None]:
-    """Compile a module called ``name`` as XLA would: not while a compile of ours of that name is under way."""
+    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name."""
     with _gate:
         _gate.wait_for(lambda: name not in _own_compiles)
         _ordinary_compiles[name] += 1

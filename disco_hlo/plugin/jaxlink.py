@@ -6,7 +6,8 @@ Three things of stock JAX are used, without a fork:
   through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler.
 * the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
   replace it. It does nothing except during a compile made here.
-* ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows nothing of hooks.
+* ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows
+  nothing of hooks.
 
 (DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
 """
@@ -72,7 +73,8 @@ class CompileRequest:
     @property
     def local_devices(self) -> tuple[Any, ...]:
         """The devices of this process, in partition order."""
-        return tuple(device for device in self.devices if device.process_index == self.backend.process_index())
+        here = self.backend.process_index()
+        return tuple(device for device in self.devices if device.process_index == here)
 
     @property
     def process_indices(self) -> tuple[int, ...]:
@@ -80,7 +82,7 @@ class CompileRequest:
         return tuple(sorted({device.process_index for device in self.devices}))
 
     def call_default(self) -> LoadedExecutable:
-        """Compile as JAX would without us, persistent cache included. Compiles once; later calls return the same."""
+        """Compile as JAX would without us, persistent cache included. Later calls return the same."""
         if self._default is None:
             with hook.ordinary_compile(self.module_name):
                 self._default = self._compile_default()
@@ -111,9 +113,9 @@ def ours() -> Iterator[None]:
 
 
 def install(handler: Handler) -> None:
-    """Hand every compile of this process to ``handler``, which returns an executable or None for XLA's default.
+    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default.
 
-    An exception of the handler is logged and the default is compiled. Installing again replaces the handler.
+    An exception of the handler is logged and the default compiled. Installing again replaces the handler.
 
     Raises:
         UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
@@ -150,9 +152,8 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
         with ours():
             return handler(request)
     except Exception as error:
-        LOGGER.warning(
-            "%s runs as XLA compiles it: %s: %s", request.module_name, type(error).__name__, error, exc_info=True
-        )
+        reason = f"{type(error).__name__}: {error}"
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, reason, exc_info=True)
         return None
 
 
@@ -180,7 +181,8 @@ def _compiler_module() -> Any:
             raise UnsupportedError(_unsupported(f"jax._src.compiler.{name} is missing"))
         missing = set(wanted) - set(inspect.signature(function).parameters)
         if missing:
-            raise UnsupportedError(_unsupported(f"jax._src.compiler.{name} takes no {', '.join(sorted(missing))}"))
+            lacking = ", ".join(sorted(missing))
+            raise UnsupportedError(_unsupported(f"jax._src.compiler.{name} takes no {lacking}"))
     return compiler
 
 
@@ -204,7 +206,7 @@ def _hook_extension() -> Any:
 
 
 def _register_hook(backend: Any) -> None:
-    """Register the hook for the platform of ``backend``, once. The backend exists, so nothing here can deadlock."""
+    """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
     platform = "cuda" if backend.platform == "gpu" else backend.platform
     with _registering:
         if platform in _registered:
@@ -214,7 +216,7 @@ def _register_hook(backend: Any) -> None:
         extension = _hook_extension()
         stage = extension.PipelineStage.POST_SCHEDULER
         if platform == "cuda" and _jax_version() < (0, 11):
-            from jaxlib import _xla
+            import jaxlib._xla as _xla
 
             _xla.register_xla_transform_c_api(backend, _HOOK_NAME, stage.value, hook.on_module)
         else:
@@ -253,10 +255,10 @@ def compile_module(
     module: bytes | None,
     extra_options: Mapping[str, CompileOptionValue] | None = None,
 ) -> LoadedExecutable:
-    """Compile the request past the persistent cache, with the hook putting ``module`` in the place of XLA's own.
+    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own.
 
     ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
-    ``extra_options`` are debug options for this compile alone, such as ``{"xla_gpu_enable_command_buffer": ""}``.
+    ``extra_options`` are debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
 
     Raises:
         UnsupportedError: the hook was not called.
@@ -275,7 +277,9 @@ def compile_module(
     return executable
 
 
-def _compile(request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
+def _compile(
+    request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]
+) -> LoadedExecutable:
     compiler = _compiler_module()
     _register_hook(request.backend)
     options = copy.deepcopy(request.options)
@@ -283,7 +287,11 @@ def _compile(request: CompileRequest, own: OwnCompile, extra: Mapping[str, Compi
     with ours(), hook.own_compile(request.module_name, own):
         try:
             return compiler.backend_compile_and_load(
-                request.backend, request.mlir_module, request.executable_devices, options, request.host_callbacks
+                backend=request.backend,
+                module=request.mlir_module,
+                executable_devices=request.executable_devices,
+                options=options,
+                host_callbacks=request.host_callbacks,
             )
         except Exception:
             if own.interrupt is not None:
@@ -326,7 +334,7 @@ def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
     Raises:
         UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
     """
-    from jaxlib import _hlo
+    import jaxlib._hlo as _hlo
 
     shapes = _hlo.XlaComputation(read_executable(executable)).program_shape().parameter_shapes()
     shardings = executable.get_parameter_shardings() or [None] * len(shapes)
@@ -334,10 +342,9 @@ def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
 
 
 def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
-    from jaxlib import _hlo
+    import jaxlib._hlo as _hlo
 
-    row_major = tuple(reversed(range(len(shape.dimensions()))))
-    if not shape.is_array() or tuple(shape.layout().minor_to_major()) != row_major or "S(" in str(shape.layout()):
+    if not _is_plain_array(shape):
         raise UnsupportedError(f"parameter {index} is {shape}: expected a row-major array in device memory")
     sharded = False
     if sharding is not None:
@@ -346,8 +353,15 @@ def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
     return Parameter(tuple(shape.dimensions()), np.dtype(shape.numpy_dtype()), sharded)
 
 
+def _is_plain_array(shape: Any) -> bool:
+    if not shape.is_array():
+        return False
+    row_major = tuple(reversed(range(len(shape.dimensions()))))
+    return tuple(shape.layout().minor_to_major()) == row_major and "S(" not in str(shape.layout())
+
+
 def execute(executable: LoadedExecutable, arguments: Sequence[Any]) -> Any:
-    """Start ``executable`` on its local devices; returns a result for :func:`wait` and :func:`result_arrays`."""
+    """Start ``executable`` on its local devices; :func:`wait` and :func:`result_arrays` take the result."""
     return executable.execute_sharded(arguments, with_tokens=True)
 
 
@@ -370,7 +384,7 @@ def keeps_donation() -> bool:
 def _jax_version() -> tuple[int, ...]:
     import jax
 
-    return jax.__version_info__
+    return tuple(jax.__version_info__)
 
 
 # --- the job --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class DeviceFacts:
 def device_facts(request: CompileRequest) -> DeviceFacts:
     """Facts about the devices of ``request``."""
     import jax
-    import jaxlib
+    import jaxlib.version
 
     return DeviceFacts(
         backend="gpu" if request.backend.platform in ("gpu", "cuda") else str(request.backend.platform),
@@ -42,7 +42,7 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
         process_count=len(request.process_indices),
         runtime_version=str(request.backend.platform_version),
         jax_version=jax.__version__,
-        jaxlib_version=jaxlib.__version__,
+        jaxlib_version=jaxlib.version.__version__,
     )
 
 
@@ -88,7 +88,7 @@ def key_value_store() -> KeyValueStore | None:
 
 
 def job_id() -> str:
-    """A name that the processes of one ``jax.distributed`` job share (its coordinator's address); "" without one."""
+    """A name that the processes of one ``jax.distributed`` job share (its coordinator's address), or ""."""
     job = jaxlink.distributed_job()
     return "" if job is None else job[1]
 

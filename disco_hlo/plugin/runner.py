@@ -1,8 +1,8 @@
-"""Runs compiled modules on inputs of their own making, on the step's devices (DisCo, section 5.2: the profiler's runs).
+"""Runs compiled modules on made-up inputs, on the step's devices (DisCo, section 5.2: the profiler's runs).
 
-The user's arrays are never touched. Inputs depend on the seed alone: floats are positive and of a size at which
-sums neither overflow nor become subnormal, integers are 0 or 1, so that a loop that counts ends. What a sharding
-replicates is equal on every device, so that all devices take the same branches.
+The user's arrays are never touched. Inputs depend on the seed alone: floats are positive and of a size at
+which sums neither overflow nor become subnormal, integers are 0 or 1, so that a loop that counts ends. What a
+sharding replicates is equal on every device, so that all devices take the same branches.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def calls_python(module: bytes) -> bool:
 
 
 class Runner:
-    """One executable with synthetic inputs on its devices. In a multi-process job every process makes its own.
+    """One executable with synthetic inputs on its devices. In a multi-process job every process has its own.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -73,11 +73,16 @@ class Runner:
     """
 
     def __init__(
-        self, request: CompileRequest, executable: LoadedExecutable, seed: int = 0, *, allow_callbacks: bool = False
+        self,
+        request: CompileRequest,
+        executable: LoadedExecutable,
+        seed: int = 0,
+        *,
+        allow_callbacks: bool = False,
     ) -> None:
-        if not allow_callbacks and (request.host_callbacks or calls_python(jaxlink.read_executable(executable))):
+        if not allow_callbacks and calls_python(jaxlink.read_executable(executable)):
             raise UnsupportedError(
-                f"{request.module_name} calls back into Python; running it on made-up inputs could have effects"
+                f"{request.module_name} calls back into Python: made-up inputs could have effects there"
             )
         self._request = request
         self._executable = executable
@@ -135,8 +140,8 @@ class Runner:
         parameter, devices = self._parameters[index], self._request.devices
         with jax.transfer_guard("allow"):
             buffers = [
-                jax.device_put(synthetic_values(parameter, self._seed, index, position), device, may_alias=False)
-                for position, device in enumerate(devices)
+                jax.device_put(synthetic_values(parameter, self._seed, index, place), device, may_alias=False)
+                for place, device in enumerate(devices)
                 if device.process_index == self._request.backend.process_index()
             ]
         # The executable looks at the per-device buffers alone; how they would join is of no account to it.
@@ -146,30 +151,30 @@ class Runner:
         return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
 
 
-def synthetic_values(parameter: Parameter, seed: int, index: int, position: int) -> NDArray[Any]:
-    """Values of entry parameter ``index`` on device number ``position``: a function of its arguments alone."""
+def synthetic_values(parameter: Parameter, seed: int, index: int, place: int) -> NDArray[Any]:
+    """Values of entry parameter ``index`` on the device at ``place``: a function of its arguments alone."""
     import ml_dtypes
 
     is_integer = parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
-    own = position if parameter.sharded and not is_integer else 0
+    own = place if parameter.sharded and not is_integer else 0
     random = np.random.default_rng([seed, index, own])
     count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
     if is_integer:
         pattern = random.integers(0, 2, count).astype(parameter.dtype)
     else:
-        largest = max(parameter.shape[-2:], default=1)
+        longest = max(*parameter.shape[-2:], 1, 1)
         smallest = 4 * float(ml_dtypes.finfo(parameter.dtype).smallest_normal)
-        pattern = (random.uniform(0.5, 1.5, count) * max(1 / max(largest, 1), smallest)).astype(parameter.dtype)
+        pattern = (random.uniform(0.5, 1.5, count) * max(1 / longest, smallest)).astype(parameter.dtype)
     return np.resize(pattern, parameter.shape)
 
 
 def all_reduce_runner(
     request: CompileRequest, size_bytes: int, dtype: str = "f32", repeats: int = 1, seed: int = 0
 ) -> Runner:
-    """A runner of ``repeats`` all-reduces, each waiting for the one before, over exactly the request's devices.
+    """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
 
-    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In a
-    multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
+    a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
 
     Raises:
         UnsupportedError: XLA did not keep the all-reduces apart.
@@ -211,7 +216,7 @@ def _compile_all_reduces(
     )
     passes = "all-reduce-simplifier,all-reduce-folder,all-reduce-reassociate,all-reduce-splitter"
     compiled = jax.jit(mapped).lower(argument).compile(compiler_options={"xla_disable_hlo_passes": passes})
-    executable = compiled.runtime_executable()
+    executable: LoadedExecutable = compiled.runtime_executable()
     found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
     if found != repeats:
         raise UnsupportedError(f"expected XLA to keep {repeats} all-reduces apart, it made {found}")
@@ -219,7 +224,7 @@ def _compile_all_reduces(
 
 
 def _in_clean_thread(work: Any) -> Any:
-    """Run ``work`` without the mesh, guards and precision that the user's code may have set on this thread."""
+    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 

@@ -1,6 +1,6 @@
 """Which of the modules a training script compiles is its training step.
 
-The rule: more than one device, at least one all-reduce of a computed value, and the largest such module so far.
+The rule: more than one device, at least one all-reduce of a computed value, the largest such module so far.
 ``DISCO_MODULE`` names it instead. Every choice comes with the reason, to be logged.
 """
 
@@ -62,7 +62,7 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
 
 
 def qualifies(facts: ModuleFacts) -> bool:
-    """Whether a module could be a data-parallel step at all: several devices, an all-reduce of a computed value."""
+    """Whether a module could be a data-parallel step: several devices, an all-reduce of a computed value."""
     return facts.device_count > 1 and facts.computed_all_reduce_count > 0
 
 
@@ -82,5 +82,5 @@ def _size(facts: ModuleFacts) -> tuple[int, int]:
 
 
 def _describe(facts: ModuleFacts) -> str:
-    mib = facts.all_reduce_bytes / 2**20
-    return f"{facts.instruction_count} instructions, {facts.computed_all_reduce_count} all-reduces, {mib:.2f} MiB"
+    all_reduces = f"{facts.computed_all_reduce_count} all-reduces, {facts.all_reduce_bytes / 2**20:.2f} MiB"
+    return f"{facts.instruction_count} instructions, {all_reduces}"

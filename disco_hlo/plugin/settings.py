@@ -1,7 +1,7 @@
 """What the user may set: ``ENABLE_SEARCH`` and ``DISCO_*``, or the same keys in a TOML file.
 
-A key of the file is the variable's name without ``DISCO_``, in lower case: ``alpha = 1.1`` is ``DISCO_ALPHA=1.1``.
-The environment wins.
+A key of the file is the variable's name without ``DISCO_`` in lower case: ``alpha = 1.1`` is
+``DISCO_ALPHA=1.1``. The environment wins.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Settings:
     finalists: int = 5
     """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
     patience: int = 1000
-    """``DISCO_PATIENCE``: candidates without improvement after which the search stops (DisCo, Algorithm 1)."""
+    """``DISCO_PATIENCE``: unchanged candidates after which the search stops (DisCo, Algorithm 1)."""
     timeout_s: float = 600.0
     """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
     channel: str = "auto"
@@ -55,14 +55,15 @@ class Settings:
 
     def names(self, module_name: str) -> bool:
         """Whether ``DISCO_MODULE`` names this module."""
-        return self.module is not None and module_name in (self.module, f"jit_{self.module}", f"pmap_{self.module}")
+        wanted = self.module
+        return wanted is not None and module_name in (wanted, f"jit_{wanted}", f"pmap_{wanted}")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """The settings that ``environment`` (by default the process's) asks for.
 
         Raises:
-            SettingsError: a value cannot be used; names the variable or the file's key, and what was expected.
+            SettingsError: a value cannot be used; names the variable or the key, and what was expected.
         """
         env = os.environ if environment is None else environment
         raw: dict[str, tuple[str, object]] = _from_file(env.get("DISCO_CONFIG", "").strip())

@@ -1,0 +1,102 @@
+"""Proves, in a process of its own, that the hook works here: compiles ``-x`` and has XLA run ``cos(x)``.
+
+``disco doctor`` runs it as ``python -m disco_hlo.plugin.probe``; it prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.hlo import proto
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the probe found."""
+
+    platform: str
+    device_kind: str
+    device_count: int
+    jax_version: str
+    jaxlib_version: str
+    keeps_donation: bool
+    """Whether arguments stay donated in a module that the hook replaced."""
+
+
+def probe() -> Probe:
+    """Compile a tiny module on the default backend with one instruction exchanged, run it, check the result.
+
+    Raises:
+        UnsupportedError: the compile was not intercepted, or XLA ran something else than it was given.
+    """
+    import jax
+    import jaxlib
+    import numpy as np
+
+    asked: list[str] = []
+
+    def handle(request: CompileRequest) -> LoadedExecutable | None:
+        if request.module_name != "jit_disco_probe":
+            return None
+        asked.append(request.module_name)
+        module = exchange_opcode(jaxlink.capture(request), "negate", "cosine")
+        return jaxlink.compile_module(request, module)
+
+    def disco_probe(x: jax.Array) -> jax.Array:
+        return -x
+
+    jaxlink.install(handle)
+    found = np.asarray(jax.jit(disco_probe)(np.zeros(8, np.float32)))
+    jaxlink.uninstall()
+    if not asked:
+        raise UnsupportedError("jax compiled a module without passing through compile_or_get_cached")
+    if not np.array_equal(found, np.ones(8, np.float32)):
+        raise UnsupportedError(
+            f"XLA was given cos(x) in the place of -x; at x = 0 it computed {found[0]}, not 1"
+        )
+    device = jax.devices()[0]
+    return Probe(
+        platform=str(device.platform),
+        device_kind=str(device.device_kind),
+        device_count=jax.device_count(),
+        jax_version=jax.__version__,
+        jaxlib_version=jaxlib.version.__version__,
+        keeps_donation=jaxlink.keeps_donation(),
+    )
+
+
+def exchange_opcode(module: bytes, old: str, new: str) -> bytes:
+    """A serialized HloModuleProto with every ``old`` instruction made ``new``, of the same arity and type.
+
+    Raises:
+        UnsupportedError: the module holds no ``old``.
+    """
+    message = proto.parse(module)
+    changed = 0
+    for computation in message.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == old:
+                instruction.opcode = new
+                changed += 1
+    if not changed:
+        raise UnsupportedError(f"expected an instruction {old!r} in module {message.name}, found none")
+    return proto.serialize(message)
+
+
+def main() -> int:
+    """Print what was found, or ``{"error": ...}`` and return 1."""
+    try:
+        print(json.dumps(asdict(probe())))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Real compiles on four CPU devices of one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+
+# Read when jax makes its backend, which no test module does while it is imported.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.pop("ENABLE_SEARCH", None)
+
+
+@pytest.fixture
+def install() -> Iterator[Callable[[Handler], None]]:
+    """Installs a handler; JAX has its own compile function back after the test."""
+    try:
+        yield jaxlink.install
+    finally:
+        jaxlink.uninstall()
+
+
+@pytest.fixture
+def compile_with(install: Callable[[Handler], None]) -> Callable[[str, Handler], list[CompileRequest]]:
+    """``compile_with(name, handler)`` asks ``handler`` about modules called ``jit_<name>`` alone.
+
+    Returns the requests it was asked about.
+    """
+
+    def compile_with(name: str, handler: Handler) -> list[CompileRequest]:
+        asked: list[CompileRequest] = []
+
+        def only(request: CompileRequest) -> Any:
+            if request.module_name != f"jit_{name}":
+                return None
+            asked.append(request)
+            return handler(request)
+
+        install(only)
+        return asked
+
+    return compile_with

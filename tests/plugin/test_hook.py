@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from disco_hlo.hlo import proto
+from disco_hlo.plugin import hook
+from disco_hlo.plugin.hook import Captured, OwnCompile
+
+STEP = b"\x0a\x08jit_step" + b"\x28\x96\x01" + b"\x30\x07"  # name, id 150, entry_computation_id 7
+
+
+def test_reads_the_module_name_from_the_first_field() -> None:
+    assert hook.module_name(STEP) == "jit_step"
+    assert hook.module_name(b"\x0a\x96\x01" + b"a" * 150 + b"\x28\x01") == "a" * 150
+
+
+def test_a_module_without_a_leading_name_has_none() -> None:
+    assert hook.module_name(b"") == ""
+    assert hook.module_name(b"\x30\x07") == ""
+
+
+def test_the_running_number_of_a_module_is_left_out() -> None:
+    assert hook.without_id(STEP) == b"\x0a\x08jit_step" + b"\x30\x07"
+    assert hook.without_id(b"\x0a\x08jit_step\x30\x07") == b"\x0a\x08jit_step\x30\x07"
+
+
+def test_leaving_out_the_number_skips_fields_of_every_wire_type() -> None:
+    before = b"\x0a\x01m" + b"\x21" + bytes(8) + b"\x2d\x01\x02\x03\x04" + b"\x1a\x02\x28\x05"
+    assert hook.without_id(before + b"\x28\x05" + b"\x30\x07") == before + b"\x30\x07"
+
+
+def test_what_is_left_is_the_same_module() -> None:
+    module = proto.parse(hook.without_id(STEP))
+    assert module.name == "jit_step"
+    assert module.entry_computation_id == 7
+
+
+def test_modules_are_left_alone_when_no_compile_is_ours() -> None:
+    assert hook.on_module(STEP) is None
+
+
+def test_only_the_module_of_that_name_is_replaced() -> None:
+    own = OwnCompile(replacement=b"other")
+    with hook.own_compile("jit_step", own):
+        assert hook.on_module(b"\x0a\x05jit_x") is None
+        assert own.seen is None
+        assert hook.on_module(STEP) == b"other"
+        assert own.seen == STEP
+    assert hook.on_module(STEP) is None
+
+
+def test_a_capture_ends_the_compile() -> None:
+    own = OwnCompile(stop=True)
+    with hook.own_compile("jit_step", own), pytest.raises(Captured):
+        hook.on_module(STEP)
+    assert own.seen == STEP
+    assert own.interrupt is None
+
+
+def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
+    order: list[str] = []
+    entered = threading.Event()
+
+    def ordinary() -> None:
+        entered.set()
+        with hook.ordinary_compile("jit_step"):
+            order.append("ordinary")
+
+    thread = threading.Thread(target=ordinary)
+    with hook.own_compile("jit_step", OwnCompile()):
+        thread.start()
+        entered.wait()
+        with hook.ordinary_compile("jit_other"):
+            order.append("other")
+        thread.join(0.05)
+        order.append("ours")
+    thread.join()
+    assert order == ["other", "ours", "ordinary"]
+
+
+def test_ours_waits_for_an_ordinary_compile_of_the_same_name() -> None:
+    order: list[str] = []
+    entered = threading.Event()
+
+    def ours() -> None:
+        entered.set()
+        with hook.own_compile("jit_step", OwnCompile()):
+            order.append("ours")
+
+    thread = threading.Thread(target=ours)
+    with hook.ordinary_compile("jit_step"), hook.ordinary_compile("jit_step"):
+        thread.start()
+        entered.wait()
+        thread.join(0.05)
+        order.append("ordinary")
+    thread.join()
+    assert order == ["ordinary", "ours"]
+
+
+def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
+    with pytest.raises(ValueError), hook.own_compile("jit_step", OwnCompile(replacement=b"other")):
+        raise ValueError
+    assert hook.on_module(STEP) is None
