@@ -20,7 +20,7 @@ from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, is_cloned
 from disco_hlo.hlo.legality import external_reads
 from disco_hlo.hlo.proto import Message, shape_of
-from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
 from disco_hlo.plan.strategy import Group, Strategy
@@ -53,9 +53,9 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     return _ModuleWriter(strategy, source, units, parallelism or _available_cores()).write(order)
 
 
-def attested_groups(source: CanonicalModule) -> set[frozenset[int]]:
-    """Node sets that XLA itself runs as one kernel in the source module."""
-    return {frozenset(origin.nodes) for origin in source.origins if origin.role == "fusion"}
+def attested_groups(source: CanonicalModule) -> set[Kernel]:
+    """The kernels that XLA itself runs in the source module."""
+    return {(frozenset(origin.nodes), origin.results) for origin in source.origins if origin.role == "fusion"}
 
 
 def _available_cores() -> int:

@@ -16,12 +16,16 @@ from disco_hlo.plan.units import UnitGraph
 
 FORMS = ("concat", "variadic")
 
+Kernel = tuple[frozenset[int], tuple[int, ...]]
+"""What one kernel computes, and which of it it returns (ascending). The results matter: the same
+nodes with one result more can be a kernel that crashes XLA."""
 
-def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested: Iterable[frozenset[int]]) -> None:
+
+def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested: Iterable[Kernel]) -> None:
     """Refuse what XLA could not execute correctly.
 
     Args:
-        attested: node sets that XLA itself compiles as one kernel in this module; they need no rule.
+        attested: kernels that XLA itself compiles in this module; they need no rule.
 
     Raises:
         IllegalStrategyError: naming the group or bucket and the reason.
@@ -32,9 +36,10 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
         results.setdefault(value.producer, []).append(value.node)
     for number, group in enumerate(strategy.groups):
         members = frozenset((*group.nodes, *group.duplicates))
-        if members in known:
+        returned = results.get(units.index[f"g{number}"], [])
+        if (members, tuple(returned)) in known:
             continue
-        reason = group_refusal(graph, members, results.get(units.index[f"g{number}"], []))
+        reason = group_refusal(graph, members, returned)
         if reason:
             raise IllegalStrategyError(f"g{number}: {reason}")
     for number, bucket in enumerate(strategy.buckets):

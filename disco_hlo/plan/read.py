@@ -8,7 +8,8 @@ from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.strategy import Bucket, Group, Strategy, normalized
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 
 def read(source: CanonicalModule) -> Strategy:
@@ -19,8 +20,8 @@ def read(source: CanonicalModule) -> Strategy:
     groups, unless Triton emits them, since its tiles are part of the plan.
     """
     graph = source.graph
-    kernels = [origin for origin in source.origins if origin.role == "fusion" and _computes(graph, origin)]
-    owner = _owners(graph, source.origins)
+    kernels = [origin for origin in source.origins if origin.role == "fusion" and _runs(graph, origin)]
+    owner = _owners(source.origins)
     groups: list[Group] = []
     token_of: dict[str, str] = {}
     for kernel in kernels:
@@ -35,14 +36,19 @@ def read(source: CanonicalModule) -> Strategy:
         token_of[kernel.name] = f"g{len(groups)}"
         groups.append(Group(nodes, duplicates, kind, _tiles(kernel) if kind == "triton" else ""))
     buckets, bucket_of = _buckets(graph, source)
-    return normalized(Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
+    return normal_form(graph, Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
     return tuple(n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE))
 
 
-def _owners(graph: Graph, origins: tuple[Origin, ...]) -> dict[int, str]:
+def _runs(graph: Graph, origin: Origin) -> bool:
+    """Whether the kernel does anything; one that only renames dimensions is a bitcast in canonical form."""
+    return any(graph.nodes[node].kind is not Kind.FREE for node in _computes(graph, origin))
+
+
+def _owners(origins: tuple[Origin, ...]) -> dict[int, str]:
     owner: dict[int, str] = {}
     for origin in origins:
         for node in origin.results:

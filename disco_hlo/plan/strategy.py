@@ -50,24 +50,3 @@ class Strategy:
     """Every all-reduce of the graph is in exactly one bucket."""
     order: tuple[str, ...] = ()
     """Every unit once, in execution order; empty means the deterministic default order of ``apply``."""
-
-
-def normalized(strategy: Strategy) -> Strategy:
-    """The same strategy with its groups and buckets numbered by their nodes.
-
-    Two strategies that execute alike are equal in this form, whoever numbered them.
-    """
-    group_rank = sorted(range(len(strategy.groups)), key=lambda i: strategy.groups[i].nodes)
-    bucket_rank = sorted(range(len(strategy.buckets)), key=lambda i: strategy.buckets[i].all_reduces)
-    renamed = {f"g{old}": f"g{new}" for new, old in enumerate(group_rank)}
-    renamed |= {f"b{old}": f"b{new}" for new, old in enumerate(bucket_rank)}
-
-    def token(name: str) -> str:
-        unit, dot, part = name.partition(".")
-        return renamed.get(unit, unit) + dot + part
-
-    return Strategy(
-        tuple(strategy.groups[i] for i in group_rank),
-        tuple(strategy.buckets[i] for i in bucket_rank),
-        tuple(map(token, strategy.order)),
-    )

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
+from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy, normalized
+from disco_hlo.plan.strategy import Strategy
 
 
 def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> None:
@@ -33,17 +35,17 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     added = _doors(written) - _doors(source)
     if added:
         raise PlanError(f"the optimized module adds {', '.join(sorted(added))}, which its source does not have")
-    difference = describe_difference(read(written), strategy)
+    difference = describe_difference(source.graph, read(written), strategy)
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: {difference}")
 
 
-def describe_difference(found: Strategy, wanted: Strategy) -> str | None:
+def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
     An empty order of ``wanted`` stands for any.
     """
-    wanted = normalized(wanted)
+    wanted = normal_form(graph, wanted)
     if not wanted.order:
         found = replace(found, order=())
     if found == wanted:

@@ -1,0 +1,136 @@
+"""What XLA executes is the strategy, and computes the same numbers: real steps on two CPU devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.verify import describe_difference, verify
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.runner import Runner, memory
+from tests.steps import models
+from tests.steps.intercept import intercept
+from tests.steps.strategies import one_bucket, random_strategy, unfused
+
+BFLOAT16 = ml_dtypes.bfloat16
+STEPS: dict[str, Callable[[], models.Step]] = {
+    "mlp": models.mlp,
+    "mlp without donation": lambda: models.mlp(donate=False),
+    "mlp bf16": lambda: models.mlp(BFLOAT16),
+    "resnet": models.resnet,
+    "resnet bf16": lambda: models.resnet(BFLOAT16),
+    "transformer": models.transformer,
+    "transformer bf16": lambda: models.transformer(BFLOAT16),
+    "lstm": models.lstm,
+    "lstm bf16": lambda: models.lstm(BFLOAT16),
+    "scanned layers": models.scanned_layers,
+    "scanned layers bf16": lambda: models.scanned_layers(BFLOAT16),
+    "jax.debug.print": models.printing,
+    "jax.debug.print bf16": lambda: models.printing(BFLOAT16),
+    "shard_map": models.mapped_by_hand,
+    "pmap": models.pmapped,
+}
+
+
+def strategies(source: CanonicalModule) -> dict[str, Strategy]:
+    xla = read(source)
+    return {
+        "XLA's own": xla,
+        "unfused": unfused(source.graph),
+        "one concatenated bucket": replace(one_bucket(source.graph, "concat"), groups=xla.groups),
+        "random": random_strategy(source, seed=3),
+    }
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> None:
+    step, arguments = STEPS[name]()
+
+    def body(request: CompileRequest) -> None:
+        source = canonicalize(jaxlink.capture(request))
+        default = jaxlink.compile_module(request, None)
+        expected = Runner(request, default, seed=1, allow_callbacks=True).outputs()
+        donated = memory(default).aliased_bytes
+        for title, strategy in strategies(source).items():
+            module = apply(strategy, source)
+            verify(source, module, strategy)
+            executable = jaxlink.compile_module(request, module)
+            executed = canonicalize(jaxlink.read_executable(executable))
+            assert describe_difference(source.graph, read(executed), strategy) is None, title
+            if jaxlink.keeps_donation():
+                assert memory(executable).aliased_bytes == donated, title
+                assert executed.graph.fingerprint == source.graph.fingerprint, title
+            outputs = Runner(request, executable, seed=1, allow_callbacks=True).outputs()
+            for want, got in zip(expected, outputs, strict=True):
+                for one, other in zip(want, got, strict=True):
+                    assert_close(one, other, title)
+
+    intercept(step, arguments, body)
+
+
+def assert_close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], title: str) -> None:
+    """Equal up to what another order of rounding may change."""
+    assert expected.dtype == got.dtype
+    tolerance = 2e-2 if expected.dtype == BFLOAT16 else 2e-5
+    left, right = np.asarray(expected, np.float64), np.asarray(got, np.float64)
+    assert np.all(np.isfinite(left)), title
+    scale = float(np.max(np.abs(left), initial=0.0)) or 1.0
+    np.testing.assert_allclose(right, left, rtol=tolerance, atol=tolerance * scale, err_msg=title)
+
+
+def test_random_strategies_differ_from_xla_and_hold_duplicates() -> None:
+    """The numbers above are worth something only if the random strategies are not trivial."""
+    step, arguments = models.transformer()
+    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    strategy = random_strategy(source, seed=3)
+    assert any(group.duplicates for group in strategy.groups)
+    assert sum(len(group.nodes) for group in strategy.groups) > 20
+    assert normal_form(source.graph, strategy) != read(source)
+
+
+def test_partitions_are_those_xla_assigns() -> None:
+    """Writing XLA's own plan again gives every kernel the number of tasks that XLA gave it."""
+    step, arguments = models.mlp_wide()
+    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    written = canonicalize(apply(read(source), source))
+    wanted = {origin.nodes: origin.proto.backend_config for origin in source.origins if origin.role == "fusion"}
+    got = {origin.nodes: origin.proto.backend_config for origin in written.origins if origin.role == "fusion"}
+    assert any(b"outer_dimension_partitions" in config for config in wanted.values())
+    assert got == wanted
+
+
+def test_an_all_reduce_may_not_be_left_out() -> None:
+    step, arguments = models.mlp()
+    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    with pytest.raises(IllegalStrategyError, match="in no bucket"):
+        apply(Strategy(), source)
+
+
+def test_all_reduces_of_two_types_may_not_be_concatenated() -> None:
+    step, arguments = models.mixed_precision()
+    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    mixed = Strategy(buckets=(Bucket(source.graph.all_reduces),))
+    with pytest.raises(IllegalStrategyError, match="cannot be concatenated"):
+        apply(mixed, source)
+
+
+def test_a_matmul_may_not_join_a_kernel() -> None:
+    step, arguments = models.mlp()
+    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    fixed = next(node.id for node in source.graph.nodes if node.kind is Kind.FIXED)
+    reader = source.graph.users[fixed][0]
+    with pytest.raises(IllegalStrategyError, match="cannot be fused"):
+        apply(replace(unfused(source.graph), groups=(Group((fixed, reader)),)), source)

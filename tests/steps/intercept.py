@@ -1,0 +1,42 @@
+"""Run a step with its compile in our hands: what a test sees of one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest
+from tests.steps.models import DEVICES
+
+
+def intercept(step: Callable[..., Any], arguments: tuple[Any, ...], body: Callable[[CompileRequest], Any]) -> Any:
+    """Call ``body`` with the compile request of ``step``, while JAX waits for it; returns what ``body`` returns.
+
+    The step itself is not run. What ``body`` raises is raised here.
+    """
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    class Stop(BaseException):
+        pass
+
+    def handler(request: CompileRequest) -> Any:
+        if len(request.devices) != DEVICES:
+            return None
+        try:
+            outcome.append(body(request))
+        except BaseException as error:
+            failure.append(error)
+        raise Stop
+
+    jaxlink.install(handler)
+    try:
+        step.lower(*arguments).compile()
+    except Stop:
+        if failure:
+            raise failure[0] from None
+        return outcome[0]
+    finally:
+        jaxlink.uninstall()
+    raise AssertionError("the step was never compiled")

@@ -1,0 +1,258 @@
+"""Small but real training steps, as users write them, for tests that compile and run.
+
+Each maker returns ``(step, arguments)``: ``step`` is jitted over two CPU devices, ``arguments`` are
+concrete. Batches are split over the devices; parameters and optimizer state are replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+DEVICES = 2
+
+
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
+
+
+def replicated() -> NamedSharding:
+    return NamedSharding(mesh(), PartitionSpec())
+
+
+def split() -> NamedSharding:
+    return NamedSharding(mesh(), PartitionSpec("data"))
+
+
+def random(seed: int, *shape: int, dtype: Any = np.float32, scale: float = 0.3) -> Any:
+    return (np.random.default_rng([seed, *shape]).normal(size=shape) * scale).astype(dtype)
+
+
+def tokens(seed: int, *shape: int, vocabulary: int = 32) -> Any:
+    return np.random.default_rng([seed, *shape]).integers(0, vocabulary, shape).astype(np.int32)
+
+
+def trained(
+    name: str, loss: Callable[..., Any], parameters: Any, batch: tuple[Any, ...], optimizer: Any, *, donate: bool = True
+) -> Step:
+    """The usual data-parallel step around a loss."""
+
+    def step(parameters: Any, state: Any, *batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(parameters, *batch)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state, value
+
+    step.__name__ = step.__qualname__ = name
+    parameters = jax.device_put(parameters, replicated())
+    state = jax.device_put(optimizer.init(parameters), replicated())
+    placed = tuple(jax.device_put(array, split()) for array in batch)
+    return jax.jit(step, donate_argnums=(0, 1) if donate else ()), (parameters, state, *placed)
+
+
+def mlp(dtype: Any = np.float32, *, donate: bool = True) -> Step:
+    parameters = {f"w{i}": random(i, 48, 48, dtype=dtype) for i in range(3)} | {f"b{i}": random(9 + i, 48, dtype=dtype) for i in range(3)}
+
+    def loss(p: Any, x: Any) -> Any:
+        for i in range(3):
+            x = jnp.tanh(x @ p[f"w{i}"] + p[f"b{i}"])
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    return trained("mlp_step", loss, parameters, (random(1, 16, 48, dtype=dtype),), optax.sgd(0.1, momentum=0.9), donate=donate)
+
+
+def mixed_precision() -> Step:
+    """Gradients of two types travel as such: f32, and s32 by hand (XLA:CPU promotes bf16 all-reduces to f32)."""
+
+    def local(x: Any) -> Any:
+        return jax.lax.psum(jnp.tanh(x), "data"), jax.lax.psum((x > 0).astype(jnp.int32) * 3, "data")
+
+    def mixed_step(x: Any) -> Any:
+        return jax.shard_map(
+            local, mesh=mesh(), in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
+        )(x)
+
+    return jax.jit(mixed_step), (jax.device_put(random(3, 8, 32), split()),)
+
+
+def mlp_wide() -> Step:
+    """Large enough for XLA:CPU to split kernels into tasks."""
+    parameters = {"w": random(0, 512, 512), "v": random(1, 512, 512)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ p["w"]) @ p["v"]) ** 2)
+
+    return trained("wide_step", loss, parameters, (random(2, 1024, 512),), optax.adamw(1e-3))
+
+
+def resnet(dtype: Any = np.float32) -> Step:
+    """Two residual blocks with batch norm over the whole batch, so with all-reduces in the forward pass too."""
+    parameters = {
+        "stem": random(0, 3, 3, 3, 8, dtype=dtype),
+        **{f"conv{i}": random(1 + i, 3, 3, 8, 8, dtype=dtype) for i in range(4)},
+        **{f"scale{i}": np.ones(8, dtype) for i in range(4)},
+        **{f"shift{i}": np.zeros(8, dtype) for i in range(4)},
+        "head": random(7, 8, 10, dtype=dtype),
+    }  # fmt: skip
+
+    def convolve(x: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def normalize(x: Any, scale: Any, shift: Any) -> Any:
+        mean = x.mean((0, 1, 2))
+        variance = ((x - mean) ** 2).mean((0, 1, 2))
+        return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + shift
+
+    def loss(p: Any, images: Any, labels: Any) -> Any:
+        x = convolve(images, p["stem"])
+        for i in range(0, 4, 2):
+            y = jax.nn.relu(normalize(convolve(x, p[f"conv{i}"]), p[f"scale{i}"], p[f"shift{i}"]))
+            x = jax.nn.relu(x + normalize(convolve(y, p[f"conv{i + 1}"]), p[f"scale{i + 1}"], p[f"shift{i + 1}"]))
+        logits = (x.mean((1, 2)) @ p["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    batch = (random(5, 8, 8, 8, 3, dtype=dtype), tokens(6, 8, vocabulary=10))
+    return trained("resnet_step", loss, parameters, batch, optax.sgd(0.1, momentum=0.9))
+
+
+def _layer_norm(x: Any, scale: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def _block(x: Any, p: Any) -> Any:
+    """One pre-norm transformer layer; x is [batch, sequence, width]."""
+    width = x.shape[-1]
+    y = _layer_norm(x, p["norm1"])
+    query, key, value = jnp.split(y @ p["qkv"], 3, axis=-1)
+    scores = jnp.einsum("bsd,btd->bst", query, key) / np.sqrt(width).astype(x.dtype)
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, jnp.asarray(-1e4, x.dtype))
+    x = x + jax.nn.softmax(scores) @ value @ p["out"]
+    return x + jax.nn.gelu(_layer_norm(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+
+def _block_parameters(seed: int, width: int, dtype: Any) -> dict[str, Any]:
+    return {
+        "qkv": random(seed, width, 3 * width, dtype=dtype),
+        "out": random(seed + 1, width, width, dtype=dtype),
+        "up": random(seed + 2, width, 2 * width, dtype=dtype),
+        "down": random(seed + 3, 2 * width, width, dtype=dtype),
+        "norm1": np.ones(width, dtype),
+        "norm2": np.ones(width, dtype),
+    }
+
+
+def transformer(dtype: Any = np.float32) -> Step:
+    """Embedding (its gradient is a scatter), two layers, AdamW."""
+    parameters = {
+        "embedding": random(0, 32, 16, dtype=dtype),
+        "layers": [_block_parameters(10 * i, 16, dtype) for i in (1, 2)],
+        "head": random(3, 16, 32, dtype=dtype),
+    }
+
+    def loss(p: Any, text: Any) -> Any:
+        x = p["embedding"][text]
+        for layer in p["layers"]:
+            x = _block(x, layer)
+        logits = (x @ p["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
+
+    return trained("transformer_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
+
+
+def lstm(dtype: Any = np.float32) -> Step:
+    parameters = {
+        "embedding": random(0, 32, 16, dtype=dtype),
+        "kernel": random(1, 32, 64, dtype=dtype),
+        "bias": np.zeros(64, dtype),
+        "head": random(2, 16, 32, dtype=dtype),
+    }
+
+    def loss(p: Any, text: Any) -> Any:
+        def cell(carry: Any, x: Any) -> Any:
+            hidden, memory = carry
+            gates = jnp.concatenate([x, hidden], -1) @ p["kernel"] + p["bias"]
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(memory)
+            return (hidden, memory), hidden
+
+        x = jnp.swapaxes(p["embedding"][text], 0, 1)
+        zero = jnp.zeros((text.shape[0], 16), x.dtype)
+        _, states = jax.lax.scan(cell, (zero, zero), x)
+        logits = (jnp.swapaxes(states, 0, 1) @ p["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
+
+    return trained("lstm_step", loss, parameters, (tokens(5, 4, 10),), optax.adam(1e-3))
+
+
+def scanned_layers(dtype: Any = np.float32) -> Step:
+    """A transformer that scans over its stacked layers: most of the step lies inside loops."""
+    stacked = jax.tree.map(lambda *layers: np.stack(layers), *[_block_parameters(10 * i, 16, dtype) for i in (1, 2, 3)])
+    parameters = {"embedding": random(0, 32, 16, dtype=dtype), "layers": stacked, "head": random(3, 16, 32, dtype=dtype)}
+
+    def loss(p: Any, text: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, layer: (_block(x, layer), None), p["embedding"][text], p["layers"])
+        logits = (x @ p["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
+
+    return trained("scanned_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
+
+
+def printing(dtype: Any = np.float32) -> Step:
+    """A step with a host callback."""
+    parameters = {"w": random(0, 32, 32, dtype=dtype), "v": random(1, 32, 8, dtype=dtype)}
+
+    def loss(p: Any, x: Any) -> Any:
+        value = jnp.mean((jnp.tanh(x @ p["w"]) @ p["v"]).astype(jnp.float32) ** 2)
+        jax.debug.print("loss {}", value)
+        return value
+
+    return trained("printing_step", loss, parameters, (random(2, 8, 32, dtype=dtype),), optax.sgd(0.1))
+
+
+def mapped_by_hand(dtype: Any = np.float32) -> Step:
+    """The same kind of step written with shard_map and an explicit psum."""
+    parameters = {f"w{i}": random(i, 32, 32, dtype=dtype) for i in range(3)}
+
+    def local(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            y = x
+            for i in range(3):
+                y = jnp.tanh(y @ p[f"w{i}"])
+            return jnp.mean(y.astype(jnp.float32) ** 2)
+
+        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(p))
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients)
+
+    def shard_map_step(p: Any, x: Any) -> Any:
+        return jax.shard_map(
+            local, mesh=mesh(), in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec(), check_vma=False
+        )(p, x)
+
+    placed = jax.device_put(parameters, replicated()), jax.device_put(random(4, 8, 32, dtype=dtype), split())
+    return jax.jit(shard_map_step, donate_argnums=(0,)), placed
+
+
+def pmapped(dtype: Any = np.float32) -> Step:
+    """The same step under pmap: replicas instead of partitions, all-reduces without channels."""
+    parameters = {f"w{i}": np.stack([random(i, 32, 32, dtype=dtype)] * DEVICES) for i in range(3)}
+
+    def pmap_step(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            y = x
+            for i in range(3):
+                y = jnp.tanh(y @ p[f"w{i}"])
+            return jnp.mean(y.astype(jnp.float32) ** 2)
+
+        gradients = jax.lax.pmean(jax.grad(loss)(p), "data")
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients)
+
+    step = jax.pmap(pmap_step, axis_name="data", devices=jax.devices()[:DEVICES], donate_argnums=(0,))
+    return step, (parameters, random(4, DEVICES, 4, 32, dtype=dtype))

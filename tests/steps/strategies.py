@@ -1,0 +1,77 @@
+"""Strategies for tests: the plain ones, and random legal ones by seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import is_joinable
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import unit_graph
+
+
+def unfused(graph: Graph) -> Strategy:
+    """Every op and every all-reduce by itself."""
+    return Strategy(buckets=tuple(Bucket((node,)) for node in graph.all_reduces))
+
+
+def one_bucket(graph: Graph, form: str) -> Strategy:
+    """All all-reduces that may travel together in one bucket, unless one waits for another."""
+    classes: dict[tuple[str, str], list[int]] = {}
+    for node in graph.all_reduces:
+        classes.setdefault((graph.nodes[node].collective, graph.nodes[node].shape.dtype), []).append(node)
+    together = Strategy(buckets=tuple(Bucket(tuple(members), form) for members in classes.values()))
+    try:
+        unit_graph(graph, together)
+    except IllegalStrategyError:
+        last = [(kept[:-2], kept[-2:]) for kept in classes.values()]
+        singles = [Bucket((node,)) for first, _ in last for node in first]
+        return Strategy(buckets=(*singles, *(Bucket(tuple(pair), form) for _, pair in last if pair)))
+    return together
+
+
+def random_strategy(source: CanonicalModule, seed: int, attempts: int = 150) -> Strategy:
+    """A legal strategy made by random fusions (half of them duplicating) and random buckets."""
+    dice = random.Random(seed)
+    graph = source.graph
+    strategy = replace(one_bucket(graph, dice.choice(["concat", "variadic"])))
+    if dice.random() < 0.5:
+        strategy = unfused(graph)
+    groups: list[Group] = []
+    for _ in range(attempts):
+        grown = _grow(graph, groups, dice)
+        if grown is None:
+            continue
+        candidate = replace(strategy, groups=tuple(grown))
+        try:
+            check_strategy(graph, candidate, unit_graph(graph, candidate), attested_groups(source))
+        except IllegalStrategyError:
+            continue
+        groups = grown
+    return replace(strategy, groups=tuple(groups))
+
+
+def _grow(graph: Graph, groups: list[Group], dice: random.Random) -> list[Group] | None:
+    """Fuse a random op with a random operand of it; None where they cannot be grouped at all."""
+    reader = graph.nodes[dice.randrange(len(graph))]
+    if not is_joinable(reader) or not reader.operands:
+        return None
+    producer = graph.nodes[dice.choice(reader.operands)]
+    if not is_joinable(producer):
+        return None
+    owner = {node: group for group in groups for node in group.nodes}
+    ours, theirs = owner.get(reader.id, Group((reader.id,))), owner.get(producer.id, Group((producer.id,)))
+    if ours is theirs or producer.id in ours.duplicates:
+        return None
+    others = [group for group in groups if group is not ours and group is not theirs]
+    if dice.random() < 0.5:
+        grown = Group(ours.nodes, tuple(sorted({*ours.duplicates, producer.id})))
+        return [*others, grown, *([theirs] if theirs in groups else [])]
+    nodes = tuple(sorted({*ours.nodes, *theirs.nodes}))
+    duplicates = tuple(sorted({*ours.duplicates, *theirs.duplicates} - set(nodes)))
+    return [*others, Group(nodes, duplicates)]
