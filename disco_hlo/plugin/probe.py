@@ -13,6 +13,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.logs import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,11 @@ def exchange_opcode(module: bytes, old: str, new: str) -> bytes:
 def main() -> int:
     """Print what was found, or ``{"error": ...}`` and return 1."""
     try:
-        print(json.dumps(asdict(probe())))
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return 1
-    return 0
+        report: dict[str, object] = asdict(probe())
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what the caller wants to know
+        report = {"error": one_line(error)}
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 1 if "error" in report else 0
 
 
 if __name__ == "__main__":
