@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
@@ -36,7 +37,6 @@ def probe() -> Probe:
         UnsupportedError: the compile was not intercepted, or XLA ran something else than it was given.
     """
     import jax
-    import jaxlib
     import numpy as np
 
     asked: list[str] = []
@@ -66,7 +66,7 @@ def probe() -> Probe:
         device_kind=str(device.device_kind),
         device_count=jax.device_count(),
         jax_version=jax.__version__,
-        jaxlib_version=jaxlib.version.__version__,
+        jaxlib_version=version("jaxlib"),
         keeps_donation=jaxlink.keeps_donation(),
     )
 
