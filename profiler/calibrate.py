@@ -76,9 +76,13 @@ def _times(measure: Measure, size: int) -> tuple[float, float]:
 def _slope(sizes: Sequence[int], times: Sequence[float], what: str) -> float:
     """Median slope over all pairs of sizes (Theil-Sen), which one disturbed size cannot move."""
     slopes = [
-        (times[j] - times[i]) / (sizes[j] - sizes[i]) for i in range(len(sizes)) for j in range(i + 1, len(sizes))
+        (times[j] - times[i]) / (sizes[j] - sizes[i])
+        for i in range(len(sizes))
+        for j in range(i + 1, len(sizes))
     ]
     slope = float(np.median(slopes)) if slopes else 0.0
     if slope <= 0:
-        raise ProfileError(f"the time of {what} does not grow with its size: {dict(zip(sizes, times, strict=True))}")
+        raise ProfileError(
+            f"the time of {what} does not grow with its size: {dict(zip(sizes, times, strict=True))}"
+        )
     return slope

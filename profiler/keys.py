@@ -16,8 +16,7 @@ from disco_hlo.hlo.graph import Graph, Kind, is_cloned
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.profile import OpTime
-from disco_hlo.profiler.store import merged
+from disco_hlo.profiler.profile import OpTime, merged
 
 GROUP_PREFIX = "g:"
 """First characters of the key of a fused kernel; no :attr:`Node.key` has them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,31 @@ class Profile:
                 f"the profile was taken on {mine.device_kind} ({mine.backend}), "
                 f"this is {device_kind} ({backend}); profile this device or name another profile"
             )
+
+
+def merged(times: Sequence[OpTime]) -> OpTime:
+    """One time from several measurements: medians weighted by their samples.
+
+    The spread is the larger of the usual spread within a measurement and the spread between them.
+    """
+    middle = _weighted_median((time.median_ns, time.samples) for time in times)
+    within = _weighted_median((time.spread_ns, time.samples) for time in times)
+    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
+    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+
+
+def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
+    """Of (value, weight) pairs; the middle of two values where half of the weight lies on each side."""
+    ordered = sorted(values)
+    total = sum(weight for _, weight in ordered)
+    passed = 0
+    for position, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return round((value + ordered[position + 1][0]) / 2)
+    raise ProfileError("no measurement to merge")
 
 
 def host_cpu_kind() -> str:

@@ -9,7 +9,7 @@ the file keeps the points of all-reduce sweeps and the step times of measured fi
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -20,7 +20,7 @@ from typing import Any, Self
 from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.checks import Checker
-from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
 
 SCHEMA_VERSION = 1
 KEPT_MEASUREMENTS = 16
@@ -273,25 +273,3 @@ class ProfileStore:
         self._check.integer(time.median_ns, f"{where}: median_ns", minimum=0)
         self._check.integer(time.spread_ns, f"{where}: spread_ns", minimum=0)
         self._check.integer(time.samples, f"{where}: samples", minimum=1)
-
-
-def merged(times: Sequence[OpTime]) -> OpTime:
-    """One time from several measurements: medians weighted by their samples.
-
-    The spread is the larger of the usual spread within a measurement and the spread between them.
-    """
-    middle = _weighted_median((time.median_ns, time.samples) for time in times)
-    within = _weighted_median((time.spread_ns, time.samples) for time in times)
-    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
-    return OpTime(middle, max(within, between), sum(time.samples for time in times))
-
-
-def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
-    ordered = sorted(values)
-    half = sum(weight for _, weight in ordered) / 2
-    passed = 0
-    for value, weight in ordered:
-        passed += weight
-        if passed >= half:
-            return value
-    raise ProfileError("no measurement to merge")

@@ -1,4 +1,4 @@
-"""``disco doctor``: whether everything the plugin needs is here; where not, what is missing and what to do."""
+"""``disco doctor``: whether everything the plugin needs is here, and where not, what to do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from disco_hlo.plugin.settings import Settings, SettingsError
 
@@ -173,5 +174,5 @@ def _print_table(checks: list[Check]) -> None:
         table.add_column(heading, overflow="fold")
     for check in checks:
         advice = f"\n{check.advice}" if check.advice else ""
-        table.add_row(check.name, "ok" if check.ok else "missing", check.detail + advice)
+        table.add_row(check.name, "ok" if check.ok else "missing", Text(check.detail + advice))
     Console().print(table)

@@ -14,14 +14,17 @@ def initialize() -> None:
     if not switch:
         return
     if switch not in ("0", "1"):
-        print(
-            f"disco: off: ENABLE_SEARCH is {switch!r}; expected 1 (search), 0 (enact) or unset",
-            file=sys.stderr,
-        )
+        _say_off(f"ENABLE_SEARCH is {switch!r}; expected 1 (search), 0 (enact) or unset")
         return
     try:
         from disco_hlo.plugin.install import install_from_environment
 
         install_from_environment()
-    except Exception as error:  # a plugin that cannot start must not stop the training
-        print(f"disco: off: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - whatever keeps us from starting must not stop the training
+        from disco_hlo.plugin.logs import one_line
+
+        _say_off(one_line(error))
+
+
+def _say_off(reason: str) -> None:
+    sys.stderr.write(f"disco: off: {reason}\n")

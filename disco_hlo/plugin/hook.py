@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 
-class Captured(Exception):
+class CapturedError(Exception):
     """Raised inside the hook to end a compile whose module has been recorded."""
 
 
@@ -41,7 +41,7 @@ def on_module(module: bytes) -> bytes | None:
     """The callback: a serialized HloModuleProto in; the module to run instead, or None for the one that came.
 
     Raises:
-        Captured: the compile was made only to see the module.
+        CapturedError: the compile was made only to see the module.
     """
     own = _own_compiles.get(module_name(module)) if _own_compiles else None
     if own is None:
@@ -49,9 +49,9 @@ def on_module(module: bytes) -> bytes | None:
     try:
         own.seen = module
         if own.stop:
-            raise Captured("module recorded, nothing more to compile")
+            raise CapturedError("module recorded, nothing more to compile")
         return own.replacement
-    except Captured:
+    except CapturedError:
         raise
     except BaseException as error:
         own.interrupt = error

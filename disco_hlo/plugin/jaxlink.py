@@ -28,7 +28,7 @@ import numpy as np
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin import hook
 from disco_hlo.plugin.hook import OwnCompile
-from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.logs import LOGGER, one_line
 
 LoadedExecutable = Any
 """``jaxlib`` loaded executable; jaxlib ships no types for it."""
@@ -151,9 +151,8 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
     try:
         with ours():
             return handler(request)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, reason, exc_info=True)
+    except Exception as error:  # noqa: BLE001 - no failure of ours may stop the training
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True)
         return None
 
 

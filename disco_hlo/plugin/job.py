@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from disco_hlo.plugin import jaxlink
@@ -31,7 +32,6 @@ class DeviceFacts:
 def device_facts(request: CompileRequest) -> DeviceFacts:
     """Facts about the devices of ``request``."""
     import jax
-    import jaxlib.version
 
     return DeviceFacts(
         backend="gpu" if request.backend.platform in ("gpu", "cuda") else str(request.backend.platform),
@@ -42,7 +42,7 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
         process_count=len(request.process_indices),
         runtime_version=str(request.backend.platform_version),
         jax_version=jax.__version__,
-        jaxlib_version=jaxlib.version.__version__,
+        jaxlib_version=version("jaxlib"),
     )
 
 

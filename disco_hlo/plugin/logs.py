@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from disco_hlo.errors import DiscoError
+
 LOGGER = logging.getLogger("disco_hlo")
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -27,6 +29,12 @@ class _StderrHandler(logging.Handler):
             sys.stderr.flush()
         except (OSError, ValueError):
             return
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line: our own errors explain themselves, others are named by their type."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, DiscoError) and text else f"{type(error).__name__}: {text}"
 
 
 def configure(level: str) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.logs import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ def probe() -> Probe:
         UnsupportedError: the compile was not intercepted, or XLA ran something else than it was given.
     """
     import jax
-    import jaxlib
     import numpy as np
 
     asked: list[str] = []
@@ -65,7 +66,7 @@ def probe() -> Probe:
         device_kind=str(device.device_kind),
         device_count=jax.device_count(),
         jax_version=jax.__version__,
-        jaxlib_version=jaxlib.version.__version__,
+        jaxlib_version=version("jaxlib"),
         keeps_donation=jaxlink.keeps_donation(),
     )
 
@@ -91,11 +92,11 @@ def exchange_opcode(module: bytes, old: str, new: str) -> bytes:
 def main() -> int:
     """Print what was found, or ``{"error": ...}`` and return 1."""
     try:
-        print(json.dumps(asdict(probe())))
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return 1
-    return 0
+        report: dict[str, object] = asdict(probe())
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what the caller wants to know
+        report = {"error": one_line(error)}
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 1 if "error" in report else 0
 
 
 if __name__ == "__main__":

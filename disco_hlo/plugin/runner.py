@@ -8,9 +8,9 @@ sharding replicates is equal on every device, so that all devices take the same 
 from __future__ import annotations
 
 import re
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,21 +223,12 @@ def _compile_all_reduces(
     return executable
 
 
-def _in_clean_thread(work: Any) -> Any:
+def _in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:
     """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread."""
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
 
-    def body() -> None:
-        try:
-            with jaxlink.ours():
-                outcome.append(work())
-        except BaseException as error:
-            failure.append(error)
+    def marked() -> LoadedExecutable:
+        with jaxlink.ours():
+            return work()
 
-    thread = threading.Thread(target=body, name="disco-compile")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    with ThreadPoolExecutor(1, "disco-compile") as clean:
+        return clean.submit(marked).result()

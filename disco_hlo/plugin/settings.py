@@ -98,7 +98,7 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(f"DISCO_CONFIG: cannot read {path}: {error}") from error
     unknown = sorted(set(table) - set(_READERS))
     if unknown:

@@ -1,20 +1,13 @@
-"""Real compiles on four CPU devices of one process."""
+"""Handlers for real compiles, taken out again after each test."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
-
-# Read when jax makes its backend, which no test module does while it is imported.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.pop("ENABLE_SEARCH", None)
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable
 
 
 @pytest.fixture
@@ -36,7 +29,7 @@ def compile_with(install: Callable[[Handler], None]) -> Callable[[str, Handler],
     def compile_with(name: str, handler: Handler) -> list[CompileRequest]:
         asked: list[CompileRequest] = []
 
-        def only(request: CompileRequest) -> Any:
+        def only(request: CompileRequest) -> LoadedExecutable | None:
             if request.module_name != f"jit_{name}":
                 return None
             asked.append(request)

@@ -6,7 +6,7 @@ import pytest
 
 from disco_hlo.hlo import proto
 from disco_hlo.plugin import hook
-from disco_hlo.plugin.hook import Captured, OwnCompile
+from disco_hlo.plugin.hook import CapturedError, OwnCompile
 
 STEP = b"\x0a\x08jit_step" + b"\x28\x96\x01" + b"\x30\x07"  # name, id 150, entry_computation_id 7
 
@@ -32,7 +32,7 @@ def test_leaving_out_the_number_skips_fields_of_every_wire_type() -> None:
 
 
 def test_what_is_left_is_the_same_module() -> None:
-    module = proto.parse(hook.without_id(STEP))
+    module = proto.parse(hook.without_id(STEP + b"\x1a\x02\x28\x07"))
     assert module.name == "jit_step"
     assert module.entry_computation_id == 7
 
@@ -53,7 +53,7 @@ def test_only_the_module_of_that_name_is_replaced() -> None:
 
 def test_a_capture_ends_the_compile() -> None:
     own = OwnCompile(stop=True)
-    with hook.own_compile("jit_step", own), pytest.raises(Captured):
+    with hook.own_compile("jit_step", own), pytest.raises(CapturedError):
         hook.on_module(STEP)
     assert own.seen == STEP
     assert own.interrupt is None
@@ -100,6 +100,7 @@ def test_ours_waits_for_an_ordinary_compile_of_the_same_name() -> None:
 
 
 def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
-    with pytest.raises(ValueError), hook.own_compile("jit_step", OwnCompile(replacement=b"other")):
-        raise ValueError
+    own = hook.own_compile("jit_step", OwnCompile(replacement=b"other"))
+    with pytest.raises(ValueError, match="refused"), own:
+        raise ValueError("refused")
     assert hook.on_module(STEP) is None

@@ -1,0 +1,66 @@
+"""One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS RANK OUTPUT."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from disco_hlo.plugin import jaxlink, job, runner
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.probe import exchange_opcode
+
+
+def main(address: str, rank: int, output: Path) -> None:
+    jax.distributed.initialize(address, num_processes=2, process_id=rank)
+    report: dict[str, object] = {}
+
+    def handle(request: CompileRequest) -> LoadedExecutable | None:
+        if request.module_name != "jit_step":
+            return None
+        module = jaxlink.capture(request)
+        rewritten = jaxlink.compile_module(request, exchange_opcode(module, "negate", "abs"))
+        step = runner.Runner(request, rewritten, seed=1)
+        times = [step.run() for _ in range(3)]
+        sweep = runner.all_reduce_runner(request, 1024, repeats=2, seed=1)
+        store = job.key_value_store()
+        assert store is not None
+        store.put(f"module/{rank}", hashlib.sha256(module).digest())
+        store.barrier("module", request.process_indices, 30)
+        hashes = [store.get(f"module/{other}", 30).hex() for other in (0, 1)]
+        try:
+            store.get("never put", 0.05)
+        except TimeoutError as error:
+            report["timeout"] = str(error)
+        facts = job.device_facts(request)
+        report["ran"] = all(t > 0 for t in times)
+        report["same_module"] = hashes[0] == hashes[1]
+        report["outputs"] = [[part.tolist() for part in out] for out in step.outputs()]
+        report["sums"] = [part.tolist() for part in sweep.outputs()[0]]
+        report["job"] = job.job_id()
+        report["places"] = [facts.process_index, facts.process_count, facts.device_count]
+        report["local"] = [facts.local_device_count, len(request.local_devices)]
+        return rewritten
+
+    def step(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return weight + x.sum(), -weight
+
+    jaxlink.install(handle)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.make_array_from_process_local_data(split, np.full((2, 3), rank + 1, np.float32))
+    weight = jax.make_array_from_process_local_data(whole, np.full(5, -2, np.float32))
+    updated, flipped = jax.jit(step, out_shardings=whole, donate_argnums=0)(weight, x)
+    report["updated"] = np.asarray(updated.addressable_data(0)).tolist()
+    report["flipped"] = np.asarray(flipped.addressable_data(0)).tolist()
+    output.write_text(json.dumps(report))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from disco_hlo import plugin
+from disco_hlo.plugin import jaxlink, logs
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.settings import Settings
+
+TRAINING = """
+import json, sys
+import jax
+from jax._src import compiler
+result = float(jax.jit(lambda x: x * 2)(21.0))
+ours = sorted(name for name in sys.modules if name.split(".")[0] == "disco_hlo")
+print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_hlo_original")]))
+"""
+
+
+def train(**environment: str) -> tuple[list[Any], str]:
+    """Run a script that knows nothing of us; what it printed, and stderr."""
+    command = [sys.executable, "-c", TRAINING]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def test_unset_nothing_is_installed_and_nothing_imported() -> None:
+    found, stderr = train()
+    assert found == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
+    assert stderr == ""
+
+
+def test_empty_is_as_good_as_unset() -> None:
+    assert train(ENABLE_SEARCH="")[0] == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
+
+
+def test_another_value_is_one_line_and_training_goes_on() -> None:
+    found, stderr = train(ENABLE_SEARCH="true")
+    assert found == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
+    assert stderr == "disco: off: ENABLE_SEARCH is 'true'; expected 1 (search), 0 (enact) or unset\n"
+
+
+def test_a_bad_setting_is_one_line_and_training_goes_on() -> None:
+    found, stderr = train(ENABLE_SEARCH="1", DISCO_ALPHA="0.5")
+    assert found[0] == 42.0
+    assert found[2] is False
+    assert stderr == "disco: off: DISCO_ALPHA is '0.5'; expected a number, 1 or more\n"
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_device(switch: str) -> None:
+    found, stderr = train(ENABLE_SEARCH=switch)
+    assert found[0] == 42.0
+    assert found[2] is True
+    assert "disco_hlo.plugin.search_phase" not in found[1]
+    assert "disco_hlo.plugin.enact_phase" not in found[1]
+    assert stderr == ""
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Settings]]]:
+    """Phases that note what they are asked, in the place of the real ones."""
+    asked: list[tuple[str, str, Settings]] = []
+    for name in ("search_phase", "enact_phase"):
+        phase = ModuleType(name)
+
+        def handle(request: CompileRequest, settings: Settings, name: str = name) -> None:
+            asked.append((name, request.module_name, settings))
+
+        phase.handle = handle  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.{name}", phase)
+        monkeypatch.setattr(plugin, name, phase, raising=False)
+    before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))
+    yield asked
+    jaxlink.uninstall()
+    logs.LOGGER.level, logs.LOGGER.propagate, logs.LOGGER.handlers = before
+    logs.LOGGER.setLevel(before[0])
+
+
+@pytest.mark.parametrize(("switch", "phase"), [("1", "search_phase"), ("0", "enact_phase")])
+def test_the_switch_names_the_phase_that_sees_modules_on_several_devices(
+    switch: str, phase: str, phases: list[tuple[str, str, Settings]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_four(x: jax.Array) -> jax.Array:
+        return x + int(switch)
+
+    def on_one(x: jax.Array) -> jax.Array:
+        return x + 2
+
+    monkeypatch.setenv("ENABLE_SEARCH", switch)
+    monkeypatch.setenv("DISCO_DIR", "/plans")
+    plugin.initialize()
+    split = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec("data"))
+    jax.jit(on_four, in_shardings=split)(np.zeros(4, np.float32))
+    jax.jit(on_one)(np.zeros(4, np.float32))
+    assert [(name, module) for name, module, _ in phases] == [(phase, "jit_on_four")]
+    assert phases[0][2] == Settings(search=switch == "1", directory=Path("/plans"))
+
+
+def test_a_named_module_is_seen_on_one_device_too(
+    phases: list[tuple[str, str, Settings]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lonely(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    monkeypatch.setenv("ENABLE_SEARCH", "1")
+    monkeypatch.setenv("DISCO_MODULE", "lonely")
+    plugin.initialize()
+    jax.jit(lonely)(np.zeros(4, np.float32))
+    assert [module for _, module, _ in phases] == ["jit_lonely"]
+
+
+def test_an_unsupported_jax_is_one_line_and_nothing_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jax._src import compiler
+
+    own = compiler.compile_or_get_cached
+    monkeypatch.setenv("ENABLE_SEARCH", "1")
+    with monkeypatch.context() as without:
+        without.delattr(compiler, "backend_compile_and_load")
+        plugin.initialize()
+    assert compiler.compile_or_get_cached is own
+    assert capsys.readouterr().err == (
+        f"disco: off: jax {jax.__version__} is not supported: jax._src.compiler.backend_compile_and_load is "
+        "missing; use jax 0.10.2 to 0.12\n"
+    )

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+
+from disco_hlo.plugin import job
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+
+
+def test_facts_name_backend_devices_and_versions(
+    compile_with: Callable[[str, Handler], list[CompileRequest]],
+) -> None:
+    def facts_step(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    requests = compile_with("facts_step", lambda request: None)
+    jax.jit(facts_step)(np.zeros(2, np.float32))
+    facts = job.device_facts(requests[0])
+    assert (facts.backend, facts.device_kind) == ("cpu", "cpu")
+    assert (facts.device_count, facts.local_device_count) == (1, 1)
+    assert (facts.process_index, facts.process_count) == (0, 1)
+    assert facts.jax_version == jax.__version__
+    assert facts.runtime_version == "cpu"
+
+
+def test_a_host_says_how_much_memory_is_left(
+    compile_with: Callable[[str, Handler], list[CompileRequest]],
+) -> None:
+    def memory_step(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    requests = compile_with("memory_step", lambda request: None)
+    jax.jit(memory_step)(np.zeros(2, np.float32))
+    free = job.available_bytes(requests[0])
+    assert free is not None
+    assert free > 1 << 20
+
+
+def test_without_jax_distributed_there_is_no_job() -> None:
+    assert job.key_value_store() is None
+    assert job.job_id() == ""
+
+
+def test_only_a_passed_deadline_is_a_timeout() -> None:
+    class Client:
+        def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
+            raise RuntimeError({"late": "DEADLINE_EXCEEDED: waited", "lost": "UNAVAILABLE: gone"}[key])
+
+    store = job.KeyValueStore(Client())
+    with pytest.raises(TimeoutError, match=r"key late: not there after 1\.5 s"):
+        store.get("late", 1.5)
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        store.get("lost", 1.5)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from disco_hlo.plugin import logs
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))
+    yield
+    logs.LOGGER.level, logs.LOGGER.propagate, logs.LOGGER.handlers = before
+    logs.LOGGER.setLevel(before[0])
+
+
+def test_a_phase_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info")
+    logs.configure("info")
+    logs.LOGGER.info("profiled %d instructions\nin %.1f s", 12, 3.14)
+    logs.LOGGER.warning("the plan is stale")
+    logs.LOGGER.debug("not shown")
+    captured = capsys.readouterr()
+    assert captured.err == "disco: profiled 12 instructions in 3.1 s\ndisco: warning: the plan is stale\n"
+    assert captured.out == ""
+
+
+def test_a_traceback_is_shown_only_for_debugging(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        try:
+            raise ValueError("broken")
+        except ValueError as error:
+            logs.LOGGER.error("gave up: %s", error, exc_info=True)
+
+    logs.configure("info")
+    fail()
+    assert capsys.readouterr().err == "disco: error: gave up: broken\n"
+    logs.configure("debug")
+    fail()
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_closed_stderr_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, text: str) -> int:
+            raise ValueError("I/O operation on closed file")
+
+    logs.configure("info")
+    monkeypatch.setattr(sys, "stderr", Closed())
+    logs.LOGGER.info("nobody reads this")
+
+
+def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("info")
+    assert logs.progress_wanted() is False
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert logs.progress_wanted() is True
+    logs.configure("warning")
+    assert logs.progress_wanted() is False
+
+
+def test_the_logger_is_the_projects_own() -> None:
+    assert logs.LOGGER is logging.getLogger("disco_hlo")

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin import jaxlink, runner
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable, Parameter
+from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.runner import Runner, synthetic_values
+
+CompileWith = Callable[[str, Handler], list[CompileRequest]]
+
+SPLIT, WHOLE = PartitionSpec("data"), PartitionSpec()
+
+
+def mesh_of(devices: list[Any]) -> Mesh:
+    return Mesh(np.array(devices), ("data",))
+
+
+def sgd_step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss(weights: list[jax.Array]) -> jax.Array:
+        hidden = jnp.tanh(x @ weights[0])
+        return jnp.mean((hidden @ weights[1] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+
+SGD_SHAPES = [(6, 5), (5, 3), (2, 6), (2, 3)]
+"""Per-device shapes of the entry parameters of ``sgd_step`` on four devices."""
+
+
+def joined(shape: tuple[int, ...], index: int, sharded: bool, count: int = 4) -> np.ndarray[Any, Any]:
+    parameter = Parameter(shape, np.dtype(np.float32), sharded)
+    parts = [synthetic_values(parameter, 7, index, place) for place in range(count)]
+    return np.concatenate(parts) if sharded else parts[0]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("donate", [False, True])
+def test_outputs_are_those_of_jit_on_the_same_inputs(
+    donate: bool, backwards: bool, compile_with: CompileWith
+) -> None:
+    made: list[runner.Outputs] = []
+
+    def handle(request: CompileRequest) -> None:
+        for executable in (request.call_default(), jaxlink.compile_module(request, jaxlink.capture(request))):
+            on_device = Runner(request, executable, seed=7)
+            made.append(on_device.outputs())
+            assert on_device.run() > 0
+            made.append(on_device.outputs())
+
+    devices = jax.devices()[:4]
+    mesh = mesh_of(devices[::-1] if backwards else devices)
+    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
+    step = jax.jit(
+        sgd_step,
+        in_shardings=(whole, split, split),
+        out_shardings=whole,
+        donate_argnums=(0,) if donate else (),
+    )
+    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
+    compile_with("sgd_step", handle)
+    weights, value = step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    assert len(made) == 4
+    for outputs in made:
+        for expected, per_device in zip([*weights, value], outputs, strict=True):
+            assert len(per_device) == 4
+            for found in per_device:
+                np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+def test_each_device_computes_on_its_own_part(compile_with: CompileWith) -> None:
+    made: list[runner.Outputs] = []
+
+    def double(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    compile_with(
+        "double", lambda request: made.append(Runner(request, request.call_default(), seed=7).outputs())
+    )
+    split = NamedSharding(mesh_of(jax.devices()[3::-1]), SPLIT)
+    jax.jit(double, in_shardings=split)(np.zeros((8, 3), np.float32))
+    parameter = Parameter((2, 3), np.dtype(np.float32), sharded=True)
+    for place, found in enumerate(made[0][0]):
+        np.testing.assert_array_equal(found, 2 * synthetic_values(parameter, 7, 0, place))
+    assert not np.array_equal(made[0][0][0], made[0][0][1])
+
+
+def test_two_modules_are_compared_on_equal_inputs(compile_with: CompileWith) -> None:
+    made: list[runner.Outputs] = []
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        module = exchange_opcode(jaxlink.capture(request), "negate", "abs")
+        rewritten = jaxlink.compile_module(request, module)
+        made.append(Runner(request, rewritten, seed=3).outputs())
+        made.append(Runner(request, request.call_default(), seed=3).outputs())
+        return rewritten
+
+    def signs(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("signs", handle)
+    jax.jit(signs)(np.ones(5, np.float32))
+    np.testing.assert_array_equal(made[0][0][0], -made[1][0][0])
+    assert np.all(made[0][0][0] > 0)
+
+
+def test_every_kind_of_parameter_can_be_made(compile_with: CompileWith) -> None:
+    made: list[tuple[tuple[Parameter, ...], runner.Outputs]] = []
+
+    def handle(request: CompileRequest) -> None:
+        executable = request.call_default()
+        made.append((jaxlink.parameters(executable), Runner(request, executable).outputs()))
+
+    def kinds(values: dict[str, jax.Array], key: jax.Array) -> Any:
+        copies = {name: value[::-1] if value.ndim else value + 0 for name, value in values.items()}
+        return copies, jax.random.bits(key)
+
+    values = {
+        "bool": jnp.ones((3,), bool),
+        "int4": jnp.ones((6,), jnp.int4),
+        "int8": jnp.ones((2, 2), jnp.int8),
+        "uint32": jnp.ones((3,), jnp.uint32),
+        "bfloat16": jnp.ones((2, 3, 4), jnp.bfloat16),
+        "float16": jnp.ones((5,), jnp.float16),
+        "float8": jnp.ones((4,), jnp.float8_e4m3fn),
+        "complex64": jnp.ones((2,), jnp.complex64),
+        "scalar": jnp.float32(1),
+        "empty": jnp.ones((0, 3)),
+    }
+    compile_with("kinds", handle)
+    jax.jit(kinds)(values, jax.random.key(0))
+    parameters, outputs = made[0]
+    found = sorted((p.dtype.name, p.shape) for p in parameters)
+    expected = [(value.dtype.name, value.shape) for value in values.values()] + [("uint32", (2,))]
+    assert found == sorted(expected)
+    assert len(outputs) == len(values) + 1
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint32, ml_dtypes.int4])
+def test_integers_are_0_or_1_and_equal_on_every_device(dtype: Any) -> None:
+    parameter = Parameter((50, 4), np.dtype(dtype), sharded=True)
+    values = synthetic_values(parameter, 0, 0, 0)
+    assert values.dtype == dtype
+    assert values.shape == (50, 4)
+    assert set(values.astype(int).flatten().tolist()) == {0, 1}
+    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (100_000,), (128, 4096)])
+def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...]) -> None:
+    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0)
+    assert values.dtype == dtype
+    assert values.shape == shape
+    wide = values.astype(np.float64)
+    assert np.all(np.isfinite(wide))
+    assert np.all(wide >= float(ml_dtypes.finfo(dtype).smallest_normal))
+
+
+def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() -> None:
+    whole = Parameter((40,), np.dtype(np.float32), sharded=False)
+    split = Parameter((40,), np.dtype(np.float32), sharded=True)
+    first = synthetic_values(whole, 1, 2, 0)
+    np.testing.assert_array_equal(synthetic_values(whole, 1, 2, 3), first)
+    assert not np.array_equal(synthetic_values(whole, 2, 2, 0), first)
+    assert not np.array_equal(synthetic_values(whole, 1, 3, 0), first)
+    assert not np.array_equal(synthetic_values(split, 1, 2, 3), synthetic_values(split, 1, 2, 0))
+
+
+def test_a_module_that_calls_python_is_not_run_unless_allowed(compile_with: CompileWith) -> None:
+    seen: list[float] = []
+    refused: list[str] = []
+
+    def handle(request: CompileRequest) -> None:
+        executable = request.call_default()
+        with pytest.raises(UnsupportedError) as error:
+            Runner(request, executable)
+        refused.append(str(error.value))
+        Runner(request, executable, allow_callbacks=True).outputs()
+
+    def talking(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda value: seen.append(float(value)), x.sum())
+        return x * 2
+
+    compile_with("talking", handle)
+    jax.jit(talking)(np.full(4, 25, np.float32))
+    jax.effects_barrier()
+    assert "jit_talking calls back into Python" in refused[0]
+    assert len(seen) == 2
+    assert seen[0] != 100.0
+    assert seen[1] == 100.0
+
+
+def test_a_parameter_with_a_layout_of_its_own_is_unsupported(compile_with: CompileWith) -> None:
+    from jax.experimental.layout import Format, Layout
+
+    refused: list[str] = []
+
+    def handle(request: CompileRequest) -> None:
+        with pytest.raises(UnsupportedError) as error:
+            Runner(request, request.call_default())
+        refused.append(str(error.value))
+
+    def columns(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    compile_with("columns", handle)
+    column_major = Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    x = jax.device_put(np.ones((2, 3), np.float32), column_major)
+    jax.jit(columns, in_shardings=column_major)(x)
+    assert "parameter 0 is f32[2,3]{0,1}: expected a row-major array" in refused[0]
+
+
+def test_memory_is_that_of_the_buffer_assignment(compile_with: CompileWith) -> None:
+    found: list[runner.Memory] = []
+
+    def handle(request: CompileRequest) -> None:
+        found.append(runner.memory(request.call_default()))
+
+    def grow(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    compile_with("grow", handle)
+    jax.jit(grow, donate_argnums=0)(jnp.ones((16, 16)))
+    assert found[0].arguments_bytes == 1024
+    assert found[0].outputs_bytes == 1024
+    assert found[0].aliased_bytes == 1024
+    assert found[0].total_bytes == 1024 + found[0].temporaries_bytes
+
+
+@pytest.mark.parametrize(("dtype", "repeats"), [("f32", 1), ("f32", 3), ("bf16", 1)])
+def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(
+    dtype: str, repeats: int, compile_with: CompileWith
+) -> None:
+    made: list[runner.Outputs] = []
+
+    def handle(request: CompileRequest) -> None:
+        sweep = runner.all_reduce_runner(request, 4096, dtype, repeats, seed=5)
+        made.append(sweep.outputs())
+        assert sweep.run() > 0
+
+    def on_three(x: jax.Array) -> jax.Array:
+        return x.sum()
+
+    mesh = mesh_of(jax.devices()[1:4])
+    compile_with("on_three", handle)
+    with jax.default_matmul_precision("float32"), jax.transfer_guard("disallow_explicit"):
+        split = NamedSharding(mesh, SPLIT)
+        jax.jit(on_three, in_shardings=split).lower(jax.ShapeDtypeStruct((6,), np.float32)).compile()
+    element = np.dtype(runner.jax_dtype(dtype))
+    parameter = Parameter((4096 // element.itemsize,), element, sharded=True)
+    inputs = [synthetic_values(parameter, 5, 0, place).astype(np.float64) for place in range(3)]
+    assert len(made[0]) == 1
+    assert len(made[0][0]) == 3
+    for found in made[0][0]:
+        assert found.dtype == element
+        np.testing.assert_allclose(found.astype(np.float64), sum(inputs) * 3 ** (repeats - 1), rtol=1e-2)
+
+
+def test_an_unknown_element_type_is_refused(compile_with: CompileWith) -> None:
+    with pytest.raises(UnsupportedError, match="element type 'f33': expected one of bf16"):
+        runner.jax_dtype("f33")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of
+
+VECTOR = Shape("f32", (256,), (0,))
+STEP = ModuleFacts("jit_step", 4, 8, 4 << 20, 900)
+
+
+def node(number: int, opcode: str, kind: Kind, *operands: int) -> Node:
+    return Node(number, opcode, VECTOR, operands, kind, key=opcode)
+
+
+def test_the_first_module_with_all_reduces_is_chosen() -> None:
+    reason = "the largest module with all-reduces so far (900 instructions, 8 all-reduces, 4.00 MiB)"
+    assert choose(STEP, []) == Choice(True, reason)
+
+
+def test_a_module_on_one_device_is_not() -> None:
+    assert choose(ModuleFacts("jit_init", 1, 8, 4 << 20, 900), []) == Choice(False, "runs on one device")
+
+
+def test_a_module_without_an_all_reduce_of_a_computed_value_is_not() -> None:
+    facts = ModuleFacts("jit_init", 4, 0, 4, 5000)
+    assert choose(facts, []) == Choice(False, "has no all-reduce of a computed value")
+
+
+def test_a_smaller_module_after_the_step_is_not() -> None:
+    evaluation = ModuleFacts("jit_evaluate", 4, 1, 4, 300)
+    reason = "not larger than jit_step (900 instructions, 8 all-reduces, 4.00 MiB)"
+    assert choose(evaluation, [STEP]) == Choice(False, reason)
+
+
+def test_a_larger_module_after_a_smaller_one_is() -> None:
+    evaluation = ModuleFacts("jit_evaluate", 4, 1, 4, 300)
+    assert choose(STEP, [evaluation]).chosen is True
+
+
+def test_large_modules_that_could_not_be_a_step_do_not_count() -> None:
+    init = ModuleFacts("jit_init", 4, 0, 0, 5000)
+    alone = ModuleFacts("jit_data", 1, 3, 64, 5000)
+    assert choose(STEP, [init, alone]).chosen is True
+
+
+def test_among_modules_of_one_length_the_one_that_communicates_more_is_larger() -> None:
+    assert choose(ModuleFacts("jit_other", 4, 1, 8 << 20, 900), [STEP]).chosen is True
+    assert choose(ModuleFacts("jit_other", 4, 1, 4 << 20, 900), [STEP]).chosen is False
+
+
+def test_the_users_word_overrides_the_rule() -> None:
+    alone = ModuleFacts("jit_step", 1, 0, 0, 10)
+    assert choose(alone, [STEP], named=True) == Choice(True, "named by DISCO_MODULE")
+    assert choose(STEP, [], named=False) == Choice(False, "DISCO_MODULE names another")
+
+
+def test_facts_count_all_reduces_of_computed_values_through_bitcasts() -> None:
+    graph = Graph(
+        nodes=(
+            node(0, "parameter", Kind.PARAMETER),
+            node(1, "bitcast", Kind.FREE, 0),
+            node(2, "all-reduce", Kind.ALL_REDUCE, 1),
+            node(3, "multiply", Kind.FUSIBLE, 0, 0),
+            node(4, "bitcast", Kind.FREE, 3),
+            node(5, "all-reduce", Kind.ALL_REDUCE, 4),
+            node(6, "all-reduce", Kind.ALL_REDUCE, 5),
+            node(7, "constant", Kind.CONSTANT),
+            node(8, "all-reduce", Kind.ALL_REDUCE, 7),
+            node(9, "tuple", Kind.FREE, 2, 6, 8),
+        ),
+        root=9,
+        before=(),
+        backend="cpu",
+        module_name="jit_step",
+        fingerprint="0",
+    )
+    assert facts_of(graph, device_count=4) == ModuleFacts("jit_step", 4, 2, 4 * 1024, 10)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.plugin.settings import Settings, SettingsError
+
+
+def test_defaults_suit_a_first_run() -> None:
+    settings = Settings.from_environment({"ENABLE_SEARCH": "1", "XDG_CACHE_HOME": "/caches"})
+    assert settings == Settings(
+        search=True,
+        directory=Path("/caches/disco-hlo"),
+        log_level="info",
+        module=None,
+        budget_s=120.0,
+        alpha=1.05,
+        beta=10,
+        seed=0,
+        finalists=5,
+        patience=1000,
+        timeout_s=600.0,
+        channel="auto",
+    )
+
+
+def test_without_a_cache_directory_plans_are_kept_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    settings = Settings.from_environment({"ENABLE_SEARCH": "0"})
+    assert settings.directory == Path("/home/someone/.cache/disco-hlo")
+    assert settings.search is False
+
+
+def test_every_setting_can_be_set_in_the_environment() -> None:
+    settings = Settings.from_environment(
+        {
+            "ENABLE_SEARCH": " 1 ",
+            "DISCO_DIR": "/plans",
+            "DISCO_LOG": "DEBUG",
+            "DISCO_MODULE": "train",
+            "DISCO_BUDGET_S": "2.5",
+            "DISCO_ALPHA": "1.2",
+            "DISCO_BETA": "3",
+            "DISCO_SEED": "7",
+            "DISCO_FINALISTS": "2",
+            "DISCO_PATIENCE": "50",
+            "DISCO_TIMEOUT_S": "30",
+            "DISCO_CHANNEL": "mpi",
+        }
+    )
+    assert settings == Settings(
+        True,
+        Path("/plans"),
+        "debug",
+        "train",
+        2.5,
+        1.2,
+        3,
+        7,
+        finalists=2,
+        patience=50,
+        timeout_s=30.0,
+        channel="mpi",
+    )
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_ALPHA": " "}).alpha == 1.05
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "disco.toml"
+    file.write_text('dir = "/from/file"\nalpha = 1.5\nbeta = 4\n')
+    settings = Settings.from_environment(
+        {"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file), "DISCO_ALPHA": "1.25"}
+    )
+    assert (settings.directory, settings.alpha, settings.beta) == (Path("/from/file"), 1.25, 4)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("ENABLE_SEARCH", "yes", "expected 1 (search) or 0 (enact)"),
+        ("ENABLE_SEARCH", "", "expected 1 (search) or 0 (enact)"),
+        ("DISCO_LOG", "loud", "expected one of debug, info, warning, error"),
+        ("DISCO_BUDGET_S", "0", "expected a number of seconds above 0"),
+        ("DISCO_BUDGET_S", "nan", "expected a number of seconds above 0"),
+        ("DISCO_BUDGET_S", "inf", "expected a number of seconds above 0"),
+        ("DISCO_ALPHA", "0.99", "expected a number, 1 or more"),
+        ("DISCO_ALPHA", "one", "expected a number, 1 or more"),
+        ("DISCO_BETA", "0", "expected a whole number, 1 or more"),
+        ("DISCO_BETA", "2.5", "expected a whole number, 1 or more"),
+        ("DISCO_SEED", "-1", "expected a whole number, 0 or more"),
+        ("DISCO_FINALISTS", "101", "expected a whole number from 1 to 100"),
+        ("DISCO_PATIENCE", "0", "expected a whole number, 1 or more"),
+        ("DISCO_TIMEOUT_S", "-3", "expected a number of seconds above 0"),
+        ("DISCO_CHANNEL", "smoke", "expected one of auto, mpi, kv"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_was_expected(variable: str, value: str, expected: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        Settings.from_environment({"ENABLE_SEARCH": "1", variable: value})
+    assert str(error.value) == f"{variable} is {value!r}; {expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alpa = 1.1", "unknown key 'alpa'; expected one of alpha, beta"),
+        ("alpha = true", "alpha is True; expected a number, 1 or more"),
+        ("alpha = [1]", "alpha is [1]; expected a number, 1 or more"),
+        ("beta = 2.5", "beta is 2.5; expected a whole number, 1 or more"),
+        ("alpha = ", "DISCO_CONFIG: cannot read"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_was_expected(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "disco.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as error:
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file)})
+    assert str(file) in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "disco.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SettingsError, match=f"DISCO_CONFIG: cannot read {file}"):
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "module", "named"),
+    [
+        ("step", "jit_step", True),
+        ("step", "pmap_step", True),
+        ("jit_step", "jit_step", True),
+        ("step", "jit_step_2", False),
+        ("jit_step", "step", False),
+        (None, "jit_step", False),
+    ],
+)
+def test_a_module_is_named_with_or_without_jits_prefix(wanted: str | None, module: str, named: bool) -> None:
+    assert Settings(search=True, directory=Path("/plans"), module=wanted).names(module) is named
+
+
+def test_settings_are_kept_as_json_values() -> None:
+    values = Settings(search=True, directory=Path("/plans"), seed=4).as_dict()
+    assert values["directory"] == "/plans"
+    assert values["seed"] == 4
+    assert values["module"] is None

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disco_hlo.plugin.jaxlink import Parameter
+from disco_hlo.plugin.runner import synthetic_values
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+def test_two_processes_capture_enact_and_run_in_lockstep(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    outputs = [tmp_path / f"{rank}.json" for rank in (0, 1)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANK), address, str(rank), str(output)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    try:
+        errors = [process.communicate(timeout=90)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    reports = [json.loads(output.read_text()) for output in outputs]
+
+    for rank, report in enumerate(reports):
+        assert report["ran"] is True
+        assert report["same_module"] is True
+        assert report["timeout"] == "key never put: not there after 0.05 s"
+        assert report["job"] == address
+        assert report["places"] == [rank, 2, 4]
+        assert report["local"] == [2, 2]
+        # The step of the script itself: -2 + (2 * 3 * 1 + 2 * 3 * 2), and |-2| in the place of -(-2).
+        assert report["updated"] == [16.0] * 5
+        assert report["flipped"] == [2.0] * 5
+
+    weight = synthetic_values(Parameter((5,), np.dtype(np.float32), sharded=False), 1, 0, 0)
+    split = Parameter((1, 3), np.dtype(np.float32), sharded=True)
+    total = sum(synthetic_values(split, 1, 1, place).sum() for place in range(4))
+    elements = Parameter((256,), np.dtype(np.float32), sharded=True)
+    summed = 4 * sum(synthetic_values(elements, 1, 0, place) for place in range(4))
+    for report in reports:
+        for part in report["outputs"][0]:
+            np.testing.assert_allclose(part, weight + total, rtol=1e-6)
+        for part in report["outputs"][1]:
+            np.testing.assert_array_equal(part, weight.tolist())
+        assert len(report["sums"]) == 2
+        for part in report["sums"]:
+            assert part == pytest.approx(summed.tolist(), rel=1e-6)

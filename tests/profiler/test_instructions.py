@@ -1,0 +1,188 @@
+"""Joining executions to instructions: times, coverage, timelines, overlap."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.instructions import (
+    InstructionTimes,
+    Overlap,
+    Span,
+    coverage,
+    instruction_times,
+    overlap,
+    spans,
+)
+from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
+
+DATA = Path(__file__).parent / "data"
+
+
+def ran(op, run, start, end, device=0, track="worker 1", launched=None, kernel=""):
+    return Execution(
+        op, "step", run, device, start, end, track, end if launched is None else launched, kernel
+    )
+
+
+def trace_of(*executions, windows=(), backend="cpu"):
+    ordered = sorted(executions, key=lambda item: (item.start_ns, -item.end_ns))
+    return Trace(tuple(ordered), tuple(windows), backend)
+
+
+def test_median_and_spread_over_runs_and_devices():
+    trace = trace_of(
+        ran("a", 0, 0, 10), ran("a", 0, 0, 14, device=1),
+        ran("a", 1, 100, 111), ran("a", 1, 100, 119, device=1),
+        ran("a", 2, 200, 212), ran("a", 2, 200, 290, device=1),
+    )  # fmt: skip
+    # durations 10 14 | 11 19 | 12 90: median 13, deviations 3 1 2 6 1 77
+    assert instruction_times(trace, "step") == {"a": InstructionTimes(13, 2, 6, 11)}
+
+
+def test_a_collective_is_timed_from_its_last_arrival():
+    trace = trace_of(
+        ran("all-reduce", 0, 0, 100), ran("all-reduce", 0, 80, 100, device=1),
+        ran("all-reduce", 1, 270, 300), ran("all-reduce", 1, 200, 300, device=1),
+        ran("all-reduce", 2, 400, 425), ran("all-reduce", 2, 400, 430, device=1),
+    )  # fmt: skip
+    assert instruction_times(trace, "step")["all-reduce"].last_arrival_ns == 25
+
+
+def test_a_loop_counts_once_with_its_body():
+    trace = trace_of(
+        ran("while", 0, 0, 100), ran("dot", 0, 10, 40), ran("add", 0, 40, 45),
+        ran("dot", 0, 50, 80), ran("add", 0, 80, 85), ran("tail", 0, 110, 120),
+    )  # fmt: skip
+    times = instruction_times(trace, "step", minimum_runs=1)
+    assert {op: time.median_ns for op, time in times.items()} == {"while": 100, "tail": 10}
+
+
+def test_the_outermost_loop_is_the_instruction():
+    trace = trace_of(ran("while", 0, 0, 100), ran("inner while", 0, 10, 90), ran("dot", 0, 20, 30))
+    assert list(instruction_times(trace, "step", minimum_runs=1)) == ["while"]
+
+
+def test_a_body_that_hopped_to_another_thread_belongs_to_the_loop():
+    # The loop's launch ends at 30 with its first dot still running; the second turn runs elsewhere.
+    trace = trace_of(
+        ran("while", 0, 0, 100, launched=30),
+        ran("dot", 0, 10, 50, launched=20),
+        ran("add", 0, 50, 55, track="worker 2"),
+        ran("dot", 0, 56, 90, track="worker 2"),
+        ran("add", 0, 90, 95, track="worker 2"),
+        ran("beside", 0, 40, 60, track="worker 3"),
+    )
+    times = instruction_times(trace, "step", minimum_runs=1)
+    assert {op: time.median_ns for op, time in times.items()} == {"while": 100, "beside": 20}
+
+
+def test_what_runs_beside_a_loop_on_another_device_is_not_its_body():
+    trace = trace_of(ran("while", 0, 0, 100), ran("dot", 0, 10, 40, device=1))
+    assert list(instruction_times(trace, "step", minimum_runs=1)) == ["dot", "while"]
+
+
+def test_several_kernels_of_one_instruction_add_up():
+    trace = trace_of(
+        ran("sort", 0, 0, 10, kernel="k1"), ran("sort", 0, 20, 25, kernel="k2"), backend="gpu"
+    )  # fmt: skip
+    assert instruction_times(trace, "step", minimum_runs=1)["sort"].median_ns == 15
+
+
+def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last():
+    trace = trace_of(
+        ran("dot", 0, 5, 10, kernel="k"), ran("add", 0, 12, 14, kernel="k"),
+        ran("dot", 0, 20, 26, kernel="k"), ran("add", 0, 27, 30, kernel="k"),
+        ran("tail", 0, 31, 33, kernel="k"), backend="gpu",
+    )  # fmt: skip
+    times = instruction_times(trace, "step", {"dot": "while", "add": "while"}, minimum_runs=1)
+    assert {op: time.median_ns for op, time in times.items()} == {"while": 25, "tail": 2}
+
+
+def test_too_few_runs_and_unknown_modules_are_refused():
+    trace = trace_of(ran("a", 0, 0, 10), ran("a", 1, 20, 30))
+    with pytest.raises(ProfileError, match="2 runs of step, need 3"):
+        instruction_times(trace, "step")
+    with pytest.raises(ProfileError, match="no run of other; it holds step"):
+        instruction_times(trace, "other")
+
+
+def test_coverage_compares_with_the_wall_time_of_the_call():
+    trace = trace_of(
+        ran("a", 0, 10, 40), ran("b", 0, 30, 60, track="worker 2"),
+        ran("a", 1, 110, 140), ran("b", 1, 130, 160, track="worker 2"),
+        windows=[RunWindow(0, 100), RunWindow(100, 200)],
+    )  # fmt: skip
+    found = coverage(trace, "step")
+    assert (found.wall_ns, found.busy_share, found.parallelism, found.runs) == (100, 0.5, 0.6, 2)
+
+
+def test_coverage_without_marks_spans_the_events():
+    found = coverage(trace_of(ran("a", 0, 10, 40), ran("b", 0, 50, 60)), "step")
+    assert (found.wall_ns, found.busy_share, found.unnamed_share) == (50, 0.8, 0.0)
+
+
+def test_coverage_tells_what_command_buffers_hide():
+    found = coverage(trace_of(ran("command_buffer_1", 0, 0, 30), ran("b", 0, 30, 40)), "step")
+    assert found.unnamed_share == 0.75
+
+
+def test_spans_are_the_run_of_median_wall_time():
+    trace = trace_of(
+        ran("a", 0, 1000, 1090), ran("a", 1, 2000, 2050), ran("b", 1, 2060, 2070), ran("a", 2, 3000, 3020)
+    )  # fmt: skip
+    assert spans(trace, "step") == (
+        Span("a", "a", 0, 50, "worker 1", 0, ""),
+        Span("b", "b", 60, 70, "worker 1", 0, ""),
+    )
+    assert [span.end_ns for span in spans(trace, "step", run=0)] == [90]
+    with pytest.raises(ProfileError, match="runs 0 to 2 of step, not 3"):
+        spans(trace, "step", run=3)
+
+
+def test_overlap_counts_unions():
+    timeline = spans(
+        trace_of(
+            ran("all-reduce", 0, 0, 100, kernel="k"), ran("all-reduce", 0, 90, 110, kernel="k"),
+            ran("dot", 0, 20, 60, kernel="k"), ran("dot", 0, 50, 70, kernel="k"), ran("dot", 0, 105, 200, kernel="k"),
+            ran("dot", 0, 0, 200, device=1, kernel="k"),
+        ),
+        "step",
+    )  # fmt: skip
+    found = overlap(timeline, lambda span: span.op == "all-reduce")
+    assert found == Overlap(communication_ns=110, compute_ns=145, hidden_ns=55)
+    assert found.exposed_ns == 55
+
+
+def test_overlap_looks_into_loops():
+    timeline = spans(trace_of(ran("while", 0, 0, 100), ran("all-reduce", 0, 10, 40)), "step")
+    assert overlap(timeline, lambda span: span.op == "all-reduce") == Overlap(30, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["cpu_jax_0_10_2", "cpu_jax_0_12_0"])
+def test_loops_of_a_real_cpu_trace_hold_their_bodies(name):
+    trace = read(gzip.decompress((DATA / f"{name}.xspace.gz").read_bytes()))
+    times = instruction_times(trace, "jit_step")
+    assert len(times) == 29
+    assert {time.samples for time in times.values()} == {6}
+    assert {"while.22", "while.27", "dot.6", "dot.7", "all-reduce.8", "wrapped_tanh"} <= times.keys()
+    inside = {"dot.14", "all-reduce.7", "wrapped_sine", "copy.12", "ynn_fusion.1"}
+    assert not inside & times.keys()
+    owners = {span.op: span.owner for span in spans(trace, "jit_step")}
+    assert {owners[op] for op in ("dot.14", "all-reduce.7", "ynn_fusion.1")} == {"while.27"}
+    assert {owners[op] for op in ("copy.12", "wrapped_sine")} == {"while.22"}
+    assert coverage(trace, "jit_step").parallelism >= coverage(trace, "jit_step").busy_share
+
+
+def test_asynchronous_all_reduces_of_a_real_gpu_trace_belong_to_their_start():
+    trace = read(gzip.decompress((DATA / "h200_jax_0_11_2.xspace.gz").read_bytes()))
+    owner = {f"all-reduce.{n}.0-fusion.1": f"start.{n}" for n in range(1, 7)}
+    owner |= {"custom-call.5": "while.22", "wrapped_sine": "while.22"}
+    times = instruction_times(trace, "jit_step", owner)
+    assert times["start.3"] == InstructionTimes(24880, 2224, 8, 22672)
+    assert times["wrapped_tanh"] == InstructionTimes(6816, 112, 8, 6768)
+    assert times["while.22"].median_ns > 50_000
+    assert "wrapped_sine" not in times
+    found = overlap(spans(trace, "jit_step", owner=owner), lambda span: "all-reduce" in span.op)
+    assert (found.communication_ns, found.hidden_ns) == (127551, 0)

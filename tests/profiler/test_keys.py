@@ -1,0 +1,122 @@
+"""Cost keys: equal structure, equal key."""
+
+from types import SimpleNamespace
+
+from disco_hlo.hlo.canonical import Origin
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.proto import Module, serialize
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.keys import group_key, keyed_times, owners, results_of
+from disco_hlo.profiler.profile import OpTime
+
+F32 = Shape("f32", (64, 64), (1, 0))
+
+
+def graph_of(*rows):
+    """A graph from (opcode, operands) rows; the last row is the root."""
+    kinds = {
+        "parameter": Kind.PARAMETER,
+        "tuple": Kind.FREE,
+        "dot": Kind.FIXED,
+        "all-reduce": Kind.ALL_REDUCE,
+    }
+    nodes = tuple(
+        Node(number, opcode, F32, operands, kinds.get(opcode, Kind.FUSIBLE), f"key of {opcode}")
+        for number, (opcode, operands) in enumerate(rows)
+    )
+    return Graph(nodes, len(nodes) - 1, (), "cpu", "step", "f00")
+
+
+TWO_LAYERS = graph_of(
+    ("parameter", ()),  # 0
+    ("tanh", (0,)),  # 1
+    ("add", (1, 0)),  # 2
+    ("dot", (2, 2)),  # 3
+    ("tanh", (3,)),  # 4
+    ("add", (4, 3)),  # 5
+    ("add", (4, 2)),  # 6
+    ("tuple", (5, 6)),  # 7
+)
+
+
+def test_layers_share_their_key():
+    key = group_key(TWO_LAYERS, {1, 2}, (2,))
+    assert key.startswith("g:")
+    assert len(key) == 26
+    assert group_key(TWO_LAYERS, {4, 5}, (5,)) == key
+
+
+def test_results_reads_and_emitter_make_another_key():
+    keys = {
+        group_key(TWO_LAYERS, {4, 5}, (5,)),
+        group_key(TWO_LAYERS, {4, 5}, (4, 5)),
+        group_key(TWO_LAYERS, {4, 6}, (6,)),  # reads two different arrays
+        group_key(TWO_LAYERS, {4, 5}, (5,), "triton:{}"),
+    }
+    assert len(keys) == 4
+
+
+def test_results_leave_the_group():
+    assert results_of(TWO_LAYERS, {4, 5}) == (4, 5)
+    assert results_of(TWO_LAYERS, {4, 5, 6}) == (5, 6)
+    assert results_of(TWO_LAYERS, {5}, {4}) == (5,)
+
+
+def test_instructions_of_called_computations_belong_to_their_caller():
+    module = Module(name="step", entry_computation_id=1)
+    calls = {
+        1: [("while.1", [2]), ("start.1", [4])],
+        2: [("dot.1", []), ("while.2", [3])],
+        3: [("add.1", [])],
+        4: [("all-reduce.1", [])],
+    }
+    for number, instructions in calls.items():
+        computation = module.computations.add(id=number)
+        for name, called in instructions:
+            computation.instructions.add(name=name, called_computation_ids=called)
+    assert owners(serialize(module)) == {
+        "dot.1": "while.1",
+        "while.2": "while.1",
+        "add.1": "while.1",
+        "all-reduce.1": "start.1",
+    }
+
+
+def origin(name, role, nodes, results, fusion_kind="kLoop"):
+    return Origin(name, role, SimpleNamespace(fusion_kind=fusion_kind), nodes, results)
+
+
+def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
+    def times(median):
+        return InstructionTimes(median, 1, 6, median // 2)
+
+    graph = graph_of(
+        ("parameter", ()), ("tanh", (0,)), ("add", (1, 0)), ("dot", (2, 2)), ("all-reduce", (3,)), ("tuple", (4,))
+    )  # fmt: skip
+    origins = [
+        origin("fusion.1", "fusion", (1, 2), (2,)),
+        origin("dot.1", "op", (3,), (3,)),
+        origin("dot.2", "op", (3,), (3,)),
+        origin("all-reduce.1", "op", (4,), (4,)),
+        origin("triton.1", "fusion", (1, 2), (2,), "kCustom"),
+        origin("never ran", "op", (2,), (2,)),
+    ]
+    measured = {
+        "fusion.1": times(30),
+        "dot.1": times(100),
+        "dot.2": times(120),
+        "all-reduce.1": times(9),
+        "triton.1": times(5),
+    }
+    assert keyed_times(graph, origins, measured) == {
+        "key of dot": OpTime(110, 10, 12),
+        group_key(graph, (1, 2), (2,)): OpTime(30, 1, 6),
+    }
+
+
+def test_other_collectives_are_timed_from_their_last_arrival():
+    graph = graph_of(("parameter", ()), ("all-gather", (0,)), ("tuple", (1,)))
+    measured = {"all-gather.1": InstructionTimes(80, 1, 6, 25)}
+    assert keyed_times(graph, [origin("all-gather.1", "op", (1,), (1,))], measured) == {
+        "key of all-gather": OpTime(25, 1, 6)
+    }

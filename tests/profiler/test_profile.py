@@ -1,0 +1,156 @@
+"""The profile record and its file."""
+
+import json
+import os
+
+import pytest
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
+from disco_hlo.profiler.profile import (
+    Contention,
+    Link,
+    OpTime,
+    Platform,
+    Profile,
+    from_json,
+    host_cpu_kind,
+    load,
+    merged,
+    save,
+    to_json,
+)
+
+H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
+FIT = AllReduceFit(
+    (LinePiece(0, 0.0, 9_000.0), LinePiece(1 << 20, 0.007, 12_500.5)),
+    (SweepPoint(1024, 9_000, 20, 9), SweepPoint(1 << 22, 41_000, 90, 9)),
+    0.004,
+    0.01,
+)
+PROFILE = Profile(
+    platform=H200,
+    ops={"abc": OpTime(1500, 20, 9), "g:0": OpTime(0, 0, 3)},
+    launch_ns=900,
+    memory_bandwidth=4.3e12,
+    flops_per_s=3.9e14,
+    all_reduce=FIT,
+    link=Link(2, 2, "sockets"),
+    contention=Contention(1.08, 1.3),
+    noise=0.004,
+)
+
+
+def body(**changes):
+    found = json.loads(to_json(PROFILE))
+    found.update(changes)
+    return json.dumps(found)
+
+
+def test_a_profile_survives_its_json():
+    assert from_json(to_json(PROFILE)) == PROFILE
+    bare = Profile(H200, {}, 0, 1.0, 1.0)
+    assert from_json(to_json(bare)) == bare
+
+
+def test_equal_profiles_give_equal_text():
+    turned = Profile(
+        H200,
+        dict(reversed(PROFILE.ops.items())),
+        900,
+        4.3e12,
+        3.9e14,
+        FIT,
+        PROFILE.link,
+        PROFILE.contention,
+        0.004,
+    )
+    assert to_json(turned) == to_json(PROFILE)
+    assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
+
+
+def test_a_file_round_trip_leaves_nothing_else(tmp_path):
+    path = tmp_path / "deep" / "h200.json"
+    save(PROFILE, path)
+    save(PROFILE, path)
+    assert load(path) == PROFILE
+    assert os.listdir(path.parent) == ["h200.json"]
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProfileError, match="cannot write the profile"):
+        save(PROFILE, tmp_path / "file" / "h200.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        (to_json(PROFILE)[:200], "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "expected an object"),
+        ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
+        (body(version=99), "version: this program reads version 1, got 99"),
+        (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
+        (body(launch_ns=1.5), "launch_ns"),
+        (body(launch_ns=True), "launch_ns"),
+        (body(memory_bandwidth=0), "memory_bandwidth: expected a finite number above 0.0"),
+        (body(memory_bandwidth=float("nan")), "memory_bandwidth"),
+        (body(flops_per_s=float("inf")), "flops_per_s"),
+        (body(flops_per_s=10**400), "flops_per_s"),
+        (body(noise="small"), "noise"),
+        (body(ops={"abc": [5, -1, 3]}), "ops.abc: spread_ns"),
+        (body(ops={"abc": [float("inf"), 1, 3]}), "ops.abc: median_ns"),
+        (body(ops={"abc": [1 << 80, 1, 3]}), "ops.abc: median_ns"),
+        (body(ops={"abc": [5, 1, 0]}), "ops.abc: samples"),
+        (body(ops={"abc": [5, 1]}), "ops.abc: expected 3 values"),
+        (body(ops=[]), "ops: expected an object"),
+        (body(platform=None), "platform: expected an object"),
+        (body(platform={"device_kind": 3}), "platform.device_kind"),
+        (body(link={"device_count": 0, "process_count": 1, "label": ""}), "link.device_count"),
+        (body(contention={"compute": 0.5, "communication": 1}), "contention.compute"),
+        (body(all_reduce={"pieces": [], "points": []}), "expected at least one piece"),
+        (body(all_reduce={"pieces": [[5, 1, 1]], "points": []}), r"pieces\[0\]: pieces start at 0"),
+        (body(all_reduce={"pieces": [[0, 1, 1], [0, 1, 1]], "points": []}), r"pieces\[1\]"),
+        (body(all_reduce={"pieces": [[0, 1, -1]], "points": []}), "no negative time"),
+        (body(all_reduce={"pieces": [[0, -1, 1]], "points": []}), "finite number at least 0"),
+        (body(all_reduce={"pieces": [[0, 1, 1]], "points": [[1, 0, 0, 1]]}), r"points\[0\]"),
+        (body(all_reduce={"pieces": [[0, 1, 1]], "points": 4}), "points: expected a list"),
+    ],
+)
+def test_bad_files_are_refused_with_the_place(text, message):
+    with pytest.raises(ProfileError, match=message) as caught:
+        from_json(text, "bad.json")
+    assert str(caught.value).startswith("bad.json")
+
+
+def test_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(ProfileError, match="cannot read the profile"):
+        load(tmp_path / "missing.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ProfileError, match="cannot read the profile"):
+        load(tmp_path / "binary.json")
+
+
+def test_impossible_values_make_no_profile():
+    with pytest.raises(ProfileError, match="memory_bandwidth"):
+        Profile(H200, {}, 1, float("nan"), 1.0)
+    with pytest.raises(ProfileError, match="ops.abc: median_ns"):
+        Profile(H200, {"abc": OpTime(-4, 0, 1)}, 1, 1.0, 1.0)
+
+
+def test_a_profile_of_another_device_is_refused():
+    PROFILE.require("NVIDIA H200", "gpu")
+    with pytest.raises(ProfileError, match=r"taken on NVIDIA H200 \(gpu\), this is NVIDIA A100 \(gpu\)"):
+        PROFILE.require("NVIDIA A100", "gpu")
+
+
+def test_merging_takes_the_median_by_samples():
+    times = [OpTime(100, 4, 10), OpTime(110, 6, 10), OpTime(900, 1, 3)]
+    assert merged(times) == OpTime(110, 10, 23)
+    assert merged(times[:1]) == OpTime(100, 4, 10)
+
+
+def test_the_cpu_kind_counts_cores():
+    assert host_cpu_kind().endswith(f"{len(os.sched_getaffinity(0))} cores")

@@ -1,0 +1,184 @@
+"""The store of measured times: merging, sharing, damage."""
+
+import multiprocessing
+import os
+import sqlite3
+from dataclasses import replace
+
+import pytest
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
+
+CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
+LINK = Link(2, 2, "gloo")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "profile.sqlite"
+
+
+def test_a_second_model_finds_what_the_first_measured(path):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"dot": OpTime(100, 4, 10), "add": OpTime(7, 1, 10)})
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"dot": OpTime(110, 6, 10), "tanh": OpTime(30, 2, 10)})
+        store.add_ops(CPU, {"dot": OpTime(900, 1, 3)})
+        assert store.ops(CPU) == {
+            "add": OpTime(7, 1, 10),
+            "dot": OpTime(110, 10, 23),
+            "tanh": OpTime(30, 2, 10),
+        }
+
+
+@pytest.mark.parametrize("other", [{"device_kind": "other"}, {"driver": "9"}, {"jaxlib": "0.10.2"}])
+def test_times_of_another_platform_are_not_mixed_in(path, other):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"dot": OpTime(100, 4, 10)})
+        assert store.ops(replace(CPU, **other)) == {}
+
+
+def test_the_newest_measurements_are_kept(path):
+    with ProfileStore(path) as store:
+        for median in range(KEPT_MEASUREMENTS + 5):
+            store.add_ops(CPU, {"dot": OpTime(median, 0, 1)})
+        assert store.ops(CPU)["dot"].samples == KEPT_MEASUREMENTS
+        assert store.ops(CPU)["dot"].median_ns == 5 + KEPT_MEASUREMENTS // 2 - 1
+
+
+def test_sweeps_are_kept_by_link(path):
+    measured = (SweepPoint(1024, 900, 10, 9), SweepPoint(4096, 1200, 15, 9))
+    with ProfileStore(path) as store:
+        store.add_sweep(CPU, LINK, measured)
+        store.add_sweep(CPU, LINK, (SweepPoint(1024, 1000, 10, 9),))
+        assert store.sweep(CPU, LINK) == (SweepPoint(1024, 950, 50, 18), measured[1])
+        assert store.sweep(CPU, replace(LINK, process_count=1)) == ()
+
+
+def test_steps_are_kept_by_module_and_plan(path):
+    with ProfileStore(path) as store:
+        store.add_step(CPU, "f00", StepTime("default", OpTime(5_000_000, 9, 5)))
+        store.add_step(CPU, "f00", StepTime("0a1b", OpTime(3_000_000, 9, 5)))
+        store.add_step(CPU, "f01", StepTime("default", OpTime(1, 0, 5)))
+        assert store.steps(CPU, "f00") == (
+            StepTime("0a1b", OpTime(3_000_000, 9, 5)),
+            StepTime("default", OpTime(5_000_000, 9, 5)),
+        )
+
+
+def test_a_bad_measurement_leaves_nothing_of_its_batch(path):
+    with ProfileStore(path) as store:
+        with pytest.raises(ProfileError, match="median_ns: expected an integer"):
+            store.add_ops(CPU, {"a": OpTime(5, 0, 1), "b": OpTime(-5, 0, 1)})
+        assert store.ops(CPU) == {}
+        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+        assert store.ops(CPU) == {"a": OpTime(5, 0, 1)}
+
+
+def _add_many(path, name):
+    with ProfileStore(path) as store:
+        for index in range(20):
+            store.add_ops(CPU, {f"{name}{index}": OpTime(index, 0, 1), "shared": OpTime(index, 0, 1)})
+
+
+def test_processes_share_one_file(path):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_add_many, args=(path, name)) for name in "abc"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    with ProfileStore(path) as store:
+        times = store.ops(CPU)
+    assert len(times) == 3 * 20 + 1
+    assert times["shared"].samples == KEPT_MEASUREMENTS
+
+
+def test_a_process_that_dies_while_writing_leaves_the_last_whole_state(path):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+    child = os.fork()
+    if child == 0:
+        store = ProfileStore(path)
+        with store._transaction():
+            store._connection.execute("DELETE FROM op")
+            os._exit(9)
+    os.waitpid(child, 0)
+    with ProfileStore(path) as store:
+        assert store.ops(CPU) == {"a": OpTime(5, 0, 1)}
+        store.add_ops(CPU, {"b": OpTime(6, 0, 1)})
+
+
+def test_a_read_only_file_can_be_read(path, monkeypatch):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+    whole = ProfileStore._connected
+
+    def refusing(self, mode):
+        if mode == "rwc":
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return whole(self, mode)
+
+    monkeypatch.setattr(ProfileStore, "_connected", refusing)
+    with ProfileStore(path) as store:
+        assert not store.writable
+        assert store.ops(CPU) == {"a": OpTime(5, 0, 1)}
+        with pytest.raises(ProfileError, match="read-only"):
+            store.add_ops(CPU, {"b": OpTime(6, 0, 1)})
+
+
+def test_a_place_that_cannot_hold_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProfileError, match="cannot open or create"):
+        ProfileStore(tmp_path / "file" / "profile.sqlite")
+    with pytest.raises(ProfileError, match="cannot open or create"):
+        ProfileStore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to look like one" * 50, b"SQLite format 3\0" * 100]
+)
+def test_a_file_that_is_no_database_is_refused_and_left_alone(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match="cannot be used"):
+        ProfileStore(path)
+    assert path.read_bytes() == content
+
+
+def test_a_foreign_database_is_refused_and_left_alone(path):
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (a)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(ProfileError, match="no profile store"):
+        ProfileStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_store_is_refused(path):
+    with ProfileStore(path) as store:
+        store._connection.execute("PRAGMA user_version = 7")
+    with pytest.raises(ProfileError, match="has version 7, this program uses 1"):
+        ProfileStore(path)
+
+
+def test_a_truncated_store_is_refused(path):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {f"op{index}": OpTime(index, 0, 1) for index in range(500)})
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ProfileError, match="cannot be used"), ProfileStore(path) as store:
+        store.ops(CPU)
+
+
+@pytest.mark.parametrize("value", ["-5", "'fast'", "1e99", "9223372036854775807"])
+def test_values_that_are_no_times_are_refused(path, value):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+        store._connection.execute(f"UPDATE op SET median_ns = {value}")
+        with pytest.raises(ProfileError, match="a: median_ns: expected an integer of at least 0"):
+            store.ops(CPU)

@@ -1,0 +1,230 @@
+"""Reading traces: XLA's event formats, real and written by hand."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.profiler import ProfileData
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.trace import RUN_MARK, Execution, RunWindow, collect, read
+
+DATA = Path(__file__).parent / "data"
+
+
+def xspace(planes):
+    """A serialized XSpace from {plane: {line: [(event, start_ns, duration_ns, stats)]}}."""
+    names = {}
+
+    def number(name):
+        return names.setdefault(name, len(names) + 1)
+
+    text = ""
+    for plane, lines in planes.items():
+        body = ""
+        for line, events in lines.items():
+            rows = ""
+            for event, start, duration, stats in events:
+                values = " ".join(
+                    f"stats {{ metadata_id: {number(key)} "
+                    + (f'str_value: "{value}"' if isinstance(value, str) else f"int64_value: {value}")
+                    + " }"
+                    for key, value in stats.items()
+                )
+                times = f"offset_ps: {start * 1000} duration_ps: {duration * 1000}"
+                rows += f"events {{ metadata_id: {number(event)} {times} {values} }} "
+            body += f'lines {{ name: "{line}" {rows} }} '
+        for name, value in names.items():
+            for table in ("event_metadata", "stat_metadata"):
+                body += f'{table} {{ key: {value} value {{ id: {value} name: "{name}" }} }} '
+        text += f'planes {{ name: "{plane}" {body} }} '
+    return ProfileData.text_proto_to_serialized_xspace(text)
+
+
+def thunk(op, run, device, flow):
+    return {
+        "hlo_op": op,
+        "hlo_module": "jit_step",
+        "run_id": run,
+        "device_ordinal": device,
+        "_pt": 0,
+        "_p": flow,
+    }
+
+
+def test_cpu_thunks_end_where_their_completion_event_says():
+    data = xspace({
+        "/host:CPU": {
+            "main": [(RUN_MARK, 0, 1000, {})],
+            "worker 1": [
+                ("dot.1", 100, 50, thunk("dot.1", 7, 0, 11)),
+                ("end: add.2", 260, 1, {"_ct": 0, "_c": 12}),
+            ],
+            "worker 2": [
+                ("end: dot.1", 400, 1, {"_ct": 0, "_c": 11}),
+                ("add.2", 200, 70, thunk("add.2", 7, 1, 12)),
+            ],
+        }
+    })  # fmt: skip
+    trace = read(data)
+    assert trace.backend == "cpu"
+    assert trace.windows == (RunWindow(0, 1000),)
+    assert trace.executions == (
+        Execution("dot.1", "jit_step", 0, 0, 100, 400, "worker 1", 150),
+        Execution("add.2", "jit_step", 0, 1, 200, 270, "worker 2", 270),
+    )
+
+
+def test_a_thunk_without_completion_event_ends_with_its_launch():
+    data = xspace({"/host:CPU": {"worker": [("add.2", 200, 70, thunk("add.2", 7, 0, 12))]}})
+    assert [execution.end_ns for execution in read(data).executions] == [270]
+
+
+def test_runs_are_numbered_in_time_order_not_by_run_id():
+    data = xspace({
+        "/host:CPU": {
+            "worker": [("a", 500, 10, thunk("a", 3, 0, 1)), ("a", 100, 10, thunk("a", 9, 0, 2))],
+        }
+    })  # fmt: skip
+    assert [(execution.start_ns, execution.run) for execution in read(data).executions] == [
+        (100, 0),
+        (500, 1),
+    ]
+
+
+def test_gpu_kernels_belong_to_the_run_whose_mark_began_last():
+    kernel = {"hlo_op": "fusion.1", "hlo_module": "jit_step"}
+    data = xspace({
+        "/device:GPU:1": {
+            "Stream #2": [
+                ("loop_fusion", 120, 30, kernel),
+                ("loop_fusion", 620, 40, kernel),
+                ("Memset", 700, 5, {}),
+            ]
+        },
+        "/host:CPU": {"main": [(RUN_MARK, 100, 200, {}), (RUN_MARK, 600, 200, {})]},
+    })  # fmt: skip
+    trace = read(data)
+    assert trace.backend == "gpu"
+    assert trace.executions == (
+        Execution("fusion.1", "jit_step", 0, 1, 120, 150, "Stream #2", 150, "loop_fusion"),
+        Execution("fusion.1", "jit_step", 1, 1, 620, 660, "Stream #2", 660, "loop_fusion"),
+    )
+
+
+def test_a_gpu_trace_without_run_marks_is_refused_with_the_way_out():
+    data = xspace({"/device:GPU:0": {"s": [("k", 1, 2, {"hlo_op": "a", "hlo_module": "m"})]}})
+    with pytest.raises(ProfileError, match=r"which run.*collect"):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff\xffnot a trace", b"", xspace({"/host:CPU": {"main": []}})]
+)
+def test_what_is_no_trace_is_refused(data):
+    with pytest.raises(ProfileError):
+        read(data)
+
+
+@pytest.mark.parametrize(("repeats", "warmup"), [(0, 1), (1, -1)])
+def test_collect_refuses_impossible_counts(repeats, warmup):
+    with pytest.raises(ProfileError, match="at least 1 profiled run"):
+        collect(lambda: None, repeats, warmup)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "runs", "executions"),
+    [
+        ("cpu_jax_0_10_2", "cpu", 3, 624),
+        ("cpu_jax_0_12_0", "cpu", 3, 624),
+        ("h200_jax_0_11_2", "gpu", 4, 624),
+    ],
+)
+def test_traces_of_every_supported_xla_are_read(name, backend, runs, executions):
+    trace = read(gzip.decompress((DATA / f"{name}.xspace.gz").read_bytes()))
+    assert trace.backend == backend
+    assert len(trace.windows) == runs
+    assert {execution.run for execution in trace.executions} == set(range(runs))
+    assert {execution.device for execution in trace.executions} == {0, 1}
+    assert len(trace.executions) == executions
+    assert all(execution.start_ns < execution.end_ns for execution in trace.executions)
+
+
+LIVE = """
+import json, re, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.instructions import coverage, instruction_times
+from disco_hlo.profiler.trace import collect, read
+
+mesh = Mesh(np.array(jax.devices()), ("d",))
+
+def step(w, x):
+    def loss(w):
+        h = jnp.tanh(x @ w["a"])
+        h, _ = jax.lax.scan(lambda h, _: (jnp.sin(h @ w["b"]), None), h, None, length=3)
+        return jnp.mean(jax.nn.softmax(h) ** 2)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+w = {k: jax.device_put(np.ones((64, 64), "f"), NamedSharding(mesh, PartitionSpec())) for k in "ab"}
+x = jax.device_put(np.ones((128, 64), "f"), NamedSharding(mesh, PartitionSpec("d")))
+compiled = jax.jit(step).lower(w, x).compile()
+calls = []
+
+def run_once():
+    calls.append(0)
+    jax.block_until_ready(compiled(w, x))
+
+trace = read(collect(run_once, repeats=4, warmup=2))
+times = instruction_times(trace, "jit_step")
+text = compiled.as_text()
+entry = re.findall(r"^ +(?:ROOT )?%([\\w.\\-]+) = (.*?) ([a-z\\-]+)\\(", text[text.index("ENTRY"):], re.M)
+
+def nested():
+    try:
+        collect(run_once, repeats=1)
+    except ProfileError as error:
+        return str(error)
+
+jax.profiler.start_trace(sys.argv[1])
+refusal = nested()
+jax.profiler.stop_trace()
+json.dump({
+    "calls": len(calls),
+    "samples": {name: time.samples for name, time in times.items()},
+    "median": {name: time.median_ns for name, time in times.items()},
+    "entry": {name: opcode for name, _, opcode in entry},
+    "busy": coverage(trace, "jit_step").busy_share,
+    "refusal": refusal,
+}, sys.stdout)
+"""
+
+
+def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LIVE, str(tmp_path)],
+        capture_output=True,
+        env=environment,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    free = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+    computing = {name for name, opcode in found["entry"].items() if opcode not in free}
+    assert found["samples"] == dict.fromkeys(computing, 4 * 2)
+    assert {"while", "all-reduce", "fusion"} <= {found["entry"][name] for name in computing}
+    assert all(median > 0 for median in found["median"].values())
+    assert 0.0 < found["busy"] <= 1.0
+    assert found["calls"] == 2 + 4 + 1
+    assert "cannot start a profiler trace" in found["refusal"]
