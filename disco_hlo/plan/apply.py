@@ -176,7 +176,7 @@ class _ModuleWriter:
         local, operands = self._kernel_inputs(body, token, inside, cut_inside=group.kind in ("loop", "input"))
         for member in members:
             reads = [self._local(body, token, local, operand) for operand in self.graph.nodes[member].operands]
-            local[member] = body.copy(self.source.protos[member], f"{token}.{self.graph.nodes[member].opcode}", reads)
+            local[member] = self._write_member(body, token, member, reads)
         outputs = [local[result] for result in results]
         root = outputs[0] if len(outputs) == 1 else body.tuple(f"{token}.tuple", outputs)
         work = self._work(members, results, inside)
@@ -189,6 +189,12 @@ class _ModuleWriter:
         for position, result in enumerate(results):
             self.written[result] = self.entry.element(f"{token}_result", kernel, position)
 
+    def _write_member(self, body: ComputationWriter, token: str, member: int, reads: list[Message]) -> Message:
+        proto, opcode = self.source.protos[member], self.graph.nodes[member].opcode
+        if opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type:
+            return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
+        return body.copy(proto, f"{token}.{opcode}", reads)
+
     def _kernel_inputs(
         self, body: ComputationWriter, token: str, inside: set[int], *, cut_inside: bool
     ) -> tuple[dict[int, Message], list[Message]]:
@@ -197,7 +203,11 @@ class _ModuleWriter:
         local: dict[int, Message] = {}
         operands: list[Message] = []
         parameter_of: dict[int, Message] = {}
-        for read in external_reads(self.graph, inside):
+        reads = (operand for member in sorted(inside) for operand in self.graph.nodes[member].operands)
+        # In the order of their use: XLA:CPU's scatter emitter takes its parameters by position.
+        for read in dict.fromkeys(reads):
+            if read in inside or is_cloned(self.graph.nodes[read]):
+                continue
             packed = self.packed.get(read) if cut_inside and read not in self.written else None
             operand = packed.vector if packed else self._value(read)
             parameter = parameter_of.get(operand.id)

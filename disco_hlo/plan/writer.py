@@ -49,10 +49,32 @@ class ComputationWriter:
         return instruction
 
     def reshaped(self, name: str, operand: Message, shape: Message) -> Message:
-        """``operand`` as ``shape``: itself where they agree, else a bitcast."""
-        if shape_of(operand.shape) == shape_of(shape):
+        """``operand`` as ``shape``, for use inside a kernel: the same bytes under other dimensions.
+
+        Kernels index logically, and XLA:CPU cannot lower a bitcast between permuted layouts there.
+        So the layouts are undone by transposes that move nothing, and only row-major bitcasts remain.
+        """
+        source, target = shape_of(operand.shape), shape_of(shape)
+        if source == target:
             return operand
-        return self.add(name, "bitcast", shape, [operand])
+        flat_source, flat_target = _row_major(source), _row_major(target)
+        if flat_source != source:
+            operand = self._transposed(name, operand, source, flat_source, source.layout[::-1])
+        if flat_source != flat_target:
+            operand = self.add(name, "bitcast", shape_to_proto(flat_target), [operand])
+        if flat_target != target:
+            position = {dimension: i for i, dimension in enumerate(target.layout[::-1])}
+            permutation = tuple(position[dimension] for dimension in range(len(target.dims)))
+            operand = self._transposed(name, operand, flat_target, target, permutation)
+        return operand
+
+    def _transposed(
+        self, name: str, operand: Message, source: Shape, target: Shape, permutation: Sequence[int]
+    ) -> Message:
+        assert tuple(source.dims[i] for i in permutation) == target.dims
+        instruction = self.add(name, "transpose", shape_to_proto(target), [operand])
+        instruction.dimensions.extend(permutation)
+        return instruction
 
     def slice(self, name: str, operand: Message, start: int, limit: int) -> Message:
         """Append a slice of a vector."""
@@ -85,6 +107,11 @@ class ComputationWriter:
             candidate = f"{name}.{number}"
         self.names.add(candidate)
         return candidate
+
+
+def _row_major(shape: Shape) -> Shape:
+    """The shape whose dimensions stand in the order in which ``shape`` lies in memory."""
+    return Shape(shape.dtype, tuple(shape.dims[d] for d in shape.layout[::-1]), tuple(range(len(shape.dims)))[::-1])
 
 
 def tuple_shape(members: Iterable[Message]) -> Message:
