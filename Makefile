@@ -44,9 +44,10 @@ format: venv-product ## Format and fix what can be fixed
 	@$(PRODUCT)/bin/ruff check --fix . && $(PRODUCT)/bin/ruff format .
 
 bench: venv-product ## Run a benchmark: make bench BENCH=name; without BENCH list them
-	@if [ -n "$(BENCH)" ]; then PATH="$(CURDIR)/$(PRODUCT)/bin:$$PATH" python scripts/bench_$(BENCH).py $(ARGS); \
-	else for f in scripts/bench_*.py; do n=$${f#scripts/bench_}; \
-	printf '  make bench BENCH=%-14s %s\n' "$${n%.py}" "$$(sed -nE '1s/^"""//p' $$f | sed 's/"""$$//')"; done; fi
+	@shopt -s nullglob; \
+	if [ -n "$(BENCH)" ]; then PATH="$(CURDIR)/$(PRODUCT)/bin:$$PATH" python scripts/bench_$(BENCH).py $(ARGS); exit; fi; \
+	for file in scripts/bench_*.py; do name=$${file#scripts/bench_}; \
+	printf '  make bench BENCH=%-14s %s\n' "$${name%.py}" "$$(sed -nE '1s/^"""|"""$$//gp' $$file)"; done
 
 venv: venv-product venv-py311 ## Make both virtual environments
 

@@ -15,7 +15,9 @@ for name in list(os.environ):
         del os.environ[name]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+flags = os.environ.get("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=4".strip()
 
 # Without it DGL writes a configuration file into the home folder.
 os.environ.setdefault("DGLBACKEND", "pytorch")

@@ -32,6 +32,9 @@ RESERVED = {
     "torch": TRAINING_FILES,
 }
 
+# All that jaxlib offers to everyone is its version.
+PUBLIC = {"jaxlib", "jaxlib.__version__", "jaxlib.version", "jaxlib.version.__version__"}
+
 
 def source_files() -> Iterator[Path]:
     for folder in FOLDERS:
@@ -55,7 +58,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def violations(path: Path, place: str) -> list[str]:
-    names = imported_names(path)
+    names = imported_names(path) - PUBLIC
     return [
         f"{place} imports {name}, which only {', '.join(sorted(allowed))} may"
         for reserved, allowed in RESERVED.items()
@@ -72,12 +75,24 @@ def test_reserved_names_are_imported_in_their_one_place_only() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["import jax._src.core", "from jax._src import core", "from jax import _src", "def f(): import jaxlib"],
+    [
+        "import jax._src.core",
+        "from jax._src import core",
+        "from jax import _src",
+        "from jaxlib import _hlo",
+        "def f(): import jaxlib._hlo",
+    ],
 )
 def test_every_spelling_of_a_reserved_import_is_seen(line: str, tmp_path: Path) -> None:
     path = tmp_path / "intruder.py"
     path.write_text(line)
     assert violations(path, "search/intruder.py") != []
+
+
+def test_the_version_of_jaxlib_is_no_private_name(tmp_path: Path) -> None:
+    path = tmp_path / "polite.py"
+    path.write_text("import jaxlib.version\nfrom jaxlib import __version__")
+    assert violations(path, "disco_hlo/cli/polite.py") == []
 
 
 def test_the_packages_listed_are_the_packages_there() -> None:
