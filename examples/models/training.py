@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ import optax
 Tree = Any
 Example = dict[str, np.ndarray]
 LossOf = Callable[[Tree, Tree, dict[str, jax.Array], jax.Array], tuple[jax.Array, Tree]]
+
+Config = TypeVar("Config")
 
 DROPOUT_SEED = 1
 
@@ -97,7 +99,7 @@ def matrices_only(params: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def read_config[Config](kind: type[Config], path: Path, size: str) -> Config:
+def read_config(kind: type[Config], path: Path, size: str) -> Config:
     """Table `[size]` of a TOML file as a `kind`; ValueError where a key is missing or unknown."""
     table = tomllib.loads(path.read_text()).get(size)
     if table is None:
