@@ -1,9 +1,9 @@
-"""Reformer (Kitaev et al. 2020): LSH attention with shared queries and keys, reversible layers, axial positions.
+"""Reformer (Kitaev et al. 2020): LSH attention, queries shared with keys, reversible layers, axial positions.
 
 Attention: queries, which are also the keys, are hashed by random rotations in `hashes` rounds, sorted by
 bucket, cut into chunks, and attend to their own bucket within their chunk and the one before. The rounds are
 weighted by their softmax normalisers; a pair that meets in several rounds counts in each (the paper's
-correction for that is left out, and so is its chunking of the feed-forward layer, which changes memory alone).
+correction for that is left out, and so is its chunking of the feed-forward layer, which saves memory alone).
 
 Reversible layers: the backward pass recomputes each layer's inputs from its outputs (custom_vjp), keeping
 only the buckets. Adam for the paper's Adafactor.
@@ -69,7 +69,10 @@ class LSHAttention(nn.Module):
         return x.reshape(*x.shape[:2], config.heads, config.width // config.heads).swapaxes(1, 2)
 
     def hash(self, x: jax.Array, rotations: jax.Array) -> jax.Array:
-        """Bucket of every position, [rows, heads, hashes, length] int32, by `rotations` [head width, hashes, buckets/2]."""
+        """Bucket of every position, [rows, heads, hashes, length] int32.
+
+        `rotations` is [head width, hashes, buckets / 2].
+        """
         query = self._heads(self.query_key(self.norm(x))).astype(rotations.dtype)
         rotated = jnp.einsum("bhld,dnr->bhnlr", query, rotations)
         return jnp.argmax(jnp.concatenate([rotated, -rotated], -1), -1).astype(jnp.int32)
@@ -108,7 +111,9 @@ def attend(query: jax.Array, value: jax.Array, buckets: jax.Array, chunk: int) -
     positions = chunked(order)
     bucket = chunked(jnp.take_along_axis(buckets, order, axis=3))
     scores = jnp.einsum("...qd,...kd->...qk", queries, keys) * head_width**-0.5
-    scores = masked(scores.astype(jnp.float32), positions, with_previous(positions), bucket, with_previous(bucket))
+    scores = masked(
+        scores.astype(jnp.float32), positions, with_previous(positions), bucket, with_previous(bucket)
+    )
     normaliser = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     mixed = jnp.einsum("...qk,...kd->...qd", jnp.exp(scores - normaliser).astype(values.dtype), values)
 
@@ -144,9 +149,11 @@ class FeedForward(nn.Module):
 
 
 def reversible_stack(attention: LSHAttention, feed_forward: FeedForward) -> Any:
-    """`stack(layers, rotations, left, right) -> (left, right)`: every layer adds attention of the right half to
-    the left one, then feed-forward of the left half to the right one. Gradients do not flow into `rotations`
-    [layers, head width, hashes, buckets/2]; `layers` is a list of {"attention", "feed_forward"} parameters.
+    """`stack(layers, rotations, left, right) -> (left, right)`, differentiable without stored activations.
+
+    Every layer adds attention of the right half to the left one, then feed-forward of the left half to the
+    right one. Gradients do not flow into `rotations` [layers, head width, hashes, buckets / 2]; `layers` is a
+    list of {"attention", "feed_forward"} parameters.
     """
 
     def mix(params: Params, x: jax.Array, buckets: jax.Array) -> jax.Array:
@@ -189,7 +196,7 @@ def reversible_stack(attention: LSHAttention, feed_forward: FeedForward) -> Any:
 
 
 def add_positions(x: jax.Array, row_table: jax.Array, column_table: jax.Array) -> jax.Array:
-    """Axial positions: x [rows, n * m, width] plus a vector made of tables [n, width / 2] and [m, width / 2]."""
+    """Axial positions: x [rows, n * m, width] plus vectors from tables [n, width / 2] and [m, width / 2]."""
     grid = x.reshape(x.shape[0], row_table.shape[0], column_table.shape[0], x.shape[-1])
     first, second = jnp.split(grid, 2, axis=-1)
     return jnp.concatenate([first + row_table[:, None], second + column_table], -1).reshape(x.shape)

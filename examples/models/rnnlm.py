@@ -1,6 +1,6 @@
-"""RNNLM (Zaremba et al. 2014, the large model): two LSTM layers over time by `lax.scan`, dropout between layers.
+"""RNNLM (Zaremba et al. 2014, the large model): two LSTM layers over time by `lax.scan`, dropout between.
 
-Two departures: Adam for SGD, and the hidden state starts at zero in every batch (random text has no continuation).
+Two departures: Adam for SGD, and the hidden state starts at zero in every batch: random text has no sequel.
 """
 
 from dataclasses import dataclass

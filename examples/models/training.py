@@ -71,14 +71,16 @@ def training(
     return Training(init, train_step, example, batch_per_device)
 
 
-def make_rows(example: Callable[[np.random.Generator], Example], seed: int, index: int, rows: range) -> Example:
+def make_rows(
+    example: Callable[[np.random.Generator], Example], seed: int, index: int, rows: range
+) -> Example:
     """Rows `rows` of batch `index`, stacked: each row depends on (seed, index, row) alone."""
     examples = [example(np.random.default_rng((seed, index, row))) for row in rows]
     return {name: np.stack([row[name] for row in examples]) for name in examples[0]}
 
 
 def abstract_arguments(made: Training, rows: int) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
-    """Shapes and dtypes of the step's (state, batch) for a batch of `rows`: enough to lower it, no memory used."""
+    """Shapes and dtypes of the step's (state, batch) for a batch of `rows`: enough to lower it."""
     row = made.example(np.random.default_rng(0))
     batch = {name: jax.ShapeDtypeStruct((rows, *value.shape), value.dtype) for name, value in row.items()}
     return jax.eval_shape(made.init, jax.random.key(0)), batch
