@@ -28,10 +28,11 @@ def load(model: str, size: str, config: Path | None = None) -> Training:
 
 def main() -> None:
     """Train and record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parallel.add_arguments(parser)
     parser.add_argument("--model", choices=MODELS, required=True)
-    parser.add_argument("--size", default="tiny", help="table of the configuration: full or tiny (default tiny)")
+    parser.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
     parser.add_argument("--config", type=Path, metavar="TOML", help="instead of configs/models/<model>.toml")
     args = parser.parse_args()
     try:
@@ -45,16 +46,24 @@ def main() -> None:
     state = parallel.initial_state(training.init, args.seed, shardings)
     parameters = parameter_count(state)
     rows = parallel.local_rows(training.batch_per_device)
-    # A few batches, kept on the devices and used in turn: what is timed is the step, not the host's random numbers.
+    # A few batches, kept on the devices and used in turn: the step is timed, not the host's random numbers.
     batches = [
         parallel.shard(make_rows(training.example, args.seed, index, range(rows.start, rows.stop)), shardings)
         for index in range(BATCHES)
     ]
-    parallel.say(f"{args.model} ({args.size}): {parameters} parameters, {training.batch_per_device} rows per device")
+    size = f"{parameters} parameters, {training.batch_per_device} rows per device"
+    parallel.say(f"{args.model} ({args.size}): {size}")
     step = parallel.compile_step(training.step, shardings)
     state, record = parallel.fit(step, state, lambda index: batches[index % BATCHES], args)
-    run = {"model": args.model, "size": args.size, "seed": args.seed, "steps": args.steps, "parameters": parameters}
-    parallel.finish({**run, "batch_per_device": training.batch_per_device, **record}, args.json)
+    run = {
+        "model": args.model,
+        "size": args.size,
+        "seed": args.seed,
+        "steps": args.steps,
+        "parameters": parameters,
+        "batch_per_device": training.batch_per_device,
+    }
+    parallel.finish({**run, **record}, args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): masked words and next sentence, post-norm encoder, AdamW with clipped gradients."""
+"""BERT (Devlin et al. 2019): masked words and next sentence, post-norm encoder, AdamW, clipped gradients."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,12 +62,17 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Tokens, segments [rows, length], positions [rows, masked] -> logits [rows, masked, vocabulary], [rows, 2]."""
+    """Word logits [rows, masked, vocabulary] and next-sentence logits [rows, 2].
+
+    From tokens and segments [rows, length] and the masked positions [rows, masked], all int32.
+    """
 
     config: Config
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, tokens: jax.Array, segments: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Training mode: draws dropout masks."""
         config = self.config
         dtype = jnp.dtype(config.compute_dtype)
@@ -109,7 +114,9 @@ def build(config: Config) -> Training:
         word_logits, next_logits = model.apply(
             {"params": params}, batch["tokens"], batch["segments"], batch["positions"], rngs={"dropout": key}
         )
-        loss = mean_cross_entropy(word_logits, batch["words"]) + mean_cross_entropy(next_logits, batch["is_next"])
+        loss = mean_cross_entropy(word_logits, batch["words"]) + mean_cross_entropy(
+            next_logits, batch["is_next"]
+        )
         return loss, model_state
 
     def example(rng: np.random.Generator) -> Example:
@@ -119,7 +126,13 @@ def build(config: Config) -> Training:
         tokens[positions] = MASK_TOKEN
         segments = (np.arange(config.length) >= config.length // 2).astype(np.int32)
         is_next = np.asarray(rng.integers(2, dtype=np.int32))
-        return {"tokens": tokens, "segments": segments, "positions": positions, "words": words, "is_next": is_next}
+        return {
+            "tokens": tokens,
+            "segments": segments,
+            "positions": positions,
+            "words": words,
+            "is_next": is_next,
+        }
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.clip_norm),

@@ -54,7 +54,9 @@ class GPT(nn.Module):
     def _attention(self, x: jax.Array) -> jax.Array:
         config = self.config
         shape = (*x.shape[:2], config.heads, config.width // config.heads)
-        query, key, value = (part.reshape(shape) for part in jnp.split(self._dense(3 * config.width)(x), 3, -1))
+        query, key, value = (
+            part.reshape(shape) for part in jnp.split(self._dense(3 * config.width)(x), 3, -1)
+        )
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * shape[-1] ** -0.5
         allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
@@ -68,7 +70,7 @@ def build(config: Config) -> Training:
     def variables(key: jax.Array) -> tuple[Any, Any]:
         return model.init(key, jnp.zeros((1, config.length), jnp.int32))["params"], {}
 
-    def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+    def loss_of(params: Any, model_state: Any, batch: Any, _key: jax.Array) -> tuple[jax.Array, Any]:
         logits = model.apply({"params": params}, batch["tokens"][:, :-1])
         return mean_cross_entropy(logits, batch["tokens"][:, 1:]), model_state
 

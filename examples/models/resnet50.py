@@ -20,7 +20,7 @@ from models.training import Example, Training, mean_cross_entropy, training
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes: images are `image` x `image` x 3; stage i has `blocks[i]` blocks of `width * 2**i` channels (x 4 out)."""
+    """Sizes: images are `image` x `image` x 3; stage i has `blocks[i]` blocks of `width * 2**i` channels."""
 
     image: int
     classes: int
@@ -101,7 +101,7 @@ def build(config: Config) -> Training:
         made = model.init(key, jnp.zeros((config.batch_per_device, *shape)))
         return made["params"], made["batch_stats"]
 
-    def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+    def loss_of(params: Any, model_state: Any, batch: Any, _key: jax.Array) -> tuple[jax.Array, Any]:
         variables = {"params": params, "batch_stats": model_state}
         logits, updated = model.apply(variables, batch["image"], mutable=["batch_stats"])
         return mean_cross_entropy(logits, batch["label"]), updated["batch_stats"]

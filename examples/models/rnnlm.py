@@ -1,6 +1,6 @@
-"""RNNLM (Zaremba et al. 2014, the large model): two LSTM layers over time by `lax.scan`, dropout between layers.
+"""RNNLM (Zaremba et al. 2014, the large model): two LSTM layers over time by `lax.scan`, dropout between.
 
-Two departures: Adam for SGD, and the hidden state starts at zero in every batch (random text has no continuation).
+Two departures: Adam for SGD, and the hidden state starts at zero in every batch: random text has no sequel.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,54 @@ class Config:
     compute_dtype: str
 
 
+def advance(cell: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One time step after its matmuls: cell [rows, width], gates [rows, 4 * width] -> (hidden, cell)."""
+    enter, forget, new, leave = jnp.split(gates, 4, axis=-1)
+    cell = nn.sigmoid(forget) * cell + nn.sigmoid(enter) * jnp.tanh(new)
+    return nn.sigmoid(leave) * jnp.tanh(cell), cell
+
+
+@jax.custom_vjp
+def lstm(recurrent: jax.Array, gates_x: jax.Array) -> jax.Array:
+    """The recurrence from zero: recurrent [width, 4 * width], gates_x [length, rows, 4 * width], which is the
+    inputs' share of the gates -> hidden [length, rows, width].
+
+    The gradient of `recurrent` is one matmul after the backward loop. Left to autodiff it is a matmul, and
+    in data parallelism an all-reduce, in every time step.
+    """
+    return _lstm_forward(recurrent, gates_x)[0]
+
+
+def _lstm_forward(recurrent: jax.Array, gates_x: jax.Array) -> tuple[jax.Array, Any]:
+    def body(carry: tuple[jax.Array, jax.Array], gate_x: jax.Array) -> tuple[Any, Any]:
+        hidden, cell = carry
+        gates = gate_x + hidden @ recurrent
+        after = advance(cell, gates)
+        return after, (after[0], (hidden, cell, gates))
+
+    zero = jnp.zeros((gates_x.shape[1], recurrent.shape[0]), gates_x.dtype)
+    _, (outputs, before) = jax.lax.scan(body, (zero, zero), gates_x)
+    return outputs, (recurrent, before)
+
+
+def _lstm_backward(residuals: Any, outputs_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
+    recurrent, (hidden, cell, gates) = residuals
+
+    def body(carry: tuple[jax.Array, jax.Array], at: Any) -> tuple[Any, jax.Array]:
+        hidden_bar, cell_bar = carry
+        cell_before, gates_now, output_bar = at
+        _, pull = jax.vjp(advance, cell_before, gates_now)
+        cell_bar, gates_bar = pull((hidden_bar + output_bar, cell_bar))
+        return (gates_bar @ recurrent.T, cell_bar), gates_bar
+
+    zero = jnp.zeros_like(hidden[0])
+    _, gates_bar = jax.lax.scan(body, (zero, zero), (cell, gates, outputs_bar), reverse=True)
+    return jnp.einsum("tbi,tbj->ij", hidden, gates_bar), gates_bar
+
+
+lstm.defvjp(_lstm_forward, _lstm_backward)
+
+
 class LSTM(nn.Module):
     """One layer over time, [rows, length, inputs] -> [rows, length, width]."""
 
@@ -40,20 +88,10 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The inputs' share of the gates is one matmul for all times; the scan holds the recurrent one."""
+        """The inputs' share of the gates is one matmul for all times."""
         gates_x = nn.Dense(4 * self.width, dtype=self.dtype, kernel_init=self.kernel_init)(x)
         recurrent = self.param("recurrent", self.kernel_init, (self.width, 4 * self.width)).astype(self.dtype)
-
-        def advance(carry: tuple[jax.Array, jax.Array], gate_x: jax.Array) -> tuple[Any, jax.Array]:
-            hidden, cell = carry
-            enter, forget, new, leave = jnp.split(gate_x + hidden @ recurrent, 4, axis=-1)
-            cell = nn.sigmoid(forget) * cell + nn.sigmoid(enter) * jnp.tanh(new)
-            hidden = nn.sigmoid(leave) * jnp.tanh(cell)
-            return (hidden, cell), hidden
-
-        zero = jnp.zeros((x.shape[0], self.width), self.dtype)
-        _, hidden = jax.lax.scan(advance, (zero, zero), gates_x.swapaxes(0, 1))
-        return hidden.swapaxes(0, 1)
+        return lstm(recurrent, gates_x.swapaxes(0, 1)).swapaxes(0, 1)
 
 
 class RNNLM(nn.Module):

@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ import optax
 Tree = Any
 Example = dict[str, np.ndarray]
 LossOf = Callable[[Tree, Tree, dict[str, jax.Array], jax.Array], tuple[jax.Array, Tree]]
+
+Config = TypeVar("Config")
 
 DROPOUT_SEED = 1
 
@@ -69,14 +71,16 @@ def training(
     return Training(init, train_step, example, batch_per_device)
 
 
-def make_rows(example: Callable[[np.random.Generator], Example], seed: int, index: int, rows: range) -> Example:
+def make_rows(
+    example: Callable[[np.random.Generator], Example], seed: int, index: int, rows: range
+) -> Example:
     """Rows `rows` of batch `index`, stacked: each row depends on (seed, index, row) alone."""
     examples = [example(np.random.default_rng((seed, index, row))) for row in rows]
     return {name: np.stack([row[name] for row in examples]) for name in examples[0]}
 
 
 def abstract_arguments(made: Training, rows: int) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
-    """Shapes and dtypes of the step's (state, batch) for a batch of `rows`: enough to lower it, no memory used."""
+    """Shapes and dtypes of the step's (state, batch) for a batch of `rows`: enough to lower it."""
     row = made.example(np.random.default_rng(0))
     batch = {name: jax.ShapeDtypeStruct((rows, *value.shape), value.dtype) for name, value in row.items()}
     return jax.eval_shape(made.init, jax.random.key(0)), batch
@@ -97,7 +101,7 @@ def matrices_only(params: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def read_config[Config](kind: type[Config], path: Path, size: str) -> Config:
+def read_config(kind: type[Config], path: Path, size: str) -> Config:
     """Table `[size]` of a TOML file as a `kind`; ValueError where a key is missing or unknown."""
     table = tomllib.loads(path.read_text()).get(size)
     if table is None:

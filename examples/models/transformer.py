@@ -1,4 +1,4 @@
-"""The Transformer for translation (Vaswani et al. 2017): encoder and decoder, post-norm, one tied embedding, Adam."""
+"""The Transformer (Vaswani et al. 2017): encoder and decoder, post-norm, one tied embedding, Adam."""
 
 from dataclasses import dataclass
 from typing import Any

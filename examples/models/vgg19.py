@@ -1,4 +1,4 @@
-"""VGG19 (Simonyan and Zisserman 2015, configuration E): 16 convolutions, 3 dense layers, SGD with momentum."""
+"""VGG19 (Simonyan and Zisserman 2015, configuration E): 16 convolutions, 3 dense layers, SGD, momentum."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,0 +1,133 @@
+"""The scripts as users start them: one process, several processes, bad arguments."""
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import parallel
+import pytest
+import train
+import transformer_lm
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(command: list[str], devices: int, out: Path) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment["JAX_COORDINATOR_PORT"] = str(probe.getsockname()[1])
+    done = subprocess.run(
+        [*command, "--json", str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.listdir(out.parent) == [out.name]
+    record: dict[str, Any] = json.loads(out.read_text())
+    assert len(record["losses"]) == len(record["step_s"]) == record["steps"]
+    assert np.isfinite(record["losses"]).all()
+    return record
+
+
+def test_no_example_imports_this_project() -> None:
+    for path in EXAMPLES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.startswith("disco") for name in names), path
+
+
+@pytest.mark.mpi
+def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> None:
+    script = [sys.executable, str(EXAMPLES / "transformer_lm.py"), "--steps", "12", "--batch-per-device", "2"]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = run(script, 2, tmp_path / "one" / "run.json")
+    two = run(["mpiexec", "-n", "2", *script, "--distributed"], 1, tmp_path / "two" / "run.json")
+    assert (one["devices"], one["processes"]) == (2, 1)
+    assert (two["devices"], two["processes"]) == (2, 2)
+    np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-5)
+    assert one["losses"][0] == pytest.approx(np.log(256), abs=0.1)
+    assert one["losses"][-1] < one["losses"][0] - 1
+    assert one["validation_loss"] < one["losses"][0] - 1
+
+
+def test_train_script_records_a_tiny_run(tmp_path: Path) -> None:
+    script = [
+        sys.executable,
+        str(EXAMPLES / "train.py"),
+        "--model",
+        "rnnlm",
+        "--size",
+        "tiny",
+        "--steps",
+        "3",
+    ]
+    record = run(script, 2, tmp_path / "run.json")
+    assert (record["model"], record["size"], record["devices"]) == ("rnnlm", "tiny", 2)
+    assert record["parameters"] == 23140
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "expected an integer of at least 1, got 0"),
+        (["--seed", "-1"], "expected an integer of at least 0, got -1"),
+        (["--json", "/nowhere/at/all/out.json"], "/nowhere/at/all does not exist"),
+        (["--port", "x"], "invalid positive_int value: 'x'"),
+        (["--distributed"], "start with `mpiexec -n 2 python ...`"),
+    ],
+)
+def test_bad_arguments_end_with_code_2_and_one_message(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["transformer_lm.py", *arguments])
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        transformer_lm.main()
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_size_ends_with_code_2_and_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--model", "bert", "--size", "huge"])
+    with pytest.raises(SystemExit) as stopped:
+        train.main()
+    assert stopped.value.code == 2
+    assert "bert.toml has no table [huge]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, 3), ("", 3), ("5", 0), ("4,5,6,7", 3), ("4,5", 1)])
+def test_each_process_of_a_host_takes_one_gpu(
+    visible: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("jax.distributed.initialize", lambda **given: seen.update(given))
+    for name, value in (("RANK", "7"), ("SIZE", "8"), ("LOCAL_RANK", "3")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(sys, "argv", ["x", "--distributed", "--port", "1234", "--host", "head"])
+    parser = parallel.argparse.ArgumentParser()
+    parallel.add_arguments(parser)
+    parallel.initialize(parser.parse_args())
+    assert seen == {
+        "coordinator_address": "head:1234",
+        "num_processes": 8,
+        "process_id": 7,
+        "local_device_ids": [expected],
+    }
