@@ -18,10 +18,10 @@ import re
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from disco_hlo.activation.channel import Channel, Deadline, name_ranks
+from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.errors import ActivationError
 
 MAX_PLAN_BYTES = 256 << 20
@@ -32,7 +32,6 @@ _FRAME_MAGIC = b"DISCOPLN"
 _FRAME_VERSION = 1
 _PROPOSAL_VERSION = 1
 _MAX_REASON = 500
-_GRACE_SHARE = 0.2  # of the timeout, kept back for reading the decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,66 +78,66 @@ class PlanBytes:
 def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = "agree") -> Agreement:
     """Compare what all ranks would enact; call it on every rank before any of them compiles.
 
-    Returns within ``timeout_s`` (a rank that fails to answer makes it the default), with the same
-    outcome on every rank. All ranks call it the same number of times with the same tags.
+    A rank that fails to answer within ``timeout_s`` makes it the default. All ranks call this the same
+    number of times with the same tags.
 
     Raises:
         ActivationError: the ranks cannot even share a decision, because rank 0's process is gone.
     """
+
+    def rule(answers: Mapping[int, bytes]) -> bytes:
+        return json.dumps(
+            asdict(_verdict_of_answers(answers, channel.size, timeout_s)), sort_keys=True
+        ).encode()
+
+    return _read_decision(channel.decide(_encode(proposal), rule, tag=tag, timeout_s=timeout_s), proposal)
+
+
+def _verdict_of_answers(answers: Mapping[int, bytes], size: int, timeout_s: float) -> Agreement:
+    missing = set(range(size)) - set(answers)
+    if missing:
+        return _default(f"{name_ranks(missing)} of {size} did not answer within {timeout_s:g} s")
     try:
-        answers = channel.all_gather(_encode(proposal), tag=tag, timeout_s=timeout_s * (1 - _GRACE_SHARE))
-        vote = verdict([_decode(answer, rank) for rank, answer in enumerate(answers)])
+        return verdict([_decode(answers[rank], rank) for rank in range(size)])
     except ActivationError as error:
-        vote = Agreement("", _one_line(f"XLA's default on all ranks: {error}"))
-    text = json.dumps(asdict(vote), sort_keys=True).encode()
-    decision = channel.decide(text, tag=tag, timeout_s=timeout_s * _GRACE_SHARE)
-    return _read_decision(decision, proposal)
+        return _default(str(error))
 
 
 def verdict(proposals: Sequence[Proposal]) -> Agreement:
     """The outcome of everybody's proposal; a rule, so equal on all ranks."""
-    ours = proposals[0]
-    if len(set(proposals)) == 1 and ours.enact_sha256:
-        return Agreement(ours.enact_sha256)
-    for difference in (_differing_modules, _abstentions, _differing_plans):
-        text = difference(proposals)
-        if text:
-            return Agreement("", _one_line(f"XLA's default on all ranks: {text}"))
-    return Agreement(ours.enact_sha256)
+    fingerprints = _ranks_by({rank: one.fingerprint for rank, one in enumerate(proposals)})
+    if len(fingerprints) > 1:
+        listed = _list(fingerprints, "no readable module")
+        return _default(
+            f"the ranks compile different training steps (another batch size or version?): {listed}"
+        )
+    silent = _ranks_by({rank: one.reason for rank, one in enumerate(proposals) if not one.enact_sha256})
+    if silent:
+        listed = "; ".join(
+            f"{name_ranks(ranks)}: {why or 'nothing to enact'}" for why, ranks in silent.items()
+        )
+        everyone = not any(one.enact_sha256 for one in proposals)
+        return _default(listed if everyone else f"not every rank has a plan to enact; {listed}")
+    modules = _ranks_by({rank: one.enact_sha256 for rank, one in enumerate(proposals)})
+    if len(modules) > 1:
+        listed = _list(modules, "nothing")
+        return _default(f"the ranks would enact different modules (an older plan somewhere?): {listed}")
+    return Agreement(proposals[0].enact_sha256)
 
 
-def _differing_modules(proposals: Sequence[Proposal]) -> str:
-    groups = _ranks_by([one.fingerprint[:12] or "no readable module" for one in proposals])
-    if len(groups) == 1:
-        return ""
-    listed = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in groups.items())
-    return f"the ranks compile different training steps (another batch size or version?): {listed}"
+def _default(why: str) -> Agreement:
+    return Agreement("", _one_line(f"XLA's default on all ranks: {why}"))
 
 
-def _abstentions(proposals: Sequence[Proposal]) -> str:
-    silent = {rank: one.reason for rank, one in enumerate(proposals) if not one.enact_sha256}
-    if not silent:
-        return ""
-    groups = _ranks_by([silent[rank] for rank in silent], list(silent))
-    listed = "; ".join(
-        f"{name_ranks(ranks)}: {value or 'nothing to enact'}" for value, ranks in groups.items()
-    )
-    return listed if len(silent) == len(proposals) else f"not every rank has a plan to enact; {listed}"
-
-
-def _differing_plans(proposals: Sequence[Proposal]) -> str:
-    groups = _ranks_by([one.enact_sha256[:12] for one in proposals])
-    if len(groups) == 1:
-        return ""
-    listed = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in groups.items())
-    return f"the ranks would enact different modules (an older plan somewhere?): {listed}"
-
-
-def _ranks_by(values: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, list[int]]:
+def _ranks_by(values: Mapping[int, str]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = defaultdict(list)
-    for rank, value in zip(ranks if ranks is not None else range(len(values)), values, strict=True):
+    for rank, value in values.items():
         groups[value].append(rank)
     return groups
+
+
+def _list(digests: Mapping[str, list[int]], empty: str) -> str:
+    return "; ".join(f"{name_ranks(ranks)}: {digest[:12] or empty}" for digest, ranks in digests.items())
 
 
 def _encode(proposal: Proposal) -> bytes:
@@ -193,13 +192,10 @@ def broadcast_plan(
     Raises:
         ActivationError: it did not arrive within ``timeout_s``, or arrived damaged.
     """
-    deadline = Deadline(timeout_s)
-    payload = None
+    payload = frame(plan, reason) if channel.rank == 0 else None
+    received = channel.broadcast(payload, tag=tag, timeout_s=timeout_s)
     if channel.rank == 0:
-        payload = frame(plan, reason)
-    received = channel.broadcast(payload, tag=tag, timeout_s=max(deadline.left_s(), 0.001))
-    if channel.rank == 0:
-        return plan, "" if plan is not None else reason
+        return plan, "" if plan is not None else _one_line(reason)
     return unframe(received)
 
 

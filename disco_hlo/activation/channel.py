@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from disco_hlo.errors import ActivationError
@@ -56,15 +56,21 @@ class Channel(Protocol):
             ActivationError: some ranks did not come within ``timeout_s``; it names them.
         """
 
-    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
-        """One vote becomes the decision, and every rank that asks, however late, gets that one.
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
+        """Every rank hands in an item and ``rule`` makes one outcome of them; all ranks return that one.
 
-        Rank 0's vote is waited for; where it does not come within ``timeout_s``, the first vote in
-        counts. Works on a broken channel.
+        Rank 0 applies the rule, to the items of all ranks or of those that came in time. Where rank 0
+        does not, another rank does, without rank 0's item. A rank that comes late, when the outcome
+        stands, gets the same. Works on a broken channel. Ends within ``timeout_s``, or twice that where
+        rank 0 came and then fell silent.
 
         Raises:
-            ActivationError: the ranks share no place to write a decision to, or it is out of reach.
+            ActivationError: the place where decisions are written is gone.
         """
+
+
+Rule = Callable[[Mapping[int, bytes]], bytes]
+"""From the items of some ranks, by rank, to an outcome; the same on all ranks."""
 
 
 class Deadline:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from disco_hlo.activation import mpi
 from disco_hlo.activation.channel import Channel, name_ranks
-from disco_hlo.activation.kvstore import KeyValueStore, KvChannel
+from disco_hlo.activation.decision import KeyValueStore
+from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 
@@ -190,6 +191,8 @@ def _join_mpi(
     for rank, theirs in enumerate(problems):
         if theirs:
             return None, f"rank {rank}: {theirs.decode(errors='replace')}"
+    if channel is not None:
+        channel.leave_together()
     return channel, ""
 
 

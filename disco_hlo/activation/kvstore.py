@@ -11,34 +11,17 @@ past them; decisions stay, so that a rank that comes late reads what the others 
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 from typing import Protocol
 
-from disco_hlo.activation.channel import Deadline, name_ranks, pack, unpack
+from disco_hlo.activation.channel import Deadline, Rule, name_ranks, pack, unpack
+from disco_hlo.activation.decision import SLICE_S, Decider, KeyValueStore, key_part, wait
 from disco_hlo.errors import ActivationError
 
 CHUNK_BYTES = 2 << 20
 """gRPC messages are limited; larger values travel in pieces of this size."""
 _INLINE_BYTES = 64 << 10
 _HEAD = struct.Struct("<QI32s")
-
-
-class KeyValueStore(Protocol):
-    """What the channel needs of a store shared by all ranks. Methods raise ActivationError where
-    the store is out of reach."""
-
-    def put(self, key: str, value: bytes) -> bool:
-        """Set a key once; False where it has a value already (which stays)."""
-
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        """The value, waited for (asleep) up to ``timeout_s``; None where it does not come."""
-
-    def names(self, directory: str) -> list[str]:
-        """Last path components of the keys right under ``directory``."""
-
-    def delete(self, directory: str) -> None:
-        """Remove a key and everything under it; no error where there is nothing."""
 
 
 class CoordinationClient(Protocol):
@@ -115,13 +98,12 @@ class KvChannel:
         self.size = size
         self._store = store
         self._root = f"disco/{key_part(job_id)}"
-        self._decider = Decider(store, self._root, rank)
+        self._decider = Decider(store, self._root, rank, size)
         self._sequence = 0
         self._finished: list[str] = []
         self._broken = ""
-        # A waiting rank asks again this often, so that Ctrl-C is noticed between two questions; more
-        # ranks ask less often, so that the store's process keeps its cores.
-        self._slice_s = min(2.0, max(0.25, size / 512))
+        # More ranks ask less often, so that the store's process keeps its cores.
+        self._slice_s = min(2.0, max(SLICE_S, size / 512))
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
@@ -154,9 +136,9 @@ class KvChannel:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
         self.all_gather(b"", tag=tag, timeout_s=timeout_s)
 
-    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
-        return self._decider.decide(vote, tag, timeout_s)
+        return self._decider.decide(item, rule, tag, timeout_s)
 
     def _begin(self, tag: str) -> str:
         if self._broken:
@@ -187,7 +169,7 @@ class KvChannel:
 
     def _read(self, where: str, name: str, deadline: Deadline) -> bytes | None:
         """What :meth:`_write` wrote, or None at the deadline."""
-        head = self._await(f"{where}/{name}", deadline)
+        head = wait(self._store, f"{where}/{name}", deadline, self._slice_s)
         if head is None:
             return None
         if len(head) < _HEAD.size:
@@ -195,7 +177,8 @@ class KvChannel:
         length, pieces, digest = _HEAD.unpack_from(head)
         data = head[_HEAD.size :]
         if pieces:
-            found = [self._await(f"{where}/pieces/{name}/{number}", deadline) for number in range(pieces)]
+            keys = [f"{where}/pieces/{name}/{number}" for number in range(pieces)]
+            found = [wait(self._store, key, deadline, self._slice_s) for key in keys]
             data = b"".join(piece for piece in found if piece is not None)
         if len(data) != length or hashlib.sha256(data).digest() != digest:
             raise self._fail(f"{where}/{name} arrived damaged: expected {length} bytes, got {len(data)}")
@@ -208,52 +191,9 @@ class KvChannel:
             raise self._fail(self._who_is_missing(where, tag, deadline.timeout_s))
         return data
 
-    def _await(self, key: str, deadline: Deadline) -> bytes | None:
-        while True:
-            left_s = deadline.left_s()
-            value = self._store.get(key, min(self._slice_s, max(left_s, 0.001)))
-            if value is not None or left_s <= 0.0:
-                return value
-
     def _who_is_missing(self, where: str, tag: str, timeout_s: float) -> str:
         answered = set(self._store.names(f"{where}/from"))
         silent = [rank for rank in range(self.size) if str(rank) not in answered]
         # In a broadcast nobody but rank 0 says anything.
         missing = silent if answered and silent else [0]
         return f"{tag}: {name_ranks(missing)} of {self.size} did not answer within {timeout_s:g} s"
-
-
-class Decider:
-    """Decisions through a :class:`KeyValueStore`: it sets a key once, so one vote wins for all."""
-
-    def __init__(self, store: KeyValueStore, root: str, rank: int) -> None:
-        self._store = store
-        self._root = root
-        self._rank = rank
-        self._rounds: dict[str, int] = {}
-
-    def decide(self, vote: bytes, tag: str, timeout_s: float) -> bytes:
-        """See :class:`~disco_hlo.activation.channel.Channel`; a tag's n-th call meets the others' n-th."""
-        number = self._rounds.get(tag, 0)
-        self._rounds[tag] = number + 1
-        key = f"{self._root}/decided/{key_part(tag)}/{number}"
-        deadline = Deadline(timeout_s)
-        while self._rank != 0 and not deadline.passed():
-            decided = self._store.get(key, max(0.001, min(0.5, deadline.left_s())))
-            if decided is not None:
-                return decided
-        if self._store.put(key, vote):
-            return vote
-        decided = self._store.get(key, max(1.0, timeout_s))
-        if decided is None:
-            raise ActivationError(
-                f"{tag}: a decision was taken, but cannot be read back within {timeout_s:g} s"
-            )
-        return decided
-
-
-def key_part(text: str) -> str:
-    """``text`` as one component of a key; distinct texts stay distinct."""
-    if re.fullmatch(r"[A-Za-z0-9._-]{1,80}", text):
-        return text
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:40] + "-" + hashlib.sha256(text.encode()).hexdigest()[:16]

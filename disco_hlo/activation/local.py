@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002 - the parameters are the protocol's
 from __future__ import annotations
 
+from disco_hlo.activation.channel import Rule
 from disco_hlo.errors import ActivationError
 
 
@@ -30,6 +31,6 @@ class LocalChannel:
     def barrier(self, *, tag: str, timeout_s: float) -> None:
         """Return at once."""
 
-    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
-        """The one vote."""
-        return vote
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
+        """What the rule makes of the one item."""
+        return rule({0: item})

@@ -7,8 +7,10 @@ their own, ordered by JAX process index, so nothing of ours can meet the user's 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
+import logging
 import struct
 import sys
 import threading
@@ -17,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from disco_hlo.activation.channel import Deadline, name_ranks, pack, unpack
-from disco_hlo.activation.kvstore import Decider, KeyValueStore, key_part
+from disco_hlo.activation.channel import Deadline, Rule, name_ranks, pack, unpack
+from disco_hlo.activation.decision import Decider, KeyValueStore, key_part
 from disco_hlo.errors import ActivationError
 
 if TYPE_CHECKING:
@@ -33,6 +35,12 @@ _IDLE_PAUSE_S = 0.01
 _FLOW_PAUSE_S = 0.0005
 _MAX_TAG = 32767  # the least upper bound the MPI standard grants
 
+EXIT_WAIT_S = 300.0
+"""How long a process that ends waits for the others to end; jax.distributed's own shutdown waits as long."""
+
+log = logging.getLogger(__name__)
+
+_EXIT_COMMS: list[MPI.Intracomm] = []
 # Requests that never completed: MPI may still write into their buffers, so these must outlive us.
 _ABANDONED: list[object] = []
 
@@ -62,7 +70,7 @@ def take_seat() -> Seat:
         ActivationError: MPI cannot be used here, with the reason.
     """
     try:
-        from mpi4py import MPI
+        MPI = _import_mpi()
     except (ImportError, RuntimeError, OSError) as error:
         raise ActivationError(f"mpi4py cannot be loaded: {error}") from error
     if MPI.Is_finalized():
@@ -73,6 +81,43 @@ def take_seat() -> Seat:
         raise ActivationError("MPI was initialized for calls from the main thread, and this is another")
     library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
     return Seat(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), library)
+
+
+def _import_mpi() -> Any:
+    """mpi4py.MPI. Who initializes MPI has to finalize it: us, if nobody imported it before."""
+    import mpi4py
+
+    if "mpi4py.MPI" in sys.modules or mpi4py.rc.finalize is not None:
+        from mpi4py import MPI
+
+        return MPI
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.finalize = None
+    if MPI.Is_initialized():
+        atexit.register(_finalize)
+    return MPI
+
+
+def _finalize() -> None:
+    """Finalize MPI at exit, once all ranks of the job are there: with one gone it can wait for ever.
+
+    A process that ends by an exception leaves without; its launcher then ends the job, as it would
+    have without MPI.
+    """
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or getattr(sys, "last_value", None) is not None:
+        return
+    for comm in _EXIT_COMMS:
+        if not _complete(comm.Ibarrier(), Deadline(EXIT_WAIT_S), _IDLE_PAUSE_S):
+            log.warning(
+                "a rank did not come to the end of the job within %g s: leaving MPI as it is", EXIT_WAIT_S
+            )
+            return
+    MPI.Finalize()
 
 
 class MpiChannel:
@@ -102,10 +147,16 @@ class MpiChannel:
         self.description = f"MPI ({library})"
         self._store = store
         self._root = f"disco/{key_part(job_id)}/mpi"
-        self._decider = Decider(store, self._root, rank)
+        self._decider = Decider(store, self._root, rank, self.size)
         self._sequence = 0
         self._broken = ""
-        self._comm = _communicator(world_ranks, job_id, timeout_s)
+        self._comm = _communicator(world_ranks, f"{job_id} exchange", timeout_s)
+        # Another one for the end of the job: this one may be left in the middle of something.
+        self._exit_comm = _communicator(world_ranks, f"{job_id} exit", timeout_s)
+
+    def leave_together(self) -> None:
+        """Finalize MPI when all ranks have come to their end. Call it on all of them, or on none."""
+        _EXIT_COMMS.append(self._exit_comm)
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
@@ -135,9 +186,9 @@ class MpiChannel:
         # Not MPI_Ibarrier, which could not say who is missing.
         self.all_gather(b"", tag=tag, timeout_s=timeout_s)
 
-    def decide(self, vote: bytes, *, tag: str, timeout_s: float) -> bytes:
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
-        return self._decider.decide(vote, tag, timeout_s)
+        return self._decider.decide(item, rule, tag, timeout_s)
 
     def _begin(self, tag: str) -> bytes:
         """Marks what is sent in this step, so that ranks out of step are noticed."""
@@ -254,7 +305,7 @@ def _complete(request: MPI.Request, deadline: Deadline, pause_s: float, *keep: o
     return True
 
 
-def _communicator(world_ranks: Sequence[int], job_id: str, timeout_s: float) -> MPI.Intracomm:
+def _communicator(world_ranks: Sequence[int], name: str, timeout_s: float) -> MPI.Intracomm:
     """A communicator of these ranks of the world alone; nobody else takes part in making it.
 
     MPI has no non-blocking call for this, so where it allows threads a thread makes it: a peer that
@@ -267,7 +318,7 @@ def _communicator(world_ranks: Sequence[int], job_id: str, timeout_s: float) -> 
     def make() -> None:
         try:
             group = MPI.COMM_WORLD.Get_group().Incl(list(world_ranks))
-            tag = int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4], "little") % _MAX_TAG
+            tag = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") % _MAX_TAG
             comm = MPI.COMM_WORLD.Create_group(group, tag)
             comm.Set_errhandler(MPI.ERRORS_RETURN)
             made.append(comm)

@@ -1,0 +1,179 @@
+"""The verdict on what the ranks propose, and the message that carries a plan."""
+
+import dataclasses
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.activation import agree as agree_module
+from disco_hlo.activation.agree import (
+    Agreement,
+    PlanBytes,
+    Proposal,
+    agree,
+    broadcast_plan,
+    frame,
+    unframe,
+    verdict,
+)
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import ActivationError
+from tests.activation.stores import MemoryStore
+from tests.activation.test_kvstore import on_ranks
+
+SAME = Proposal("a" * 64, "b" * 64)
+PLAN = PlanBytes(b'{"version": 1}', b"\x0a\x04step" * 100)
+
+
+def test_equal_proposals_are_enacted() -> None:
+    assert verdict([SAME] * 3) == Agreement("b" * 64, "")
+
+
+def test_reasons_given_beside_a_plan_do_not_count_against_it() -> None:
+    assert verdict([SAME, dataclasses.replace(SAME, reason="retried")]).enact
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (
+            Proposal("c" * 64, "b" * 64),
+            "the ranks compile different training steps (another batch size or version?): "
+            "ranks 0-1: aaaaaaaaaaaa; rank 2: cccccccccccc",
+        ),
+        (
+            Proposal("", "", "HLO not readable"),
+            "the ranks compile different training steps (another batch size or version?): "
+            "ranks 0-1: aaaaaaaaaaaa; rank 2: no readable module",
+        ),
+        (
+            Proposal("a" * 64, "d" * 64),
+            "the ranks would enact different modules (an older plan somewhere?): "
+            "ranks 0-1: bbbbbbbbbbbb; rank 2: dddddddddddd",
+        ),
+        (Proposal("a" * 64, "", "no\n space"), "not every rank has a plan to enact; rank 2: no space"),
+    ],
+)
+def test_one_that_differs_makes_it_the_default_and_is_named(odd: Proposal, reason: str) -> None:
+    store = MemoryStore()
+    outcomes = on_ranks(3, lambda one: agree(one, odd if one.rank == 2 else SAME, 10), store)
+    assert outcomes == [Agreement("", f"XLA's default on all ranks: {reason}")] * 3
+
+
+def test_nothing_anywhere_is_the_default_with_everybodys_reason() -> None:
+    proposals = [Proposal("a", "", "no plan"), Proposal("a", "", "no plan"), Proposal("a", "", "banned")]
+    assert verdict(proposals) == Agreement(
+        "", "XLA's default on all ranks: ranks 0-1: no plan; rank 2: banned"
+    )
+
+
+def test_digests_that_differ_in_one_late_digit_differ() -> None:
+    assert not verdict([SAME, dataclasses.replace(SAME, fingerprint="a" * 63 + "b")]).enact
+    assert not verdict([SAME, dataclasses.replace(SAME, enact_sha256="b" * 63 + "c")]).enact
+
+
+def test_the_reason_is_one_line_however_many_ranks_differ() -> None:
+    outcome = verdict([Proposal(f"{rank:064x}", "b" * 64) for rank in range(1000)])
+    assert not outcome.enact
+    assert "\n" not in outcome.reason
+    assert len(outcome.reason) <= 500
+
+
+def test_a_single_process_agrees_with_itself() -> None:
+    assert agree(LocalChannel(), SAME, 1) == Agreement("b" * 64, "")
+
+
+def test_a_rank_that_never_comes_makes_it_the_default() -> None:
+    store = MemoryStore()
+    outcome = agree(KvChannel(0, 2, "job", store), SAME, 0.2)
+    assert outcome == Agreement("", "XLA's default on all ranks: rank 1 of 2 did not answer within 0.2 s")
+    late = agree(KvChannel(1, 2, "job", store), SAME, 0.2)
+    assert late == outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\xff", "rank 1 answered with something unreadable"),
+        (b"7", "rank 1 answered with something unreadable"),
+        (b'[2, "a", "b", ""]', "rank 1 runs another version of disco-hlo"),
+        (b'[1, "a", 5, ""]', "rank 1 answered with 3 fields, expected 3 texts"),
+    ],
+)
+def test_an_unreadable_answer_makes_it_the_default(answer: bytes, why: str) -> None:
+    store = MemoryStore()
+    store.put("disco/job/decided/agree/0/from/1", answer)
+    outcome = agree(KvChannel(0, 2, "job", store), SAME, 1)
+    assert not outcome.enact
+    assert why in outcome.reason
+
+
+def test_a_rank_out_of_step_does_not_enact_what_it_does_not_have() -> None:
+    store = MemoryStore()
+    store.put("disco/job/decided/agree/0/outcome", b'{"enact_sha256": "' + b"b" * 64 + b'", "reason": ""}')
+    with pytest.raises(ActivationError, match="this one has nothing: it is out of step"):
+        agree(KvChannel(1, 2, "job", store), Proposal("a" * 64, "", "no plan"), 1)
+
+
+def test_a_plan_reaches_every_rank() -> None:
+    received = on_ranks(3, lambda one: broadcast_plan(one, PLAN if one.rank == 0 else None, timeout_s=10))
+    assert received == [(PLAN, "")] * 3
+
+
+def test_no_plan_reaches_every_rank_with_the_reason() -> None:
+    received = on_ranks(
+        2, lambda one: broadcast_plan(one, None, reason="search\nfailed" * one.size, timeout_s=10)
+    )
+    assert received == [(None, "search failedsearch failed")] * 2
+
+
+@given(st.binary(), st.binary(min_size=1))
+def test_a_frame_holds_what_was_put_in(plan_json: bytes, module: bytes) -> None:
+    assert unframe(frame(PlanBytes(plan_json, module))) == (PlanBytes(plan_json, module), "")
+
+
+@given(st.data())
+def test_a_frame_changed_anywhere_is_refused(data: st.DataObject) -> None:
+    message = bytearray(frame(PLAN))
+    at = data.draw(st.integers(0, len(message) - 1))
+    # Two bytes of the header are padding, and of a compressed stream not every bit counts.
+    message[at] ^= data.draw(st.integers(1, 255))
+    try:
+        received, _ = unframe(bytes(message))
+    except ActivationError:
+        return
+    assert received == PLAN
+
+
+@given(st.integers(0, 400))
+def test_a_frame_cut_short_is_refused(length: int) -> None:
+    message = frame(PLAN)
+    with pytest.raises(ActivationError):
+        unframe(message[: min(length, len(message) - 1)])
+
+
+def test_a_compression_bomb_is_refused_without_unpacking_it() -> None:
+    bomb = zlib.compress(bytes(50 << 20))
+    good = frame(PLAN)
+    header = list(struct.unpack_from("<8sHxxQQQQ32s32s", good))
+    header[5] = len(bomb)
+    first = good[struct.calcsize("<8sHxxQQQQ32s32s") :][: header[3]]
+    with pytest.raises(ActivationError, match=r"module from rank 0 is damaged: 601 bytes"):
+        unframe(struct.pack("<8sHxxQQQQ32s32s", *header) + first + bomb)
+
+
+def test_a_frame_of_another_version_says_so() -> None:
+    message = bytearray(frame(PLAN))
+    message[8] = 9
+    with pytest.raises(ActivationError, match="rank 0 sends plans of version 9, this rank reads 1"):
+        unframe(bytes(message))
+
+
+def test_what_the_other_side_would_refuse_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agree_module, "MAX_MODULE_BYTES", 10)
+    with pytest.raises(ActivationError, match="too large to send"):
+        frame(PLAN)

@@ -1,0 +1,116 @@
+"""The choice of a channel: a rule over what all ranks offer."""
+
+import pytest
+
+from disco_hlo.activation.channel import name_ranks, pack, unpack
+from disco_hlo.activation.choose import Offer, choose, mpi_world_size, offer, open_channel
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import ActivationError
+from tests.activation.stores import MemoryStore
+from tests.activation.test_kvstore import on_ranks
+
+CAN = Offer("", "", "launch 1")
+CANNOT = Offer("", "not started under MPI", "launch 1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "size"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "8", "PMI_RANK": "0"}, 8),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_NTASKS": "16"}, None),
+        ({"SLURM_NTASKS": "16", "PMIX_RANK": "3"}, 16),
+        ({"SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "4", "PMI_RANK": "3"}, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "many"}, None),
+    ],
+)
+def test_the_launchers_environment_tells_the_size_of_mpis_world(
+    environ: dict[str, str], size: int | None
+) -> None:
+    assert mpi_world_size(environ) == size
+
+
+@pytest.mark.parametrize(
+    ("environ", "obstacle"),
+    [
+        ({}, "not started under MPI"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "MPI's world has 1 processes, the job 2"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "MPI's world has 4 processes, this job only 2 of them"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_mpi_is_offered_only_where_the_job_is_mpis_world(environ: dict[str, str], obstacle: str) -> None:
+    assert offer(2, environ, "").obstacle == obstacle
+
+
+def test_mpi_for_all_or_for_none() -> None:
+    assert choose([CAN, CAN]) == ("mpi", "every rank was started under MPI")
+    assert choose([CAN, CANNOT, CANNOT]) == ("kv", "not started under MPI (ranks 1-2)")
+    assert choose([CAN, Offer("", "", "launch 2")]) == ("kv", "the ranks come from different MPI launches")
+
+
+def test_a_preference_of_one_rank_binds_all() -> None:
+    assert choose([CAN, Offer("kv", "", "launch 1")]) == ("kv", "DISCO_CHANNEL=kv")
+
+
+@pytest.mark.parametrize(
+    ("offers", "message"),
+    [
+        ([CANNOT, Offer("mpi", "", "launch 1")], r"DISCO_CHANNEL=mpi, but not started under MPI \(rank 0\)"),
+        ([Offer("kv", ""), Offer("mpi", "")], "DISCO_CHANNEL differs: mpi on rank 1, kv on rank 0"),
+        ([CAN, Offer("local", "")], "DISCO_CHANNEL=local on rank 1 of a job of 2 processes"),
+    ],
+)
+def test_a_preference_that_cannot_be_had_is_an_error_on_all_ranks(offers: list[Offer], message: str) -> None:
+    with pytest.raises(ActivationError, match=message):
+        choose(offers)
+
+
+def test_a_single_process_needs_nobody() -> None:
+    channel = open_channel(0, 1, "job", None, {"OMPI_COMM_WORLD_SIZE": "4"})
+    assert isinstance(channel, LocalChannel)
+    assert channel.broadcast(b"x", tag="t", timeout_s=1) == b"x"
+    assert channel.all_gather(b"x", tag="t", timeout_s=1) == [b"x"]
+    assert channel.decide(b"x", lambda items: items[0] * 2, tag="t", timeout_s=1) == b"xx"
+    with pytest.raises(ActivationError, match="rank 0 must hand in the payload"):
+        channel.broadcast(None, tag="t", timeout_s=1)
+
+
+def test_several_processes_without_a_store_cannot_agree() -> None:
+    with pytest.raises(ActivationError, match=r"without jax\.distributed's key-value store"):
+        open_channel(0, 2, "job", None, {})
+
+
+def test_an_unknown_preference_is_refused() -> None:
+    with pytest.raises(ActivationError, match="DISCO_CHANNEL='tcp': expected mpi, kv or local"):
+        open_channel(0, 2, "job", MemoryStore(), {}, "tcp")
+
+
+def test_without_mpi_it_is_the_key_value_store() -> None:
+    store = MemoryStore()
+    opened = on_ranks(2, lambda one: open_channel(one.rank, 2, "opened", store, {}, timeout_s=10))
+    assert all(isinstance(channel, KvChannel) for channel in opened)
+
+
+def test_ranks_that_do_not_come_to_the_choice_are_named() -> None:
+    with pytest.raises(ActivationError, match=r"choose: ranks 1-2 of 3 did not answer within 0\.1 s"):
+        open_channel(0, 3, "job", MemoryStore(), {}, timeout_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], "no rank"), ([3], "rank 3"), ([4, 1, 2, 3, 7, 9, 8], "ranks 1-4, 7-9"), ([0, 2], "ranks 0, 2")],
+)
+def test_ranks_are_named_in_spans(ranks: list[int], text: str) -> None:
+    assert name_ranks(ranks) == text
+
+
+def test_packed_items_come_apart_again() -> None:
+    items = [b"", b"a", bytes(1000)]
+    assert unpack(pack(items), 3) == items
+    for damaged in (b"", pack(items)[:-1], pack(items) + b"x", pack(items[:2])):
+        with pytest.raises(ActivationError):
+            unpack(damaged, 3)

@@ -1,0 +1,182 @@
+"""The key-value channel between ranks that are threads: what arrives, what is cleaned up, who is missing."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from disco_hlo.activation.kvstore import CHUNK_BYTES, CoordinationStore, KvChannel
+from disco_hlo.errors import ActivationError
+from tests.activation.stores import MemoryStore
+
+
+def on_ranks(size: int, step: Callable[[KvChannel], Any], store: MemoryStore | None = None) -> list[Any]:
+    """What ``step`` returns on each rank; the ranks run at the same time."""
+    shared = store if store is not None else MemoryStore()
+    channels = [KvChannel(rank, size, "job", shared) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(step, channels))
+
+
+def joined(items: Mapping[int, bytes]) -> bytes:
+    """A rule for ``decide`` whose outcome shows whose items it saw."""
+    return b",".join(b"%d=%s" % (rank, items[rank]) for rank in sorted(items))
+
+
+@pytest.mark.parametrize("length", [0, 1, 65536, 65537, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+def test_every_rank_gets_the_bytes_of_rank_0(length: int) -> None:
+    payload = hashlib.shake_256(b"x").digest(length)
+    received = on_ranks(
+        3, lambda one: one.broadcast(payload if one.rank == 0 else None, tag="t", timeout_s=10)
+    )
+    assert all(data == payload for data in received)
+
+
+def test_every_rank_gets_the_items_of_all_in_the_order_of_ranks() -> None:
+    received = on_ranks(4, lambda one: one.all_gather(b"item %d" % one.rank, tag="t", timeout_s=10))
+    assert received == [[b"item 0", b"item 1", b"item 2", b"item 3"]] * 4
+
+
+def test_large_items_are_gathered_too() -> None:
+    received = on_ranks(2, lambda one: one.all_gather(bytes([one.rank]) * 200_000, tag="t", timeout_s=10))
+    assert received == [[b"\0" * 200_000, b"\1" * 200_000]] * 2
+
+
+def test_one_tag_may_be_used_again() -> None:
+    def step(one: KvChannel) -> list[bytes]:
+        return [
+            one.broadcast(b"%d" % turn if one.rank == 0 else None, tag="same", timeout_s=10)
+            for turn in range(5)
+        ]
+
+    assert on_ranks(2, step) == [[b"0", b"1", b"2", b"3", b"4"]] * 2
+
+
+def test_two_jobs_in_one_store_do_not_meet() -> None:
+    store = MemoryStore()
+    for job in ("first/job", "first_job"):
+        KvChannel(0, 2, job, store).broadcast(job.encode(), tag="t", timeout_s=1)
+    assert KvChannel(1, 2, "first/job", store).broadcast(None, tag="t", timeout_s=1) == b"first/job"
+    assert KvChannel(1, 2, "first_job", store).broadcast(None, tag="t", timeout_s=1) == b"first_job"
+
+
+def test_what_all_ranks_have_read_is_deleted() -> None:
+    store = MemoryStore()
+
+    def step(one: KvChannel) -> None:
+        one.broadcast(bytes(3 * CHUNK_BYTES) if one.rank == 0 else None, tag="big", timeout_s=10)
+        one.barrier(tag="past it", timeout_s=10)
+
+    on_ranks(2, step, store)
+    assert len(store.values) == 3
+    assert all(key.startswith("disco/job/1-past") for key in store.values)
+
+
+def test_rank_0_names_the_ranks_that_do_not_come() -> None:
+    def step(one: KvChannel) -> str:
+        if one.rank in (1, 3, 4):
+            return "stays away"
+        with pytest.raises(ActivationError) as caught:
+            one.barrier(tag="meet", timeout_s=0.3)
+        return str(caught.value)
+
+    message = "meet: ranks 1, 3-4 of 5 did not answer within 0.3 s"
+    assert on_ranks(5, step) == [message, "stays away", message, "stays away", "stays away"]
+
+
+def test_a_broadcast_nobody_sends_names_rank_0() -> None:
+    channel = KvChannel(1, 3, "job", MemoryStore())
+    with pytest.raises(ActivationError, match=r"^plan: rank 0 of 3 did not answer within 0\.1 s$"):
+        channel.broadcast(None, tag="plan", timeout_s=0.1)
+
+
+def test_after_a_failure_exchanges_fail_at_once_with_the_first_reason() -> None:
+    channel = KvChannel(1, 2, "job", MemoryStore())
+    with pytest.raises(ActivationError):
+        channel.broadcast(None, tag="plan", timeout_s=0.1)
+    with pytest.raises(ActivationError, match="earlier exchange between the ranks failed: plan: rank 0 of 2"):
+        channel.barrier(tag="next", timeout_s=60)
+
+
+@pytest.mark.parametrize("spoil", ["shorten", "flip", "drop", "header"])
+def test_damaged_pieces_are_noticed(spoil: str) -> None:
+    store = MemoryStore()
+    KvChannel(0, 2, "job", store).broadcast(b"abc" * CHUNK_BYTES, tag="t", timeout_s=1)
+    piece = "disco/job/0-t/pieces/all/1"
+    if spoil == "shorten":
+        store.values[piece] = store.values[piece][:-1]
+    elif spoil == "flip":
+        store.values[piece] = b"X" + store.values[piece][1:]
+    elif spoil == "drop":
+        del store.values[piece]
+    else:
+        store.values["disco/job/0-t/all"] = b"short"
+    with pytest.raises(ActivationError, match="arrived damaged"):
+        KvChannel(1, 2, "job", store).broadcast(None, tag="t", timeout_s=0.2)
+
+
+def test_the_decision_is_rank_0s_rule_over_all_items() -> None:
+    def step(one: KvChannel) -> bytes:
+        return one.decide(b"%d" % (one.rank * 10), joined, tag="t", timeout_s=10)
+
+    assert on_ranks(3, step) == [b"0=0,1=10,2=20"] * 3
+
+
+def test_a_rank_that_comes_late_reads_the_decision_taken_without_it() -> None:
+    store = MemoryStore()
+    on_time = [KvChannel(rank, 3, "job", store) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        decided = list(pool.map(lambda one: one.decide(b"x", joined, tag="t", timeout_s=0.5), on_time))
+    late = KvChannel(2, 3, "job", store).decide(b"x", joined, tag="t", timeout_s=0.5)
+    assert [*decided, late] == [b"0=x,1=x"] * 3
+
+
+def test_without_rank_0_the_others_decide_without_it_and_alike() -> None:
+    store = MemoryStore()
+    # It said something before it fell silent; that must not count.
+    store.put("disco/job/decided/t/0/from/0", b"x")
+
+    def step(one: KvChannel) -> bytes:
+        return b"" if one.rank == 0 else one.decide(b"x", joined, tag="t", timeout_s=0.2)
+
+    assert on_ranks(3, step, store)[1:] == [b"1=x,2=x"] * 2
+
+
+def test_however_the_ranks_race_there_is_one_decision() -> None:
+    for delay_ms in range(0, 40, 4):
+        store = MemoryStore()
+        barrier = threading.Barrier(2)
+
+        def step(one: KvChannel, delay_ms: int = delay_ms, barrier: threading.Barrier = barrier) -> bytes:
+            barrier.wait()
+            # Rank 0 comes about when rank 1 gives up on it.
+            threading.Event().wait(delay_ms / 1000 if one.rank == 0 else 0)
+            return one.decide(b"x", joined, tag="t", timeout_s=0.02)
+
+        first, second = on_ranks(2, step, store)
+        assert first == second
+
+
+class BrokenClient:
+    """jaxlib's client, answering everything with one error."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: object) -> Any:
+            raise RuntimeError(self.message)
+
+        return call
+
+
+def test_the_store_tells_an_absent_value_from_an_absent_service() -> None:
+    assert CoordinationStore(BrokenClient("DEADLINE_EXCEEDED: GetKeyValue() timed out")).get("k", 0.1) is None
+    assert CoordinationStore(BrokenClient("ALREADY_EXISTS: key k already exists")).put("k", b"") is False
+    with pytest.raises(ActivationError, match=r"does not answer: UNAVAILABLE: Socket closed$"):
+        CoordinationStore(BrokenClient("UNAVAILABLE: Socket closed\nmore")).get("k", 0.1)
+    with pytest.raises(ActivationError, match="does not answer"):
+        CoordinationStore(BrokenClient("UNAVAILABLE")).put("k", b"")

@@ -1,0 +1,85 @@
+"""The MPI channel under a real mpiexec: the ways jobs and MPI worlds relate, and dead ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.activation.jobs import at_every_moment, free_port, run_under_mpi
+from tests.activation.test_processes import DEFAULT, KV, assert_default_after, assert_exchange
+
+pytestmark = pytest.mark.mpi
+
+KEEP_SURVIVORS = ("--runtime-options", "CONTINUOUS")
+"""Open MPI's launcher then leaves the other ranks alone when one dies, so that it is not what ends them."""
+
+
+def test_two_ranks_of_jax_distributed_agree_over_mpi_on_a_module_of_50_mb(tmp_path: Path) -> None:
+    results = run_under_mpi("exchange", 2, tmp_path, port=free_port(), module_bytes=50_000_000)
+    assert_exchange(results, 2, "MPI (Open MPI")
+
+
+def test_four_ranks_agree_over_mpi_where_rank_0_is_the_last_of_mpi(tmp_path: Path) -> None:
+    results = run_under_mpi("exchange", 4, tmp_path, backwards=1)
+    assert_exchange(results, 4, "MPI (Open MPI")
+
+
+def test_mpi_can_be_declined(tmp_path: Path) -> None:
+    results = run_under_mpi("exchange", 2, tmp_path, channel="kv")
+    assert_exchange(results, 2, KV)
+
+
+def test_four_independent_jobs_under_one_mpiexec_neither_wait_for_each_other_nor_touch_mpi(
+    tmp_path: Path,
+) -> None:
+    results = run_under_mpi("independent", 4, tmp_path, size=1)
+    expected = {"channel": "a single process", "enacts its own": True, "mpi touched": False}
+    assert results == dict.fromkeys(range(4), expected)
+
+
+def test_two_jobs_of_two_under_one_mpiexec_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    results = run_under_mpi("exchange", 4, tmp_path, size=2)
+    first, second = results[0], results[2]
+    assert_exchange({0: first, 1: results[1]}, 2, KV)
+    assert_exchange({0: second, 1: results[3]}, 2, KV)
+    assert first["module_sha256"] != second["module_sha256"]
+
+
+def test_two_jobs_beside_the_users_own_mpi_keep_their_plans_and_messages_apart(tmp_path: Path) -> None:
+    results = run_under_mpi("beside_users_mpi", 4, tmp_path, size=2)
+    assert sorted(results) == [0, 1, 2, 3]
+    for result in results.values():
+        assert result.pop("channel").startswith("MPI (Open MPI")
+        assert result == {"module": "own", "enact": True, "user's message": True, "sum": 4}
+
+
+def test_a_script_that_initializes_mpi_itself_still_can(tmp_path: Path) -> None:
+    results = run_under_mpi("uninitialized", 2, tmp_path)
+    assert results == {rank: {"channel": KV, "sum": 2} for rank in range(2)}
+
+
+def test_waiting_for_a_rank_leaves_the_cores_alone(tmp_path: Path) -> None:
+    results = run_under_mpi("waiting", 2, tmp_path)
+    assert all(result["channel"].startswith("MPI") for result in results.values())
+    assert results[0]["cores"] < 0.5
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_three_ranks_one_killed_the_others_come_to_one_outcome(tmp_path: Path, victim: int) -> None:
+    def run(folder: Path, moment: str) -> dict[int, Any]:
+        told = {"victim": victim, "moment": moment, "timeout_s": 2, "channel": "mpi"}
+        return run_under_mpi("killed", 3, folder, *KEEP_SURVIVORS, **told)
+
+    for results in at_every_moment(tmp_path, run).values():
+        assert_default_after(results, 3, victim)
+
+
+def test_the_launcher_of_jax_distributed_ranks_may_let_survivors_live(tmp_path: Path) -> None:
+    results = run_under_mpi(
+        "killed", 2, tmp_path, *KEEP_SURVIVORS, victim=1, moment="after", timeout_s=1, port=free_port()
+    )
+    assert results[0]["plan"] == "arrived"
+    assert results[0]["outcome"] == {
+        "enact_sha256": "",
+        "reason": f"{DEFAULT}rank 1 of 2 did not answer within 1 s",
+    }

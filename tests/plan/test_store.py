@@ -1,0 +1,451 @@
+"""The plan directory under rivals, crashes, full disks and hostile content."""
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_hlo.errors import PlanError
+from disco_hlo.plan import files, locks, store
+from disco_hlo.plan.store import PlanSlot, PlanStore
+
+FINGERPRINT = "0123456789abcdef" * 4
+MODULE = b"\x0a\x04step" * 1000
+
+
+def plan_for(module: bytes, **fields: object) -> bytes:
+    return json.dumps({"module_sha256": sha256(module), **fields}).encode()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> PlanSlot:
+    return PlanStore(tmp_path / "plans").slot(FINGERPRINT, "cpu", "cpu", 2)
+
+
+@pytest.fixture
+def saved(slot: PlanSlot) -> PlanSlot:
+    slot.save(plan_for(MODULE), MODULE, "HloModule step", b"default module")
+    return slot
+
+
+def names(slot: PlanSlot) -> list[str]:
+    return sorted(path.name for path in slot.path.iterdir())
+
+
+FOUR_FILES = ["default.hlo.pb.gz", "module.hlo.pb", "module.hlo.txt", "plan.json"]
+
+
+def test_a_plan_lies_where_the_layout_says(saved: PlanSlot, tmp_path: Path) -> None:
+    assert saved.path == tmp_path / "plans/0123456789abcdef/cpu-cpu-x2"
+    assert names(saved) == FOUR_FILES
+    assert (saved.path / "module.hlo.txt").read_text() == "HloModule step"
+    assert gzip.decompress((saved.path / "default.hlo.pb.gz").read_bytes()) == b"default module"
+
+
+def test_what_was_saved_is_loaded(saved: PlanSlot) -> None:
+    stored = saved.load()
+    assert stored is not None
+    assert (stored.plan_json, stored.module) == (plan_for(MODULE), MODULE)
+
+
+def test_an_empty_slot_has_no_plan_and_reading_it_creates_nothing(slot: PlanSlot, tmp_path: Path) -> None:
+    assert slot.load() is None
+    assert slot.is_banned("0" * 64) == ""
+    assert PlanStore(tmp_path / "plans").list_plans() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        slot = PlanStore(tmp_path / "plans").slot(FINGERPRINT, "cpu", "cpu", 2)
+        slot.save(plan_for(MODULE), MODULE)
+        slot.ban("0" * 64, "why")
+    finally:
+        os.umask(before)
+    folders = [slot.root, slot.path.parent, slot.path]
+    assert [oct(path.stat().st_mode & 0o777) for path in folders] == ["0o700"] * 3
+    assert {oct(path.stat().st_mode & 0o777) for path in slot.path.iterdir()} == {"0o600"}
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "backend", "kind", "count"),
+    [
+        ("../../../../etc/passwd", "cpu", "cpu", 2),
+        ("0123", "cpu", "cpu", 2),
+        (FINGERPRINT.upper(), "cpu", "cpu", 2),
+        (FINGERPRINT, "../cpu", "cpu", 2),
+        (FINGERPRINT, "", "cpu", 2),
+        (FINGERPRINT, "cpu", "cpu", 0),
+    ],
+)
+def test_arguments_that_could_lead_elsewhere_are_refused(
+    tmp_path: Path, fingerprint: str, backend: str, kind: str, count: int
+) -> None:
+    with pytest.raises(PlanError, match="expected"):
+        PlanStore(tmp_path).slot(fingerprint, backend, kind, count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [
+        ("NVIDIA H200", "gpu-nvidia-h200-x8"),
+        ("../..//x", "gpu-x-x8"),
+        ("", "gpu-unknown-x8"),
+        ("é", "gpu-unknown-x8"),
+    ],
+)
+def test_a_device_kind_becomes_one_path_component(tmp_path: Path, kind: str, folder: str) -> None:
+    slot = PlanStore(tmp_path).slot(FINGERPRINT, "gpu", kind, 8)
+    assert slot.path == tmp_path / "0123456789abcdef" / folder
+
+
+def test_a_digest_that_is_none_is_refused(slot: PlanSlot) -> None:
+    for call in (slot.is_banned, lambda digest: slot.ban(digest, "why")):
+        with pytest.raises(PlanError, match="expected a SHA-256"):
+            call("../../x")
+
+
+def test_a_plan_that_names_another_module_is_not_saved(saved: PlanSlot) -> None:
+    with pytest.raises(PlanError, match="names another module"):
+        saved.save(plan_for(b"other"), MODULE)
+    assert saved.load().plan_json == plan_for(MODULE)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"{}", b'{"module_sha256": 3}', b"[" * 100_000])
+def test_a_plan_that_is_none_is_refused_with_its_path(saved: PlanSlot, content: bytes) -> None:
+    (saved.path / "plan.json").write_bytes(content)
+    with pytest.raises(PlanError, match=r"plan\.json is not"):
+        saved.load()
+
+
+@pytest.mark.parametrize("damage", [b"", MODULE[:-1], MODULE + b"x"])
+def test_a_torn_save_is_noticed(saved: PlanSlot, damage: bytes) -> None:
+    (saved.path / "module.hlo.pb").write_bytes(damage)
+    with pytest.raises(PlanError, match=r"not the module that plan\.json was saved with"):
+        saved.load()
+
+
+def test_a_plan_without_its_module_is_refused(saved: PlanSlot) -> None:
+    (saved.path / "module.hlo.pb").unlink()
+    with pytest.raises(PlanError, match=r"not the module that plan\.json was saved with"):
+        saved.load()
+
+
+def test_files_too_large_are_not_read(saved: PlanSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_MODULE_BYTES", 100)
+    with pytest.raises(PlanError, match="has 6000 bytes, more than the 100 allowed"):
+        saved.load()
+
+
+def test_links_out_of_the_plan_directory_are_not_followed(saved: PlanSlot, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(MODULE)
+    module = saved.path / "module.hlo.pb"
+    module.unlink()
+    module.symlink_to(secret)
+    with pytest.raises(PlanError, match="cannot read"):
+        saved.load()
+    saved.save(plan_for(b"new"), b"new")
+    assert secret.read_bytes() == MODULE
+    assert not module.is_symlink()
+
+
+def test_a_linked_folder_is_refused_for_reading_and_writing(slot: PlanSlot, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    slot.path.parent.mkdir(parents=True)
+    slot.path.symlink_to(elsewhere)
+    with pytest.raises(PlanError, match="symbolic link"):
+        slot.load()
+    with pytest.raises(PlanError, match="symbolic link"):
+        slot.save(plan_for(MODULE), MODULE)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_pipe_in_a_files_place_is_refused_not_waited_for(saved: PlanSlot) -> None:
+    plan = saved.path / "plan.json"
+    plan.unlink()
+    os.mkfifo(plan)
+    with pytest.raises(PlanError, match="not a regular file"):
+        saved.load()
+
+
+def test_a_disk_that_fills_up_leaves_the_old_plan_and_nothing_else(
+    saved: PlanSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write, room = os.write, [8000]
+
+    def write(descriptor: int, data: bytes) -> int:
+        count = min(len(data), room[0], 1000)
+        if count == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= count
+        return real_write(descriptor, data[:count])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "write", write)
+        with pytest.raises(PlanError, match="No space left on device"):
+            saved.save(plan_for(MODULE * 2), MODULE * 2)
+    assert names(saved) == FOUR_FILES
+    assert saved.load().plan_json == plan_for(MODULE)
+
+
+def test_a_full_file_system_leaves_the_old_plan_and_nothing_else(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("only root can mount a file system of 64 KiB")
+    try:
+        slot = PlanStore(disk).slot(FINGERPRINT, "cpu", "cpu", 2)
+        slot.save(plan_for(MODULE), MODULE)
+        with pytest.raises(PlanError, match="No space left on device"):
+            slot.save(plan_for(MODULE * 20), MODULE * 20)
+        assert names(slot) == FOUR_FILES
+        assert slot.load().module == MODULE
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "plans").write_text("a file stands here")
+    slot = PlanStore(tmp_path / "plans").slot(FINGERPRINT, "cpu", "cpu", 2)
+    with pytest.raises(PlanError, match=r"cannot create the plan folder .*plans"):
+        slot.save(plan_for(MODULE), MODULE)
+
+
+def test_from_a_read_only_directory_plans_are_read_and_compiled(
+    saved: PlanSlot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real_open = os.open
+
+    def read_only(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real_open(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert saved.load().module == MODULE
+    with saved.compiling(sha256(MODULE)):
+        assert names(saved) == FOUR_FILES
+    assert "Read-only file system" in caplog.text
+    with pytest.raises(PlanError, match="Read-only file system"):
+        saved.save(plan_for(MODULE), MODULE)
+
+
+def test_readers_and_two_savers_at_once_see_whole_plans_only(slot: PlanSlot) -> None:
+    modules = {turn: bytes([turn]) * 50_000 for turn in range(20)}
+    slot.save(plan_for(modules[0]), modules[0])
+
+    def save(turns: range) -> None:
+        for turn in turns:
+            slot.save(plan_for(modules[turn]), modules[turn])
+
+    def read(_: int) -> None:
+        for _ in range(40):
+            stored = slot.load()
+            assert stored is not None
+            assert stored.module in modules.values()
+
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(save, range(1, 10)), pool.submit(save, range(10, 20))]
+        work += [pool.submit(read, reader) for reader in range(2)]
+        for one in work:
+            one.result()
+    assert names(slot) == FOUR_FILES
+
+
+def test_plans_are_listed_with_the_damaged_ones_reasons(saved: PlanSlot, tmp_path: Path) -> None:
+    other = PlanStore(tmp_path / "plans").slot("f" * 32, "gpu", "NVIDIA H200", 8)
+    other.save(plan_for(b"m"), b"m")
+    (other.path / "plan.json").write_text("{")
+    (tmp_path / "plans/notes").mkdir()
+    listed = PlanStore(tmp_path / "plans").list_plans()
+    assert [(one.path, one.plan_json) for one in listed] == [
+        (saved.path, plan_for(MODULE)),
+        (other.path, b""),
+    ]
+    assert listed[0].problem == ""
+    assert "is not JSON" in listed[1].problem
+
+
+def test_one_search_at_a_time_and_the_second_hears_who(slot: PlanSlot) -> None:
+    lock = slot.search_lock().acquire()
+    with pytest.raises(PlanError, match=rf"another search holds .*process {os.getpid()} on "):
+        slot.search_lock().acquire()
+    lock.remove()
+    with slot.search_lock().held():
+        assert names(slot) == ["search.lock"]
+    assert names(slot) == []
+
+
+def child(code: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that runs ``code`` with ``slot`` at hand, says so and waits to be killed."""
+    program = (
+        "import os, sys, time; from pathlib import Path; from disco_hlo.plan.store import PlanStore\n"
+        f"slot = PlanStore(Path(sys.argv[1])).slot({FINGERPRINT!r}, 'cpu', 'cpu', 2)\n{code}\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdout.close()
+    return process
+
+
+def test_a_killed_holders_lock_is_taken_over_at_once(slot: PlanSlot) -> None:
+    holder = child("lock = slot.search_lock().acquire()", slot.root)
+    with pytest.raises(PlanError, match=rf"process {holder.pid} on "):
+        slot.search_lock().acquire()
+    holder.send_signal(signal.SIGKILL)
+    # Killed but not waited for by its parent: a zombie holds nothing.
+    end = time.monotonic() + 10
+    while locks.OwnedFile(slot.path / "search.lock").is_alive() and time.monotonic() < end:
+        time.sleep(0.01)
+    with slot.search_lock().held():
+        assert names(slot) == ["search.lock"]
+    holder.wait()
+
+
+def test_many_rivals_for_a_dead_holders_lock_get_it_one_after_the_other(slot: PlanSlot) -> None:
+    holder = child("lock = slot.search_lock().acquire()", slot.root)
+    holder.kill()
+    holder.wait()
+    holding: list[int] = []
+
+    def compete(number: int) -> None:
+        with slot.search_lock().held(wait_s=30):
+            holding.append(number)
+            assert len(holding) == 1
+            time.sleep(0.01)
+            holding.remove(number)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(compete, range(6)))
+    assert names(slot) == []
+
+
+def rewrite_owner(path: Path, age_s: float = 0.0, **changes: object) -> None:
+    """Make an owned file look as if another machine or process had written it some time ago."""
+    owner = json.loads(path.read_bytes()) | changes
+    path.write_text(json.dumps(owner))
+    moment_ns = time.time_ns() - int(age_s * 1e9)
+    os.utime(path, ns=(moment_ns, moment_ns))
+
+
+@pytest.mark.parametrize(("age_s", "alive"), [(0.0, True), (100.0, True), (130.0, False)])
+def test_another_machines_lock_lives_as_long_as_it_is_renewed(
+    slot: PlanSlot, age_s: float, alive: bool
+) -> None:
+    slot.search_lock().acquire()
+    rewrite_owner(slot.path / "search.lock", age_s, machine="elsewhere", host="elsewhere", pid=1)
+    if alive:
+        with pytest.raises(PlanError, match="process 1 on elsewhere"):
+            slot.search_lock().acquire()
+        return
+    with slot.search_lock().held():
+        assert json.loads((slot.path / "search.lock").read_bytes())["pid"] == os.getpid()
+
+
+def test_a_process_number_used_again_does_not_keep_a_dead_owners_lock(slot: PlanSlot) -> None:
+    slot.search_lock().acquire()
+    rewrite_owner(slot.path / "search.lock", started="1")
+    with slot.search_lock().held():
+        pass
+
+
+def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "RENEW_S", 0.01)
+    lock = slot.search_lock().acquire()
+    os.utime(lock.path, ns=(0, 0))
+    end = time.monotonic() + 10
+    while lock.path.stat().st_mtime_ns == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert lock.path.stat().st_mtime_ns > 0
+    lock.remove()
+
+
+def test_who_lost_the_lock_does_not_remove_the_next_holders(slot: PlanSlot) -> None:
+    lost = slot.search_lock().acquire()
+    assert lost.is_ours()
+    rewrite_owner(lost.path, 200.0, machine="elsewhere")
+    winner = slot.search_lock().acquire()
+    assert not lost.is_ours()
+    lost.remove()
+    assert winner.is_ours()
+    assert names(slot) == ["search.lock"]
+
+
+def test_without_hard_links_locks_work_too(slot: PlanSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(locks.os, "link", no_links)
+    lock = slot.search_lock().acquire()
+    with pytest.raises(PlanError, match="another search"):
+        slot.search_lock().acquire()
+    lock.remove()
+    assert names(slot) == []
+
+
+def test_leftovers_of_killed_savers_are_cleaned_up_when_they_are_old(saved: PlanSlot) -> None:
+    for name, age_s in ((".new-1-abc", 4000), (".claim-1-abc", 4000), (".new-2-abc", 10)):
+        (saved.path / name).write_bytes(b"half")
+        moment_ns = time.time_ns() - age_s * 10**9
+        os.utime(saved.path / name, ns=(moment_ns, moment_ns))
+    saved.search_lock()
+    assert names(saved) == sorted([".new-2-abc", *FOUR_FILES])
+
+
+def test_a_compile_that_ends_leaves_no_mark(saved: PlanSlot) -> None:
+    digest = sha256(MODULE)
+
+    def compile_until_ctrl_c() -> None:
+        with saved.compiling(digest):
+            assert len(names(saved)) == 5
+            assert saved.is_banned(digest) == "", "it is still being compiled"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_until_ctrl_c()
+    assert names(saved) == FOUR_FILES
+    assert saved.is_banned(digest) == ""
+
+
+def test_a_plan_that_killed_its_process_is_banned_until_the_ban_is_deleted(saved: PlanSlot) -> None:
+    digest = sha256(MODULE)
+    victim = child(f"mark = slot.compiling({digest!r}); mark.__enter__()", saved.root)
+    assert saved.is_banned(digest) == ""
+    victim.kill()
+    victim.wait()
+    ban = saved.path / f"banned-{digest}"
+    for _ in range(2):
+        reason = saved.is_banned(digest)
+        assert reason.startswith(f"compiling it killed a process (process {victim.pid} on ")
+        assert reason.endswith(f"to try it again delete {ban}")
+    assert names(saved) == sorted([ban.name, *FOUR_FILES])
+    assert saved.is_banned("0" * 64) == "", "other plans are not meant"
+    ban.unlink()
+    assert saved.is_banned(digest) == ""
+
+
+def test_a_ban_says_why(slot: PlanSlot) -> None:
+    slot.ban("a" * 64, "it gave other numbers")
+    assert slot.is_banned("a" * 64).startswith("it gave other numbers; to try it again delete ")
