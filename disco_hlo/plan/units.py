@@ -121,7 +121,7 @@ def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
         for node in unit.nodes:
             if node in owner:
                 raise IllegalStrategyError(
-                    f"{_name(graph, node)} belongs to {owner[node]} and to {unit.token}; it may have one owner."
+                    f"{_name(graph, node)} belongs to {owner[node]} and to {unit.token}; one may own it."
                 )
             owner[node] = unit.token
     left_out = [node for node in graph.all_reduces if node not in owner]
