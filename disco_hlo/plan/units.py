@@ -89,6 +89,14 @@ class UnitGraph:
                 found[j].append(i)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def values_of(self) -> tuple[tuple[Value, ...], ...]:
+        """For each unit, the values that it leaves in memory."""
+        found: list[list[Value]] = [[] for _ in self.units]
+        for value in self.values:
+            found[value.producer].append(value)
+        return tuple(map(tuple, found))
+
 
 def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     """Units of ``strategy`` on ``graph``; ``strategy.order`` is not looked at.

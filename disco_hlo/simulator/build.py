@@ -1,15 +1,16 @@
 """From a strategy to the tasks that the engine runs: the one part of the simulator that reads HLO.
 
-A group or single op is one task on the compute stream. A bucket is a transfer on a channel, or on
-the compute stream where collectives block or the bucket is small enough for a one-shot kernel;
-a concatenated bucket of several also has a ``pack`` before it and an ``unpack`` after it.
-With an order, ``b2.start`` packs and issues, ``b2.done`` waits and unpacks. Without one (the
-paper's ready queue) whatever is ready runs.
+It follows what ``apply`` writes. A group or single op is one task on the compute stream. A bucket
+is a transfer on a channel, or a task on the compute stream where collectives block or where it
+is small enough for a one-shot kernel. A concatenated bucket of several has a ``pack`` kernel
+before it; generated kernels cut their gradients out of its result themselves, for any other
+reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` packs and issues,
+``b2.done`` waits, and a gradient is unpacked right before its first reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.order import UnitGraph, check_order, default_unit_order, unit_graph
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, MachineModel
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
+
+CUTS_GRADIENTS = ("loop", "input")
+"""Group kinds whose kernels read a gradient where it lies in its bucket."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,32 +38,8 @@ class Built:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """For each task, the token of its unit (``b2`` for a bucket's transfer, pack and unpack)."""
+        """For each task, the token of its unit (``b2`` for a bucket's transfer, pack and unpacks)."""
         return tuple(self.units.units[unit].token for unit in self.unit_of)
-
-
-@dataclass(slots=True)
-class _Tasks:
-    """Tasks while they are collected, and each unit's first, main and last one."""
-
-    names: list[str] = field(default_factory=list)
-    duration_ns: list[int] = field(default_factory=list)
-    resource: list[int] = field(default_factory=list)
-    communicates: list[bool] = field(default_factory=list)
-    unit_of: list[int] = field(default_factory=list)
-    first: dict[int, int] = field(default_factory=dict)
-    main: dict[int, int] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-
-    def add(
-        self, name: str, unit: int, duration_ns: int, resource: int = 0, communicates: bool = False
-    ) -> int:
-        self.names.append(name)
-        self.duration_ns.append(duration_ns)
-        self.resource.append(resource)
-        self.communicates.append(communicates)
-        self.unit_of.append(unit)
-        return len(self.names) - 1
 
 
 def build(
@@ -86,8 +66,7 @@ def build(
     if order is not None:
         check_order(units, order, machine.asynchronous)
     tasks = _tasks(graph, strategy, units, cost_model, machine)
-    if machine.asynchronous:
-        _spread_over_channels(tasks, units, order, machine.channels)
+    _spread_over_channels(tasks, units, order, machine.channels)
     problem = Problem(
         names=tuple(tasks.names),
         duration_ns=np.array(tasks.duration_ns, np.int64),
@@ -104,6 +83,36 @@ def build(
     return Built(problem, units, tuple(tasks.unit_of))
 
 
+@dataclass(slots=True)
+class _Tasks:
+    """Tasks while they are collected."""
+
+    names: list[str] = field(default_factory=list)
+    duration_ns: list[int] = field(default_factory=list)
+    resource: list[int] = field(default_factory=list)
+    communicates: list[bool] = field(default_factory=list)
+    unit_of: list[int] = field(default_factory=list)
+    main: dict[int, int] = field(default_factory=dict)
+    """Kernel or transfer of each unit."""
+    pack: dict[int, int] = field(default_factory=dict)
+    """Kernel that packs a bucket."""
+    unpack: dict[int, int] = field(default_factory=dict)
+    """Kernel that cuts a gradient, by its all-reduce node, out of its bucket."""
+    unpacked_for: dict[int, list[int]] = field(default_factory=dict)
+    """All-reduce nodes that a unit can read only unpacked."""
+
+    def add(self, name: str, unit: int, duration_ns: int) -> int:
+        self.names.append(name)
+        self.unit_of.append(unit)
+        self.duration_ns.append(duration_ns)
+        self.resource.append(0)
+        self.communicates.append(False)
+        return len(self.names) - 1
+
+    def first(self, unit: int) -> int:
+        return self.pack.get(unit, self.main[unit])
+
+
 def _tasks(
     graph: Graph, strategy: Strategy, units: UnitGraph, cost_model: CostModel, machine: MachineModel
 ) -> _Tasks:
@@ -111,51 +120,70 @@ def _tasks(
     nodes_ns = _checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
     groups_ns = _checked(cost_model.groups_ns(graph, groups), len(groups), lambda i: f"g{i}")
     tasks = _Tasks()
+    # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
         unit = units.units[i]
         number = int(unit.token[1:])
         if unit.is_bucket:
-            _add_bucket(tasks, graph, i, number, strategy.buckets[number], cost_model, machine)
+            _add_bucket(tasks, graph, strategy, units, i, cost_model, machine)
             continue
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else groups_ns[number]
-        task = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
-        tasks.first[i] = tasks.main[i] = tasks.last[i] = task
+        tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
     return tasks
 
 
 def _add_bucket(
     tasks: _Tasks,
     graph: Graph,
+    strategy: Strategy,
+    units: UnitGraph,
     unit: int,
-    number: int,
-    bucket: Bucket,
     cost_model: CostModel,
     machine: MachineModel,
 ) -> None:
-    sizes = np.array([graph.nodes[node].shape.size_bytes for node in bucket.all_reduces], np.int64)
+    token, members = units.units[unit].token, units.units[unit].nodes
+    form = strategy.buckets[int(token[1:])].form
+    sizes = np.array([graph.nodes[node].shape.size_bytes for node in members], np.int64)
     total = int(sizes.sum())
-    token = f"b{number}"
-    packed = bucket.form == "concat" and len(sizes) > 1
     # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
-    apart = bucket.form == "variadic" and not machine.asynchronous
-    carried = sizes if apart else np.array([total], np.int64)
+    carried = sizes if form == "variadic" and not machine.asynchronous else np.array([total], np.int64)
     times = cost_model.all_reduce_ns(carried)
     transfer_ns = int(_checked(times, len(carried), lambda i: f"{token} of {carried[i]} bytes").sum())
+    packed = form == "concat" and len(members) > 1
+    if packed:
+        tasks.pack[unit] = tasks.add(token + ".pack", unit, _copy_ns(total, machine))
     on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
-    if packed:
-        pack_ns = machine.launch_ns + _copy_ns(total, machine.pack_bytes_per_us)
-        tasks.first[unit] = tasks.add(token + ".pack", unit, pack_ns)
-    launch_ns = 0 if on_channel else machine.launch_ns
-    tasks.main[unit] = tasks.add(token, unit, transfer_ns + launch_ns, int(on_channel), True)
-    if packed:
-        unpack_ns = len(sizes) * machine.launch_ns + _copy_ns(total, machine.unpack_bytes_per_us)
-        tasks.last[unit] = tasks.add(token + ".unpack", unit, unpack_ns)
-    tasks.first.setdefault(unit, tasks.main[unit])
-    tasks.last.setdefault(unit, tasks.main[unit])
+    main = tasks.add(token, unit, transfer_ns if on_channel else transfer_ns + machine.launch_ns)
+    tasks.main[unit], tasks.communicates[main], tasks.resource[main] = main, True, int(on_channel)
+    for value in units.values_of[unit] if packed else ():
+        _add_unpack(tasks, graph, strategy, units, value, machine)
 
 
-def _copy_ns(size_bytes: int, bytes_per_us: int) -> int:
-    return -(-size_bytes * 1000 // bytes_per_us) if bytes_per_us else 0
+def _add_unpack(
+    tasks: _Tasks, graph: Graph, strategy: Strategy, units: UnitGraph, value: Value, machine: MachineModel
+) -> None:
+    readers = [reader for reader in value.readers if not _cuts(graph, strategy, units, reader, value.node)]
+    if not readers and not value.returned:
+        return
+    name = f"{units.units[value.producer].token}.unpack{value.node}"
+    tasks.unpack[value.node] = tasks.add(name, value.producer, _copy_ns(value.size_bytes, machine))
+    for reader in readers:
+        tasks.unpacked_for.setdefault(reader, []).append(value.node)
+
+
+def _cuts(graph: Graph, strategy: Strategy, units: UnitGraph, reader: int, gradient: int) -> bool:
+    """Whether the kernel of a unit finds a gradient in its bucket by itself."""
+    unit = units.units[reader]
+    if unit.token[0] == "g":
+        generated = strategy.groups[int(unit.token[1:])].kind in CUTS_GRADIENTS
+    else:
+        generated = graph.nodes[unit.nodes[0]].kind is Kind.FUSIBLE
+    return generated and not {*unit.nodes, *unit.duplicates}.isdisjoint(graph.users[gradient])
+
+
+def _copy_ns(size_bytes: int, machine: MachineModel) -> int:
+    rate = machine.memory_bytes_per_us
+    return machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
 def _checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
@@ -176,14 +204,14 @@ def _checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArra
 
 
 def _spread_over_channels(
-    tasks: _Tasks, units: UnitGraph, order: tuple[str, ...] | None, channels: int
+    tasks: _Tasks, units: UnitGraph, order: Sequence[str] | None, channels: int
 ) -> None:
     """Give the transfers to the channels in turn, in the order in which they are issued."""
-    issued = (
-        sorted(tasks.main.values())
-        if order is None
-        else [tasks.main[units.index[token.partition(".")[0]]] for token in order if token.endswith(".start")]
-    )
+    if order is None:
+        issued = sorted(tasks.main.values())
+    else:
+        starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
+        issued = [tasks.main[units.index[token]] for token in starts]
     for turn, task in enumerate(task for task in issued if tasks.resource[task] > 0):
         tasks.resource[task] = 1 + turn % channels
 
@@ -191,35 +219,48 @@ def _spread_over_channels(
 def _predecessors(tasks: _Tasks, units: UnitGraph) -> Lists:
     rows: list[list[int]] = [[] for _ in tasks.names]
     for unit, needed in enumerate(units.dependencies):
-        first, main, last = tasks.first[unit], tasks.main[unit], tasks.last[unit]
-        rows[first] += sorted(tasks.last[other] for other in needed)
-        if first != main:
-            rows[main].append(first)
-            rows[last].append(main)
+        row = rows[tasks.first(unit)]
+        row += [tasks.main[other] for other in needed]
+        row += [tasks.unpack[node] for node in tasks.unpacked_for.get(unit, ())]
+        row.sort()
+    for unit, pack in tasks.pack.items():
+        rows[tasks.main[unit]].append(pack)
+    for task in tasks.unpack.values():
+        rows[task].append(tasks.main[tasks.unit_of[task]])
     return Lists.of(rows)
 
 
-def _entries(tasks: _Tasks, units: UnitGraph, order: tuple[str, ...]) -> NDArray[np.int32]:
+def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[np.int32]:
     entries: list[int] = []
+    packed = dict(tasks.unpack)
     for token in order:
         name, _, part = token.partition(".")
         unit = units.index[name]
-        first, main, last = tasks.first[unit], tasks.main[unit], tasks.last[unit]
-        if part != "done":
-            entries += [first, main] if first != main else [main]
-        if part == "done" and tasks.resource[main] > 0:
-            entries.append(~main)
-        if part != "start" and last != main:
-            entries.append(last)
-    return np.array(entries, np.int32)
+        main = tasks.main[unit]
+        if part == "done":
+            entries += [~main] if tasks.resource[main] else []
+            continue
+        gradients = tasks.unpacked_for.get(unit, ())
+        entries += [packed.pop(node) for node in gradients if node in packed]
+        entries += [tasks.pack[unit], main] if unit in tasks.pack else [main]
+    return np.array([*entries, *packed.values()], np.int32)
 
 
 def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
+    """Buffers of all values, one for those that share storage, and of the packed buckets."""
     rows: dict[int, tuple[int, int, set[int], bool]] = {}
     storage = _storage(graph, {value.node for value in units.values})
+    in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}
     for value in sorted(units.values, key=lambda value: value.node):
-        producer = tasks.last[value.producer]
-        readers = {tasks.first[reader] for reader in value.readers}
+        producer = tasks.unpack.get(value.node, tasks.main[value.producer])
+        readers = {tasks.first(reader) for reader in value.readers}
+        if value.producer in tasks.pack:
+            cutting = [r for r in value.readers if value.node not in tasks.unpacked_for.get(r, ())]
+            in_bucket[value.producer] |= {tasks.first(reader) for reader in cutting}
+            readers -= {tasks.first(reader) for reader in cutting}
+            if value.node not in tasks.unpack:
+                continue
+            in_bucket[value.producer].add(producer)
         place = storage.get(value.node, value.node)
         if place == value.node:
             rows[place] = (value.size_bytes, producer, readers, value.returned)
@@ -227,12 +268,11 @@ def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
             size_bytes, first, others, returned = rows[place]
             rows[place] = (size_bytes, first, others | readers | {producer}, returned or value.returned)
     listed = list(rows.values())
-    for unit, first in tasks.first.items():
-        main, last = tasks.main[unit], tasks.last[unit]
-        if first != main:
-            size_bytes = sum(graph.nodes[node].shape.size_bytes for node in units.units[unit].nodes)
-            listed += [(size_bytes, first, {main}, False), (size_bytes, main, {last}, False)]
-    return Buffers.of([(size, producer, sorted(readers), kept) for size, producer, readers, kept in listed])
+    for unit, pack in tasks.pack.items():
+        size_bytes = sum(graph.nodes[node].shape.size_bytes for node in units.units[unit].nodes)
+        main = tasks.main[unit]
+        listed += [(size_bytes, pack, {main}, False), (size_bytes, main, in_bucket[unit], False)]
+    return Buffers.of([(size, task, sorted(readers), kept) for size, task, readers, kept in listed])
 
 
 def _storage(graph: Graph, values: set[int]) -> dict[int, int]:

@@ -68,13 +68,11 @@ class MachineModel:
     """Whether transfers under way at once divide one link equally, or each has its own."""
     one_shot_max_bytes: int = 0
     """All-reduces up to this size are one kernel on the compute stream, not a transfer."""
-    pack_bytes_per_us: int = 0
-    """Rate of concatenating a bucket's gradients, in bytes of payload; 0: takes no time."""
-    unpack_bytes_per_us: int = 0
-    """Rate of slicing the reduced bucket apart again; 0: takes no time."""
+    memory_bytes_per_us: int = 0
+    """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
 
     def __post_init__(self) -> None:
-        for field in ("launch_ns", "one_shot_max_bytes", "pack_bytes_per_us", "unpack_bytes_per_us"):
+        for field in ("launch_ns", "one_shot_max_bytes", "memory_bytes_per_us"):
             if getattr(self, field) < 0:
                 raise DiscoError(
                     f"Machine model {self.name}: {field} is {getattr(self, field)}, expected 0 or more."

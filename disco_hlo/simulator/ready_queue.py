@@ -24,12 +24,10 @@ NONE = -1
 
 
 @compiled
-def evaluate_ready_queue(
+def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engine._pass is
     tables: Any, offset: Any, member: Any, missing: Any, started: Any, spans_ns: Any
 ) -> Any:
     """Makespan in ns.
-
-    One function for the reason that ``engine._pass`` is.
 
     Args:
         tables: :class:`~disco_hlo.simulator.engine.Tables`.
