@@ -89,6 +89,14 @@ class UnitGraph:
                 found[j].append(i)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def values_of(self) -> tuple[tuple[Value, ...], ...]:
+        """For each unit, the values that it leaves in memory."""
+        found: list[list[Value]] = [[] for _ in self.units]
+        for value in self.values:
+            found[value.producer].append(value)
+        return tuple(map(tuple, found))
+
 
 def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     """Units of ``strategy`` on ``graph``; ``strategy.order`` is not looked at.
@@ -121,7 +129,7 @@ def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
         for node in unit.nodes:
             if node in owner:
                 raise IllegalStrategyError(
-                    f"{_name(graph, node)} belongs to {owner[node]} and to {unit.token}; it may have one owner."
+                    f"{_name(graph, node)} belongs to {owner[node]} and to {unit.token}; one may own it."
                 )
             owner[node] = unit.token
     left_out = [node for node in graph.all_reduces if node not in owner]

@@ -5,28 +5,10 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.order import check_order, default_order, execution_order, unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-
-KINDS = {
-    "param": Kind.PARAMETER,
-    "const": Kind.CONSTANT,
-    "dot": Kind.FIXED,
-    "all-reduce": Kind.ALL_REDUCE,
-    "tuple": Kind.FREE,
-    "bitcast": Kind.FREE,
-}
-
-
-def graph(text: str, before: tuple[tuple[int, int], ...] = ()) -> Graph:
-    """One node a line, ``opcode operand operand``, numbered from 0; the last one is the root."""
-    nodes = []
-    for i, line in enumerate(text.strip().splitlines()):
-        opcode, *operands = line.split()
-        kind = KINDS.get(opcode, Kind.FUSIBLE)
-        nodes.append(Node(i, opcode, Shape("f32", (i + 1,)), tuple(map(int, operands)), kind, key=opcode))
-    return Graph(tuple(nodes), len(nodes) - 1, before, "cpu", "jit_step", "f00d")
+from tests.plan.small_graphs import graph
 
 
 def waits(graph: Graph, strategy: Strategy) -> dict[str, str]:

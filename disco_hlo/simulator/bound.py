@@ -1,0 +1,106 @@
+"""What no order and no bucketing can beat, whatever the search does.
+
+With C the compute of the step alone, M the least communication time of all its bytes, r the
+least compute that must precede any all-reduce and q the least that must follow one, every plan
+with these kernels takes at least max(C, r + M + q): before the first transfer starts at least r
+was computed, between it and the end of the last lie at least M, and at least q comes after.
+The paper's full overlap, FO = max(C, M), is looser. Where collectives block the compute stream
+nothing overlaps, and the bound is C + M.
+
+C depends on the kernels, that is on the op groups. For a bound over several plans take the
+lowest of theirs; compute of the faster of XLA's plan and ours is the usual choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.simulator.costs import LinearPieces, MachineModel
+from disco_hlo.simulator.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The parts of the bound; all times in ns."""
+
+    compute_ns: int
+    """C: all kernels, one after the other."""
+    before_ns: int
+    """r: least compute that must have finished before an all-reduce can start."""
+    communication_ns: int
+    """M: least time that the channels need for all bytes, however they are bucketed."""
+    after_ns: int
+    """q: least compute that can start only after an all-reduce."""
+    overlaps: bool
+    """Whether compute and communication can run at once."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """What no plan with these kernels can beat."""
+        if not self.overlaps:
+            return self.compute_ns + self.communication_ns
+        return max(self.compute_ns, self.before_ns + self.communication_ns + self.after_ns)
+
+    @property
+    def full_overlap_ns(self) -> int:
+        """FO, the paper's bound: all communication hidden, or all compute."""
+        return max(self.compute_ns, self.communication_ns)
+
+
+def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
+    """Bound of every order and bucketing of a problem in which no all-reduces are bucketed.
+
+    Args:
+        problem: every all-reduce a task of its own; its policy, order and channels do not matter.
+        communication_ns: M, from :func:`least_communication_ns`.
+        overlaps: :attr:`MachineModel.asynchronous`.
+    """
+    compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
+    total = int(compute_ns.sum())
+    if not communication_ns:
+        return Bound(total, 0, 0, 0, overlaps)
+    transfers = np.flatnonzero(problem.communicates)
+    before = compute_ns @ _reaches(problem, transfers, forward=True)
+    after = compute_ns @ _reaches(problem, transfers, forward=False)
+    return Bound(total, int(before.min()), communication_ns, int(after.min()), overlaps)
+
+
+def least_communication_ns(sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel) -> int:
+    """M: a lower bound of the time that channels spend on all-reduces, over all bucketings.
+
+    A bucketing with sizes x costs the sum of T(x), which is at least the number of bytes times
+    the least T(x) / x that any bucket can have; on a line that is at one of its ends. With one
+    piece, C * (all bytes) + D: everything in one bucket. All-reduces small enough to leave the
+    channels count nothing. Channels with a link each share the work.
+    """
+    one_shot = machine.one_shot_max_bytes if machine.asynchronous else 0
+    on_channel = [size for size in sizes_bytes if size > one_shot]
+    if not on_channel:
+        return 0
+    smallest, largest = min(on_channel), sum(sizes_bytes)
+    ratios = []
+    for i, (start, slope, fixed) in enumerate(
+        zip(pieces.from_bytes, pieces.ns_per_byte, pieces.fixed_ns, strict=True)
+    ):
+        end = pieces.from_bytes[i + 1] - 1 if i + 1 < len(pieces.from_bytes) else largest
+        low, high = max(start, smallest), min(end, largest)
+        # Times are rounded to whole nanoseconds, down by half of one at most.
+        ratios += [slope + (fixed - 0.5) / size for size in (low, high) if low <= high]
+    least = int(sum(on_channel) * max(min(ratios), 0.0))
+    return least // machine.channels if machine.asynchronous and not machine.shared_link else least
+
+
+def _reaches(problem: Problem, transfers: NDArray[np.intp], forward: bool) -> NDArray[np.bool_]:
+    """``[tasks, transfers]``: whether a task must precede (else: follow) a transfer."""
+    reaches = np.zeros((len(problem), len(transfers)), np.bool_)
+    reaches[transfers, np.arange(len(transfers))] = True
+    order = problem.topological
+    neighbours = problem.successors if forward else problem.predecessors
+    for task in reversed(order) if forward else order:
+        if len(neighbours[task]):
+            reaches[task] |= reaches[neighbours[task]].any(axis=0)
+    return reaches

@@ -1,0 +1,286 @@
+"""From a strategy to the tasks that the engine runs: the one part of the simulator that reads HLO.
+
+It follows what ``apply`` writes. A group or single op is one task on the compute stream. A bucket
+is a transfer on a channel, or a task on the compute stream where collectives block or where it
+is small enough for a one-shot kernel. A concatenated bucket of several has a ``pack`` kernel
+before it; generated kernels cut their gradients out of its result themselves, for any other
+reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` packs and issues,
+``b2.done`` waits, and a gradient is unpacked right before its first reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, MachineModel
+from disco_hlo.simulator.problem import Buffers, Lists, Problem
+
+CUTS_GRADIENTS = ("loop", "input")
+"""Group kinds whose kernels read a gradient where it lies in its bucket."""
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A problem with where its tasks come from."""
+
+    problem: Problem
+    units: UnitGraph
+    unit_of: tuple[int, ...]
+    """For each task, the index of its unit in ``units``."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """For each task, the token of its unit (``b2`` for a bucket's transfer, pack and unpacks)."""
+        return tuple(self.units.units[unit].token for unit in self.unit_of)
+
+
+def build(
+    graph: Graph,
+    strategy: Strategy,
+    cost_model: CostModel,
+    machine: MachineModel,
+    *,
+    ready_queue: bool = False,
+) -> Built:
+    """The problem that ``strategy`` poses on ``machine``.
+
+    Args:
+        ready_queue: leave the order to the ready queue of DisCo, section 4.4, instead of taking
+            ``strategy.order`` (or the default order where that is empty).
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph, or its order is wrong.
+        DiscoError: the cost model gave a negative or non-finite time or too few of them; the
+            message names the unit.
+    """
+    units = unit_graph(graph, strategy)
+    order = None if ready_queue else strategy.order or default_unit_order(units, machine.asynchronous)
+    if order is not None:
+        check_order(units, order, machine.asynchronous)
+    tasks = _tasks(graph, strategy, units, cost_model, machine)
+    _spread_over_channels(tasks, units, order, machine.channels)
+    problem = Problem(
+        names=tuple(tasks.names),
+        duration_ns=np.array(tasks.duration_ns, np.int64),
+        resource=np.array(tasks.resource, np.int32),
+        predecessors=_predecessors(tasks, units),
+        communicates=np.array(tasks.communicates, np.bool_),
+        speed_ppm=machine.speed_ppm(),
+        order=None if order is None else _entries(tasks, units, order),
+        buffers=_buffers(graph, units, tasks),
+        resident_bytes=sum(
+            node.shape.size_bytes for node in graph.nodes if node.kind in (Kind.PARAMETER, Kind.CONSTANT)
+        ),
+    )
+    return Built(problem, units, tuple(tasks.unit_of))
+
+
+@dataclass(slots=True)
+class _Tasks:
+    """Tasks while they are collected."""
+
+    names: list[str] = field(default_factory=list)
+    duration_ns: list[int] = field(default_factory=list)
+    resource: list[int] = field(default_factory=list)
+    communicates: list[bool] = field(default_factory=list)
+    unit_of: list[int] = field(default_factory=list)
+    main: dict[int, int] = field(default_factory=dict)
+    """Kernel or transfer of each unit."""
+    pack: dict[int, int] = field(default_factory=dict)
+    """Kernel that packs a bucket."""
+    unpack: dict[int, int] = field(default_factory=dict)
+    """Kernel that cuts a gradient, by its all-reduce node, out of its bucket."""
+    unpacked_for: dict[int, list[int]] = field(default_factory=dict)
+    """All-reduce nodes that a unit can read only unpacked."""
+
+    def add(self, name: str, unit: int, duration_ns: int) -> int:
+        self.names.append(name)
+        self.unit_of.append(unit)
+        self.duration_ns.append(duration_ns)
+        self.resource.append(0)
+        self.communicates.append(False)
+        return len(self.names) - 1
+
+    def first(self, unit: int) -> int:
+        return self.pack.get(unit, self.main[unit])
+
+
+def _tasks(
+    graph: Graph, strategy: Strategy, units: UnitGraph, cost_model: CostModel, machine: MachineModel
+) -> _Tasks:
+    nodes, groups = graph.nodes, strategy.groups
+    nodes_ns = _checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
+    groups_ns = _checked(cost_model.groups_ns(graph, groups), len(groups), lambda i: f"g{i}")
+    tasks = _Tasks()
+    # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
+    for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
+        unit = units.units[i]
+        number = int(unit.token[1:])
+        if unit.is_bucket:
+            _add_bucket(tasks, graph, strategy, units, i, cost_model, machine)
+            continue
+        alone_ns = nodes_ns[number] if unit.token[0] == "n" else groups_ns[number]
+        tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
+    return tasks
+
+
+def _add_bucket(
+    tasks: _Tasks,
+    graph: Graph,
+    strategy: Strategy,
+    units: UnitGraph,
+    unit: int,
+    cost_model: CostModel,
+    machine: MachineModel,
+) -> None:
+    token, members = units.units[unit].token, units.units[unit].nodes
+    form = strategy.buckets[int(token[1:])].form
+    sizes = np.array([graph.nodes[node].shape.size_bytes for node in members], np.int64)
+    total = int(sizes.sum())
+    # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
+    carried = sizes if form == "variadic" and not machine.asynchronous else np.array([total], np.int64)
+    times = cost_model.all_reduce_ns(carried)
+    transfer_ns = int(_checked(times, len(carried), lambda i: f"{token} of {carried[i]} bytes").sum())
+    packed = form == "concat" and len(members) > 1
+    if packed:
+        tasks.pack[unit] = tasks.add(token + ".pack", unit, _copy_ns(total, machine))
+    on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
+    main = tasks.add(token, unit, transfer_ns if on_channel else transfer_ns + machine.launch_ns)
+    tasks.main[unit], tasks.communicates[main], tasks.resource[main] = main, True, int(on_channel)
+    for value in units.values_of[unit] if packed else ():
+        _add_unpack(tasks, graph, strategy, units, value, machine)
+
+
+def _add_unpack(
+    tasks: _Tasks, graph: Graph, strategy: Strategy, units: UnitGraph, value: Value, machine: MachineModel
+) -> None:
+    readers = [reader for reader in value.readers if not _cuts(graph, strategy, units, reader, value.node)]
+    if not readers and not value.returned:
+        return
+    name = f"{units.units[value.producer].token}.unpack{value.node}"
+    tasks.unpack[value.node] = tasks.add(name, value.producer, _copy_ns(value.size_bytes, machine))
+    for reader in readers:
+        tasks.unpacked_for.setdefault(reader, []).append(value.node)
+
+
+def _cuts(graph: Graph, strategy: Strategy, units: UnitGraph, reader: int, gradient: int) -> bool:
+    """Whether the kernel of a unit finds a gradient in its bucket by itself."""
+    unit = units.units[reader]
+    if unit.token[0] == "g":
+        generated = strategy.groups[int(unit.token[1:])].kind in CUTS_GRADIENTS
+    else:
+        generated = graph.nodes[unit.nodes[0]].kind is Kind.FUSIBLE
+    return generated and not {*unit.nodes, *unit.duplicates}.isdisjoint(graph.users[gradient])
+
+
+def _copy_ns(size_bytes: int, machine: MachineModel) -> int:
+    rate = machine.memory_bytes_per_us
+    return machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
+
+
+def _checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
+    """Times of a cost model as int64; refuses what cannot be one."""
+    found = np.asarray(times)
+    if found.shape != (count,) or found.dtype.kind not in "iuf":
+        raise DiscoError(
+            f"The cost model returned {found.dtype}{list(found.shape)}, expected {count} times in ns."
+        )
+    wrong = np.flatnonzero(~((found >= 0) & (found <= MAX_TOTAL_NS)))
+    if wrong.size:
+        first = int(wrong[0])
+        raise DiscoError(
+            f"The cost model says that {name(first)} takes {found[first]} ns, "
+            f"expected a number from 0 to {MAX_TOTAL_NS}."
+        )
+    return np.rint(found).astype(np.int64)
+
+
+def _spread_over_channels(
+    tasks: _Tasks, units: UnitGraph, order: Sequence[str] | None, channels: int
+) -> None:
+    """Give the transfers to the channels in turn, in the order in which they are issued."""
+    if order is None:
+        issued = sorted(tasks.main.values())
+    else:
+        starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
+        issued = [tasks.main[units.index[token]] for token in starts]
+    for turn, task in enumerate(task for task in issued if tasks.resource[task] > 0):
+        tasks.resource[task] = 1 + turn % channels
+
+
+def _predecessors(tasks: _Tasks, units: UnitGraph) -> Lists:
+    rows: list[list[int]] = [[] for _ in tasks.names]
+    for unit, needed in enumerate(units.dependencies):
+        row = rows[tasks.first(unit)]
+        row += [tasks.main[other] for other in needed]
+        row += [tasks.unpack[node] for node in tasks.unpacked_for.get(unit, ())]
+        row.sort()
+    for unit, pack in tasks.pack.items():
+        rows[tasks.main[unit]].append(pack)
+    for task in tasks.unpack.values():
+        rows[task].append(tasks.main[tasks.unit_of[task]])
+    return Lists.of(rows)
+
+
+def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[np.int32]:
+    entries: list[int] = []
+    packed = dict(tasks.unpack)
+    for token in order:
+        name, _, part = token.partition(".")
+        unit = units.index[name]
+        main = tasks.main[unit]
+        if part == "done":
+            entries += [~main] if tasks.resource[main] else []
+            continue
+        gradients = tasks.unpacked_for.get(unit, ())
+        entries += [packed.pop(node) for node in gradients if node in packed]
+        entries += [tasks.pack[unit], main] if unit in tasks.pack else [main]
+    return np.array([*entries, *packed.values()], np.int32)
+
+
+def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
+    """Buffers of all values, one for those that share storage, and of the packed buckets."""
+    rows: dict[int, tuple[int, int, set[int], bool]] = {}
+    storage = _storage(graph, {value.node for value in units.values})
+    in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}
+    for value in sorted(units.values, key=lambda value: value.node):
+        producer = tasks.unpack.get(value.node, tasks.main[value.producer])
+        readers = {tasks.first(reader) for reader in value.readers}
+        if value.producer in tasks.pack:
+            cutting = [r for r in value.readers if value.node not in tasks.unpacked_for.get(r, ())]
+            in_bucket[value.producer] |= {tasks.first(reader) for reader in cutting}
+            readers -= {tasks.first(reader) for reader in cutting}
+            if value.node not in tasks.unpack:
+                continue
+            in_bucket[value.producer].add(producer)
+        place = storage.get(value.node, value.node)
+        if place == value.node:
+            rows[place] = (value.size_bytes, producer, readers, value.returned)
+        elif place in rows:
+            size_bytes, first, others, returned = rows[place]
+            rows[place] = (size_bytes, first, others | readers | {producer}, returned or value.returned)
+    listed = list(rows.values())
+    for unit, pack in tasks.pack.items():
+        size_bytes = sum(graph.nodes[node].shape.size_bytes for node in units.units[unit].nodes)
+        main = tasks.main[unit]
+        listed += [(size_bytes, pack, {main}, False), (size_bytes, main, in_bucket[unit], False)]
+    return Buffers.of([(size, task, sorted(readers), kept) for size, task, readers, kept in listed])
+
+
+def _storage(graph: Graph, values: set[int]) -> dict[int, int]:
+    """For each op that overwrites a buffer in place, the node whose storage it ends up in."""
+    storage: dict[int, int] = {}
+    for buffer, writer in sorted(graph.inplace, key=lambda pair: pair[1]):
+        node = buffer
+        while graph.nodes[node].kind is Kind.FREE and node not in values and graph.nodes[node].operands:
+            node = graph.nodes[node].operands[0]
+        storage[writer] = storage.get(node, node)
+    return storage

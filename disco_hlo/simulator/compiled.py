@@ -1,0 +1,63 @@
+"""How the project compiles its inner loops: numba, with a cache on disk that cannot go stale.
+
+Numba's own cache notices a change in the file of the compiled function, not in the files of the
+functions it calls, so a search that calls the engine would go on running an old engine. Here the
+cache directory is named after the text of all files of both packages. It lies in
+``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """``function`` compiled by numba at its first call, cached where a cache can be written.
+
+    Importing a module that uses this compiles nothing. The result can be called from Python and
+    from other compiled functions.
+    """
+    directory = _cache_directory(Path(function.__code__.co_filename))
+    if directory is None:
+        return cast(Function, numba.njit(function))
+    settings: Any = numba.config  # its names are made at run time
+    previous = settings.CACHE_DIR
+    settings.CACHE_DIR = str(directory)
+    try:
+        return cast(Function, numba.njit(cache=True)(function))
+    except RuntimeError:  # numba found no place that it can write to
+        return cast(Function, numba.njit(function))
+    finally:
+        settings.CACHE_DIR = previous
+
+
+def _cache_directory(source: Path) -> Path | None:
+    """Where the compiled form of a function of ``source`` lies; None where nothing can be written."""
+    digest = hashlib.sha256()
+    try:
+        files = {*Path(__file__).parent.glob("*.py"), *source.parent.glob("*.py")}
+        for file in sorted(files):
+            digest.update(file.read_bytes())
+        directory = _base_directory() / digest.hexdigest()[:16]
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        return None
+    return directory
+
+
+def _base_directory() -> Path:
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "disco_hlo" / "kernels"

@@ -1,0 +1,154 @@
+"""What the simulator is told of time: a cost model for work, a machine model for how it overlaps.
+
+DisCo, sections 4.2 (T = Cx + D for an all-reduce) and 4.4 (one compute stream, one channel). The
+machine model adds what the paper leaves out: launch cost, contention in both directions,
+all-reduces too small for the channel, backends whose collectives block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Group
+
+PPM = 1_000_000
+"""Full speed: speeds are integers in millionths of what a task does when it runs alone."""
+COMPUTE, NO_COMPUTE, BESIDE_COMPUTE = 0, 1, 2
+"""Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
+of them while the compute stream idles, of each of them while it computes."""
+MIN_SPEED_PPM = 100_000
+"""The slowest a task may become. With :data:`MAX_TOTAL_NS` it keeps the engine inside 64 bits."""
+MAX_TOTAL_NS = 800_000_000_000
+"""The most that all durations of a problem may add up to: 800 seconds."""
+
+
+class CostModel(Protocol):
+    """Times of units that run alone, in whole nanoseconds, launch cost not included."""
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+
+    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
+        """Time of each op group as one kernel, ``[len(groups)]``."""
+
+    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Time of an all-reduce of each size, same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineModel:
+    """How one device runs kernels and collectives beside each other.
+
+    The defaults describe a machine on which nothing costs anything but the work itself; a
+    profile's measured numbers go in by :func:`dataclasses.replace`.
+    """
+
+    name: str
+    asynchronous: bool
+    """Whether transfers run on channels beside the compute stream (GPU). Where they do not (CPU),
+    an all-reduce occupies the compute stream and buckets have one token."""
+    launch_ns: int = 0
+    """Added to every kernel on the compute stream: the gap that launching it leaves."""
+    compute_speed_ppm: int = PPM
+    """Speed of compute while a transfer runs."""
+    transfer_speed_ppm: int = PPM
+    """Speed of a transfer while compute runs."""
+    channels: int = 1
+    """Number of transfers that can be under way at once; not looked at where they block."""
+    shared_link: bool = True
+    """Whether transfers under way at once divide one link equally, or each has its own."""
+    one_shot_max_bytes: int = 0
+    """All-reduces up to this size are one kernel on the compute stream, not a transfer."""
+    memory_bytes_per_us: int = 0
+    """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
+
+    def __post_init__(self) -> None:
+        for field in ("launch_ns", "one_shot_max_bytes", "memory_bytes_per_us"):
+            if getattr(self, field) < 0:
+                raise DiscoError(
+                    f"Machine model {self.name}: {field} is {getattr(self, field)}, expected 0 or more."
+                )
+        if self.channels < 1:
+            raise DiscoError(f"Machine model {self.name}: {self.channels} channels, expected at least one.")
+        speeds = self.speed_ppm()
+        if speeds.min() < MIN_SPEED_PPM or speeds.max() > PPM:
+            raise DiscoError(
+                f"Machine model {self.name}: speeds run from {speeds.min()} to {speeds.max()} millionths, "
+                f"expected {MIN_SPEED_PPM} to {PPM}."
+            )
+
+    def speed_ppm(self) -> NDArray[np.int64]:
+        """Speeds beside 0, 1, .. transfers, ``[3, channels + 1]``; ``[3, 1]`` where transfers block."""
+        count = self.channels if self.asynchronous else 0
+        alone = [PPM // max(k, 1) if self.shared_link else PPM for k in range(count + 1)]
+        return np.array(
+            [
+                [PPM, *[self.compute_speed_ppm] * count],
+                alone,
+                [speed * self.transfer_speed_ppm // PPM for speed in alone],
+            ],
+            np.int64,
+        )
+
+
+CPU = MachineModel("cpu", asynchronous=False)
+"""XLA:CPU: collectives block the thread that runs them (measured: 4 % of them overlapped)."""
+GPU = MachineModel("gpu", asynchronous=True)
+"""XLA:GPU: one compute stream in issue order, NCCL beside it."""
+
+
+def speed_ppm(slow_down: float) -> int:
+    """The speed that goes with a measured slow-down (1.25: takes a quarter longer, 800,000)."""
+    if not (math.isfinite(slow_down) and 1 <= slow_down <= PPM / MIN_SPEED_PPM):
+        raise DiscoError(f"A slow-down of {slow_down} was given, expected 1 to {PPM // MIN_SPEED_PPM}.")
+    return round(PPM / slow_down)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPieces:
+    """All-reduce time T = Cx + D, with its own C and D from each of some sizes on.
+
+    One piece is the paper's regression (section 4.2); devices switch algorithms with size, so
+    a fit may need several.
+    """
+
+    from_bytes: tuple[int, ...]
+    """Smallest size of each piece, ascending; the first is 0."""
+    ns_per_byte: tuple[float, ...]
+    """C of each piece."""
+    fixed_ns: tuple[float, ...]
+    """D of each piece. May be negative as long as no time is."""
+
+    def __post_init__(self) -> None:
+        starts, slopes, fixed = self.from_bytes, self.ns_per_byte, self.fixed_ns
+        if not starts or len(starts) != len(slopes) or len(starts) != len(fixed):
+            raise DiscoError(
+                f"All-reduce pieces: {len(starts)} starts, {len(slopes)} slopes and {len(fixed)} constants, "
+                "expected as many of each, and at least one."
+            )
+        if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+            raise DiscoError(f"All-reduce pieces start at {starts} bytes, expected ascending sizes from 0.")
+        for start, slope, constant in zip(starts, slopes, fixed, strict=True):
+            at_start = slope * start + constant
+            if not (math.isfinite(slope) and math.isfinite(at_start) and slope >= 0 and at_start >= 0):
+                raise DiscoError(
+                    f"All-reduce piece from {start} bytes: C = {slope} ns per byte, D = {constant} ns; "
+                    "expected finite numbers, C not negative, and no negative time."
+                )
+
+    def __call__(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
+        """Time of an all-reduce of each size, rounded to whole nanoseconds, same shape."""
+        sizes = np.asarray(sizes_bytes, np.int64)
+        piece = np.searchsorted(np.array(self.from_bytes, np.int64), sizes, side="right") - 1
+        times: NDArray[np.float64] = np.array(self.ns_per_byte)[piece] * sizes
+        rounded: NDArray[np.int64] = np.rint(times + np.array(self.fixed_ns)[piece]).astype(np.int64)
+        return rounded

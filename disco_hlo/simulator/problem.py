@@ -1,0 +1,279 @@
+"""What the engine runs: tasks on a compute stream and on channels, as arrays that were checked.
+
+A problem knows no HLO. It has a policy: either an explicit order, which is what XLA's schedule
+does, or none, which stands for the ready queue of DisCo, section 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, MIN_SPEED_PPM, PPM
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """A list of integers for each of some items, in compressed rows."""
+
+    offset: NDArray[np.int32]
+    """``[items + 1]``: the list of item i is ``member[offset[i]:offset[i + 1]]``."""
+    member: NDArray[np.int32]
+
+    @staticmethod
+    def of(rows: Iterable[Iterable[int]]) -> Lists:
+        """Compressed rows of ordinary lists."""
+        listed = [list(row) for row in rows]
+        offset = np.zeros(len(listed) + 1, np.int32)
+        np.cumsum([len(row) for row in listed], out=offset[1:])
+        return Lists(offset, np.array([item for row in listed for item in row], np.int32))
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1
+
+    def __getitem__(self, item: int) -> NDArray[np.int32]:
+        return self.member[self.offset[item] : self.offset[item + 1]]
+
+    @property
+    def owner(self) -> NDArray[np.int32]:
+        """For each entry of ``member``, the item in whose list it stands."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.offset))
+
+    def reversed(self, items: int) -> Lists:
+        """For each of ``items`` members, the items in whose lists it stands, ascending."""
+        by_member = np.argsort(self.member, kind="stable")
+        offset = np.zeros(items + 1, np.int32)
+        np.cumsum(np.bincount(self.member, minlength=items), out=offset[1:])
+        return Lists(offset, self.owner[by_member])
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """What tasks leave in memory: allocated when the producer is issued, freed after the last reader."""
+
+    size_bytes: NDArray[np.int64]
+    producer: NDArray[np.int32]
+    """Task that allocates each buffer."""
+    readers: Lists
+    """Tasks that must have finished before a buffer is freed; the producer always must."""
+    returned: NDArray[np.bool_]
+    """Buffers that are never freed."""
+
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, Iterable[int], bool]]) -> Buffers:
+        """Buffers from rows of (bytes, producer, readers, returned)."""
+        return Buffers(
+            np.array([row[0] for row in rows], np.int64),
+            np.array([row[1] for row in rows], np.int32),
+            Lists.of(row[2] for row in rows),
+            np.array([row[3] for row in rows], np.bool_),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Tasks, where they run, what they wait for, and how they are ordered.
+
+    Raises:
+        DiscoError: an array has the wrong type or length, a number is negative or beyond what
+            the engine can hold, an id is out of range, tasks wait for each other in a circle, or
+            the order is incomplete or contradicts the dependencies. The message names the task.
+    """
+
+    names: tuple[str, ...]
+    """Name of each task, for messages and timelines."""
+    duration_ns: NDArray[np.int64]
+    """``[tasks]``: time of each task when it runs alone."""
+    resource: NDArray[np.int32]
+    """``[tasks]``: 0 for the compute stream, 1.. for the channels."""
+    predecessors: Lists
+    """For each task, the tasks that must have finished before it starts."""
+    communicates: NDArray[np.bool_]
+    """``[tasks]``: counted as communication; always so on a channel."""
+    speed_ppm: NDArray[np.int64]
+    """``[3, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
+    while the compute stream idles, and of each transfer while it computes."""
+    order: NDArray[np.int32] | None = None
+    """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
+    waits until transfer i has finished, which it must do once at least. None: the ready queue."""
+    buffers: Buffers = field(default_factory=lambda: Buffers.of(()))
+    resident_bytes: int = 0
+    """Memory in use throughout: parameters and constants."""
+
+    def __post_init__(self) -> None:
+        _check_arrays(self)
+        _check_durations(self)
+        _check_lists(self)
+        if self.order is None:
+            _check_acyclic(self)
+        else:
+            _check_order(self, self.order)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def channels(self) -> int:
+        """Number of communication channels."""
+        return int(self.speed_ppm.shape[1]) - 1
+
+    @cached_property
+    def successors(self) -> Lists:
+        """The reverse of :attr:`predecessors`."""
+        return self.predecessors.reversed(len(self))
+
+    @cached_property
+    def topological(self) -> tuple[int, ...]:
+        """All tasks, each after its predecessors."""
+        missing = np.diff(self.predecessors.offset).tolist()
+        found = [task for task, count in enumerate(missing) if count == 0]
+        for task in found:  # grows as it goes
+            for successor in self.successors[task].tolist():
+                missing[successor] -= 1
+                if missing[successor] == 0:
+                    found.append(successor)
+        return tuple(found)
+
+    def name(self, task: int) -> str:
+        """How messages call a task."""
+        return f"task {task} ({self.names[task]})"
+
+
+def _check_arrays(problem: Problem) -> None:
+    tasks = (len(problem),)
+    expected: list[tuple[str, NDArray[Any], type, tuple[int, ...]]] = [
+        ("duration_ns", problem.duration_ns, np.int64, tasks),
+        ("resource", problem.resource, np.int32, tasks),
+        ("communicates", problem.communicates, np.bool_, tasks),
+        ("predecessors", problem.predecessors.offset, np.int32, (len(problem) + 1,)),
+        ("predecessors", problem.predecessors.member, np.int32, problem.predecessors.member.shape),
+        ("speed_ppm", problem.speed_ppm, np.int64, (3, *problem.speed_ppm.shape[1:2])),
+    ]
+    for name, array, dtype, shape in expected:
+        if array.dtype != dtype or array.shape != shape:
+            raise DiscoError(
+                f"Problem of {len(problem)} tasks: {name} is {array.dtype}{list(array.shape)}, "
+                f"expected {np.dtype(dtype)}{list(shape)}."
+            )
+    speeds = problem.speed_ppm
+    if speeds.size == 0 or speeds.min() < MIN_SPEED_PPM or speeds.max() > PPM:
+        raise DiscoError(f"Problem: speeds are {speeds.tolist()}, expected {MIN_SPEED_PPM} to {PPM}.")
+
+
+def _check_durations(problem: Problem) -> None:
+    negative = np.flatnonzero(problem.duration_ns < 0)
+    if negative.size:
+        task = int(negative[0])
+        raise DiscoError(
+            f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
+        )
+    # A float sum cannot wrap, and one part in 2**53 does not matter to a limit.
+    total = float(problem.duration_ns.sum(dtype=np.float64))
+    if total > MAX_TOTAL_NS:
+        task = int(problem.duration_ns.argmax())
+        raise DiscoError(
+            f"Durations add up to {total:.3g} ns, expected at most {MAX_TOTAL_NS}; the longest is "
+            f"{problem.name(task)} with {problem.duration_ns[task]} ns."
+        )
+
+
+def _check_lists(problem: Problem) -> None:
+    every_task = np.arange(len(problem), dtype=np.int32)
+    _check_range(problem, "resource", problem.resource, problem.channels + 1, every_task)
+    needed = problem.predecessors
+    _check_range(problem, "predecessor", needed.member, len(problem), needed.owner)
+    _check_range(problem, "buffer producer", problem.buffers.producer, len(problem))
+    _check_range(problem, "buffer reader", problem.buffers.readers.member, len(problem))
+    buffers = (len(problem.buffers.producer), len(problem.buffers.readers), len(problem.buffers.returned))
+    if {*buffers} != {len(problem.buffers.size_bytes)}:
+        raise DiscoError(
+            f"Problem: {len(problem.buffers.size_bytes)} buffer sizes, but {buffers[0]} producers, "
+            f"{buffers[1]} lists of readers and {buffers[2]} flags."
+        )
+    silent = np.flatnonzero((problem.resource > 0) & ~problem.communicates)
+    if silent.size:
+        raise DiscoError(f"{problem.name(int(silent[0]))} runs on a channel but is not communication.")
+    if problem.buffers.size_bytes.size and problem.buffers.size_bytes.min() < 0:
+        buffer = int(problem.buffers.size_bytes.argmin())
+        raise DiscoError(
+            f"A buffer of {problem.name(int(problem.buffers.producer[buffer]))} has "
+            f"{problem.buffers.size_bytes[buffer]} bytes, expected 0 or more."
+        )
+
+
+def _check_range(
+    problem: Problem, what: str, ids: NDArray[Any], limit: int, owner: NDArray[np.int32] | None = None
+) -> None:
+    """Refuse ids outside 0..limit-1, naming the task ``owner`` gives for the entry."""
+    outside = np.flatnonzero((ids < 0) | (ids >= limit))
+    if not outside.size:
+        return
+    entry = int(outside[0])
+    where = "" if owner is None else f" of {problem.name(int(owner[entry]))}"
+    raise DiscoError(f"Problem: {what}{where} is {ids[entry]}, expected 0 to {limit - 1}.")
+
+
+def _check_acyclic(problem: Problem) -> None:
+    stuck = sorted({*range(len(problem))} - {*problem.topological})
+    if stuck:
+        names = ", ".join(problem.name(task) for task in stuck[:8])
+        raise DiscoError(f"Tasks wait for each other in a circle, or for tasks that do: {names}.")
+
+
+def _check_order(problem: Problem, order: NDArray[np.int32]) -> None:
+    if order.dtype != np.int32 or order.ndim != 1:
+        raise DiscoError(f"Problem: the order is {order.dtype}{list(order.shape)}, expected int32[entries].")
+    places = np.arange(len(order))
+    task = np.where(order < 0, ~order, order)
+    _check_range(problem, "order entry", task, len(problem))
+    runs = np.bincount(task[order >= 0], minlength=len(problem))
+    if (runs != 1).any():
+        first = int(np.flatnonzero(runs != 1)[0])
+        raise DiscoError(f"{problem.name(first)} stands {runs[first]} times in the order, expected once.")
+    issued = np.empty(len(problem), np.int64)
+    issued[task[order >= 0]] = places[order >= 0]
+    for wrong, what in (
+        ((order < 0) & (problem.resource[task] == 0), "which runs on the compute stream"),
+        ((order < 0) & (issued[task] > places), "which it issues later"),
+    ):
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            name = problem.name(int(task[place]))
+            raise DiscoError(f"The order waits at place {place} for {name}, {what}.")
+    settled = settled_places(order, problem.resource)
+    if (settled == len(order)).any():
+        raise DiscoError(f"The order never waits for {problem.name(int(settled.argmax()))}.")
+    _check_dependencies(problem, issued, settled)
+
+
+def _check_dependencies(problem: Problem, issued: NDArray[np.int64], settled: NDArray[np.int64]) -> None:
+    later, earlier = problem.predecessors.owner, problem.predecessors.member
+    wrong = np.flatnonzero(settled[earlier] >= issued[later])
+    if not wrong.size:
+        return
+    first, second = int(earlier[wrong[0]]), int(later[wrong[0]])
+    raise DiscoError(
+        f"The order starts {problem.name(second)} at place {issued[second]}, before it is sure that "
+        f"{problem.name(first)} has finished."
+    )
+
+
+def settled_places(order: NDArray[np.int32], resource: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For each task, the place in ``order`` after which it is sure to have finished.
+
+    That is where a compute task runs, and where a transfer is first waited for;
+    ``len(order)`` if it never is.
+    """
+    settled = np.full(len(resource), len(order), np.int64)
+    places = np.arange(len(order), dtype=np.int64)
+    runs = (order >= 0) & (resource[order] == 0)
+    settled[order[runs]] = places[runs]
+    waits = (order < 0) & (resource[~order] > 0)
+    np.minimum.at(settled, ~order[waits], places[waits])
+    return settled

@@ -1,0 +1,105 @@
+"""Simulate a problem and say what happened: spans, overlap, critical path, peak memory.
+
+DisCo, section 4.4. The makespan is the cost that the search minimises; the rest is for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.simulator.critical_path import Link, critical_path
+from disco_hlo.simulator.engine import evaluate, new_memo, tables_of
+from disco_hlo.simulator.memory import peak_bytes
+from disco_hlo.simulator.problem import Problem
+from disco_hlo.simulator.ready_queue import evaluate_ready_queue
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task on its resource."""
+
+    task: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What a simulated step does when.
+
+    ``makespan_ns == compute_ns + exposed_ns``: at every instant something runs.
+    """
+
+    problem: Problem
+    makespan_ns: int
+    spans_ns: NDArray[np.int64]
+    """``[2, tasks]``: start and end of each task."""
+    started: tuple[int, ...]
+    """Tasks in the order in which they were issued, or started in the ready queue."""
+
+    @cached_property
+    def compute_ns(self) -> int:
+        """Time during which the compute stream computes; collectives that block it do not count."""
+        return _covered_ns(self.spans_ns[:, ~self.problem.communicates])
+
+    @cached_property
+    def communication_ns(self) -> int:
+        """Time during which at least one collective runs."""
+        return _covered_ns(self.spans_ns[:, self.problem.communicates])
+
+    @property
+    def overlap_ns(self) -> int:
+        """Time during which compute and communication both run."""
+        return self.compute_ns + self.communication_ns - _covered_ns(self.spans_ns)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication during which nothing is computed."""
+        return self.communication_ns - self.overlap_ns
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most memory in use at any moment, parameters and constants included."""
+        return peak_bytes(self.problem, self.spans_ns)
+
+    @cached_property
+    def critical_path(self) -> tuple[Link, ...]:
+        """A chain of tasks from 0 to the makespan, each with why it did not start earlier."""
+        return critical_path(self.problem, self.spans_ns, self.started)
+
+    def spans(self, resource: int) -> tuple[Span, ...]:
+        """What runs on the compute stream (0) or on a channel (1..), in time order."""
+        return tuple(
+            Span(task, int(self.spans_ns[0, task]), int(self.spans_ns[1, task]))
+            for task in self.started
+            if self.problem.resource[task] == resource
+        )
+
+
+def simulate(problem: Problem) -> Timeline:
+    """The timeline of a problem, by its order or, where it has none, by the ready queue."""
+    tables = tables_of(problem)
+    if problem.order is not None:
+        memo = new_memo(problem)
+        makespan = evaluate(problem.order, tables, memo)
+        issued = tuple(problem.order[problem.order >= 0].tolist())
+        return Timeline(problem, int(makespan), memo.spans_ns, issued)
+    started = np.empty(len(problem), np.int32)
+    spans_ns = np.empty((2, len(problem)), np.int64)
+    missing = np.diff(problem.predecessors.offset).astype(np.int64)
+    successors = problem.successors
+    makespan = evaluate_ready_queue(tables, successors.offset, successors.member, missing, started, spans_ns)
+    return Timeline(problem, int(makespan), spans_ns, tuple(started.tolist()))
+
+
+def _covered_ns(spans_ns: NDArray[np.int64]) -> int:
+    """Length of the union of intervals ``[2, n]``."""
+    start, end = spans_ns[:, np.argsort(spans_ns[0], kind="stable")]
+    if not start.size:
+        return 0
+    reached = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    return int(np.maximum(end - np.maximum(start, reached), 0).sum())

@@ -1,0 +1,75 @@
+"""Random problems, reproducible from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from disco_hlo.simulator.costs import MIN_SPEED_PPM, PPM
+from disco_hlo.simulator.problem import Buffers, Lists, Problem
+
+DURATIONS = (
+    lambda random: random.randrange(4),
+    lambda random: random.randrange(40),
+    lambda random: random.randrange(1_000_000),
+)
+
+
+def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Problem:
+    """Tasks with random ids, dependencies, durations of one of three scales, speeds and buffers."""
+    random = Random(seed)
+    topological = random.sample(range(tasks), tasks)
+    rows: list[list[int]] = [[] for _ in range(tasks)]
+    for place, task in enumerate(topological[1:], 1):
+        count = random.choice((0, 1, 1, 2, 3))
+        near = topological[max(0, place - random.choice((3, 30))) : place]
+        rows[task] = sorted(random.sample(near, min(count, len(near))))
+    share = random.choice((0.1, 0.5)) if channels else 0.0
+    resource = [random.randint(1, channels) if random.random() < share else 0 for _ in range(tasks)]
+    duration = random.choice(DURATIONS)
+    slowest = random.choice((MIN_SPEED_PPM, PPM))
+    speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(3)]
+    speeds[0][0] = PPM
+    readers = random.randrange(min(4, tasks))
+    posed = Problem(
+        names=tuple(f"t{i}" for i in range(tasks)),
+        duration_ns=np.array([duration(random) for _ in range(tasks)], np.int64),
+        resource=np.array(resource, np.int32),
+        predecessors=Lists.of(rows),
+        communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
+        speed_ppm=np.array(speeds, np.int64),
+        buffers=Buffers.of(
+            [
+                (random.randrange(100), producer, random.sample(range(tasks), readers), random.random() < 0.1)
+                for producer in topological[: random.randrange(tasks + 1)]
+            ]
+        ),
+        resident_bytes=random.randrange(10),
+    )
+    return replace(posed, order=random_order(random, posed)) if ordered else posed
+
+
+def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """A legal order: tasks as they become ready, each transfer waited for sooner or later."""
+    missing = np.diff(posed.predecessors.offset).tolist()
+    ready = [task for task, count in enumerate(missing) if not count]
+    flying: list[int] = []
+    order: list[int] = []
+    patience = random.random()
+    while ready or flying:
+        if flying and (not ready or random.random() < patience * len(flying) / 20):
+            settled = flying.pop(random.randrange(len(flying)))
+            order.append(~settled)
+        else:
+            settled = ready.pop(random.randrange(len(ready)))
+            order.append(settled)
+            if posed.resource[settled]:
+                flying.append(settled)
+                continue
+        for successor in posed.successors[settled].tolist():
+            missing[successor] -= 1
+            if not missing[successor]:
+                ready.append(successor)
+    return np.array(order, np.int32)

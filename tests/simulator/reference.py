@@ -1,0 +1,187 @@
+"""The simulator again, slow and obvious, for the fast engines to be compared with.
+
+A heap of events as in SimPy, objects and lists instead of arrays, every running task followed for
+itself. It shares nothing with the engines but the problem. docs/simulator.md has the rules.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from disco_hlo.simulator.problem import Problem
+
+FULL_SPEED = 1_000_000
+
+
+@dataclass
+class Running:
+    """A task on its resource."""
+
+    task: int
+    left: int
+    """Millionths of a nanosecond of work still to do."""
+
+
+@dataclass
+class Simulation:
+    """The state of one simulated step."""
+
+    problem: Problem
+    now: int = 0
+    running: dict[int, Running] = field(default_factory=dict)
+    """By resource."""
+    start: dict[int, int] = field(default_factory=dict)
+    end: dict[int, int] = field(default_factory=dict)
+    started: list[int] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """(time, version): something ends at that time, unless the version is an old one."""
+    version: int = 0
+
+    def run(self) -> Simulation:
+        policy = ReadyQueue(self) if self.problem.order is None else InOrder(self)
+        policy.finished([])
+        self.begin(policy)
+        while self.events:
+            time, version = heapq.heappop(self.events)
+            if version != self.version:
+                continue
+            self.advance(time)
+            policy.finished(self.retire())
+            self.begin(policy)
+        return self
+
+    def begin(self, policy: ReadyQueue | InOrder) -> None:
+        """Let every idle resource take what the policy has for it, then foresee what ends when."""
+        for resource in range(self.problem.channels + 1):
+            if resource in self.running:
+                continue
+            task = policy.next_task(resource)
+            if task is not None:
+                self.start[task] = self.now
+                self.started.append(task)
+                work = int(self.problem.duration_ns[task]) * FULL_SPEED
+                self.running[resource] = Running(task, work)
+        self.version += 1
+        for resource, running in self.running.items():
+            needed = -(-running.left // self.speed(resource))
+            heapq.heappush(self.events, (self.now + max(needed, 0), self.version))
+
+    def speed(self, resource: int) -> int:
+        transfers = sum(1 for other in self.running if other > 0)
+        row = 0 if resource == 0 else 2 if 0 in self.running else 1
+        return int(self.problem.speed_ppm[row, transfers])
+
+    def advance(self, time: int) -> None:
+        speeds = {resource: self.speed(resource) for resource in self.running}
+        for resource, running in self.running.items():
+            running.left -= (time - self.now) * speeds[resource]
+        self.now = time
+
+    def retire(self) -> list[int]:
+        """End every task whose work is done."""
+        over = [resource for resource, running in self.running.items() if running.left <= 0]
+        tasks = [self.running.pop(resource).task for resource in over]
+        self.end.update(dict.fromkeys(tasks, self.now))
+        return tasks
+
+
+class ReadyQueue:
+    """DisCo, section 4.4: what is ready waits in the queue of its resource."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.queued: set[int] = set()
+        self.queues: dict[int, deque[int]] = {}
+
+    def finished(self, tasks: list[int]) -> None:
+        del tasks
+        problem, ended = self.simulation.problem, self.simulation.end
+        for task in range(len(problem)):
+            if task not in self.queued and all(p in ended for p in problem.predecessors[task].tolist()):
+                self.queued.add(task)
+                self.queues.setdefault(int(problem.resource[task]), deque()).append(task)
+
+    def next_task(self, resource: int) -> int | None:
+        queue = self.queues.get(resource)
+        return queue.popleft() if queue else None
+
+
+class InOrder:
+    """The compute stream goes through the order, issues transfers and waits for them."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        assert simulation.problem.order is not None
+        self.order = deque(simulation.problem.order.tolist())
+        self.queues: dict[int, deque[int]] = {}
+
+    def finished(self, tasks: list[int]) -> None:
+        """Nothing becomes ready: the order says what comes next."""
+
+    def next_task(self, resource: int) -> int | None:
+        if resource > 0:
+            queue = self.queues.get(resource)
+            return queue.popleft() if queue else None
+        while self.order:
+            entry = self.order[0]
+            if entry < 0 and ~entry not in self.simulation.end:
+                return None
+            self.order.popleft()
+            if entry < 0:
+                continue
+            channel = int(self.simulation.problem.resource[entry])
+            if channel == 0:
+                return entry
+            self.queues.setdefault(channel, deque()).append(entry)
+        return None
+
+
+def simulate_slowly(problem: Problem) -> Simulation:
+    """Start and end of every task, by tasks."""
+    return Simulation(problem).run()
+
+
+def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
+    """End of every task, found by going through the nanoseconds one by one: no foresight to get wrong."""
+    simulation = Simulation(problem)
+    policy = ReadyQueue(simulation) if problem.order is None else InOrder(simulation)
+    policy.finished([])
+    simulation.begin(policy)
+    while simulation.running:
+        while any(running.left <= 0 for running in simulation.running.values()):
+            policy.finished(simulation.retire())
+            simulation.begin(policy)
+        simulation.advance(simulation.now + 1)
+    return simulation.end
+
+
+def peak_bytes_slowly(problem: Problem, simulation: Simulation) -> int:
+    """Peak memory by asking at every moment which buffers live."""
+    buffers = [
+        (
+            int(problem.buffers.size_bytes[i]),
+            int(problem.buffers.producer[i]),
+            [int(problem.buffers.producer[i]), *problem.buffers.readers[i].tolist()],
+            bool(problem.buffers.returned[i]),
+        )
+        for i in range(len(problem.buffers.size_bytes))
+    ]
+    if problem.order is None:
+        moments = sorted({*simulation.start.values(), *simulation.end.values()})
+        born, done = simulation.start, {task: end - 1 for task, end in simulation.end.items()}
+    else:
+        order = problem.order.tolist()
+        moments = list(range(len(order)))
+        born = {task: order.index(task) for task in range(len(problem))}
+        done = {t: order.index(~t) if problem.resource[t] else order.index(t) for t in range(len(problem))}
+    live = [
+        sum(
+            size
+            for size, producer, users, returned in buffers
+            if born[producer] <= moment and (returned or moment <= max(done[user] for user in users))
+        )
+        for moment in moments
+    ]
+    return problem.resident_bytes + max(live, default=0)

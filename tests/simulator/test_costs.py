@@ -1,0 +1,78 @@
+"""Machine models and all-reduce lines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, speed_ppm
+
+
+def test_without_asynchronous_collectives_there_is_no_channel() -> None:
+    assert CPU.speed_ppm().tolist() == [[1_000_000], [1_000_000], [1_000_000]]
+
+
+def test_channels_share_the_link_and_contend_with_compute() -> None:
+    gpu = replace(GPU, channels=2, compute_speed_ppm=900_000, transfer_speed_ppm=800_000)
+    assert gpu.speed_ppm().tolist() == [
+        [1_000_000, 900_000, 900_000],
+        [1_000_000, 1_000_000, 500_000],
+        [800_000, 800_000, 400_000],
+    ]
+    assert replace(gpu, shared_link=False).speed_ppm()[1].tolist() == [1_000_000] * 3
+
+
+def test_slow_downs_become_speeds() -> None:
+    assert speed_ppm(1.0) == 1_000_000
+    assert speed_ppm(1.25) == 800_000
+
+
+@pytest.mark.parametrize("slow_down", [0.5, 11.0, math.nan, math.inf])
+def test_impossible_slow_downs_are_refused(slow_down: float) -> None:
+    with pytest.raises(DiscoError, match=r"slow-down of .*, expected 1 to 10"):
+        speed_ppm(slow_down)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("launch_ns", -1, "Machine model gpu: launch_ns is -1, expected 0 or more"),
+        ("channels", 0, "Machine model gpu: 0 channels, expected at least one"),
+        (
+            "compute_speed_ppm",
+            99_999,
+            "speeds run from 99999 to 1000000 millionths, expected 100000 to",
+        ),
+        ("transfer_speed_ppm", 1_000_001, "speeds run from 1000000 to 1000001 millionths"),
+    ],
+)
+def test_impossible_machines_are_refused(field: str, value: int, message: str) -> None:
+    with pytest.raises(DiscoError, match=message):
+        replace(GPU, **{field: value})
+
+
+def test_all_reduce_pieces() -> None:
+    pieces = LinearPieces((0, 1000), (1.0, 0.25), (20.0, 800.4))
+    assert pieces([0, 10, 999, 1000, 4000]).tolist() == [20, 30, 1019, 1050, 1800]
+    assert pieces(10).tolist() == 30
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        (((), (), ()), "0 starts, 0 slopes and 0 constants"),
+        (((0, 5), (1.0,), (1.0, 2.0)), "2 starts, 1 slopes and 2 constants"),
+        (((1,), (1.0,), (1.0,)), r"start at \(1,\) bytes, expected ascending sizes from 0"),
+        (((0, 5, 5), (1.0,) * 3, (1.0,) * 3), r"start at \(0, 5, 5\) bytes"),
+        (((0,), (-1.0,), (1.0,)), "C = -1.0 ns per byte"),
+        (((0,), (math.nan,), (1.0,)), "C = nan ns per byte"),
+        (((0,), (1.0,), (math.inf,)), "D = inf ns"),
+        (((0, 100), (1.0, 1.0), (5.0, -200.0)), "piece from 100 bytes: C = 1.0 ns per byte, D = -200.0 ns"),
+    ],
+)
+def test_impossible_pieces_are_refused(pieces: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(DiscoError, match=message):
+        LinearPieces(*pieces)

@@ -1,0 +1,263 @@
+"""Timelines drawn by hand. The first line is the compute stream, the others are the channels."""
+
+from __future__ import annotations
+
+from disco_hlo.simulator.problem import Problem
+from disco_hlo.simulator.timeline import simulate
+from tests.simulator.drawing import draw, problem
+
+
+def drawn(posed: Problem) -> list[str]:
+    return draw(simulate(posed))
+
+
+def test_a_chain_runs_back_to_back() -> None:
+    assert drawn(problem("a 3\nb 2 after a\nc 4 after b", "a b c")) == ["aaabbcccc"]
+
+
+def test_a_diamond_has_one_stream_for_both_branches() -> None:
+    diamond = """
+        a 2
+        b 4 after a
+        c 3 after a
+        d 2 after b c
+    """
+    assert drawn(problem(diamond, "a b c d")) == ["aabbbbcccdd"]
+    assert drawn(problem(diamond, "a c b d")) == ["aacccbbbbdd"]
+
+
+# Gradients a, b, c of a backward pass are reduced by x, y, z and applied by u, v, w.
+BACKWARD = """
+    a 3
+    b 3
+    c 3
+    x 5 on 1 after a
+    y 5 on 1 after b
+    z 5 on 1 after c
+    u 1 after x
+    v 1 after y
+    w 1 after z
+"""
+
+
+def test_all_reduces_hide_behind_the_backward_pass_and_queue_for_the_channel() -> None:
+    timeline = simulate(problem(BACKWARD, "a x b y c z ~x u ~y v ~z w"))
+    assert draw(timeline) == [
+        "aaabbbcccu...v....w",
+        "...xxxxxyyyyyzzzzz.",
+    ]
+    assert (timeline.compute_ns, timeline.communication_ns) == (12, 15)
+    assert (timeline.overlap_ns, timeline.exposed_ns) == (8, 7)
+
+
+def test_a_late_gradient_is_exposed() -> None:
+    late = """
+        a 2
+        b 6
+        x 3 on 1 after a
+        y 4 on 1 after b
+        u 1 after x
+        v 1 after y
+    """
+    assert drawn(problem(late, "a x b y ~x u ~y v")) == [
+        "aabbbbbbu...v",
+        "..xxx...yyyy.",
+    ]
+
+
+def test_a_fused_tensor_waits_for_its_last_part() -> None:
+    fused = """
+        a 3
+        b 4
+        x 5 on 1 after a b
+        u 1 after x
+    """
+    assert drawn(problem(fused, "a b x ~x u")) == [
+        "aaabbbb.....u",
+        ".......xxxxx.",
+    ]
+
+
+LATER = """
+    a 2
+    b 3
+    x 3 on 1 after a
+    c 1 after x
+"""
+
+
+def test_a_transfer_begins_where_it_is_issued_not_where_its_data_is_ready() -> None:
+    assert drawn(problem(LATER, "a x b ~x c")) == ["aabbbc", "..xxx."]
+    assert drawn(problem(LATER, "a b x ~x c")) == ["aabbb...c", ".....xxx."]
+
+
+def test_a_wait_holds_up_the_stream_also_for_those_who_need_nothing() -> None:
+    assert drawn(problem(LATER, "a x ~x b c")) == ["aa...bbbc", "..xxx...."]
+
+
+TWO_CHANNELS = """
+    a 2
+    x 4 on 1 after a
+    y 2 on 2 after a
+    u 1 after x
+    v 1 after y
+"""
+
+
+def test_two_channels_share_one_link() -> None:
+    assert drawn(problem(TWO_CHANNELS, "a x y ~y v ~x u")) == [
+        "aa....v.u",
+        "..xxxxxx.",
+        "..yyyy...",
+    ]
+
+
+def test_two_channels_with_a_link_each() -> None:
+    assert drawn(problem(TWO_CHANNELS, "a x y ~y v ~x u", shared_link=False)) == [
+        "aa..v.u",
+        "..xxxx.",
+        "..yy...",
+    ]
+
+
+CONTENTION = """
+    a 2
+    x 4 on 1 after a
+    b 3 after a
+    c 1 after x b
+"""
+
+
+def test_compute_slows_down_while_a_transfer_runs() -> None:
+    assert drawn(problem(CONTENTION, "a x b ~x c", compute_speed=0.5)) == [
+        "aabbbbbc",
+        "..xxxx..",
+    ]
+
+
+def test_a_transfer_slows_down_while_the_stream_computes() -> None:
+    # 1.5 ns of work while b runs, 2.5 after it, ended at the next whole nanosecond.
+    assert drawn(problem(CONTENTION, "a x b ~x c", transfer_speed=0.5)) == [
+        "aabbb...c",
+        "..xxxxxx.",
+    ]
+
+
+def test_contention_in_both_directions() -> None:
+    # Both do 2 of their work by 6; then nothing is left of x that could slow b down.
+    both = "a 2\nx 2 on 1 after a\nb 4 after a\nc 1 after x b"
+    assert drawn(problem(both, "a x b ~x c", compute_speed=0.5, transfer_speed=0.5)) == [
+        "aabbbbbbc",
+        "..xxxx...",
+    ]
+
+
+def test_a_one_shot_all_reduce_runs_on_the_compute_stream() -> None:
+    small = """
+        a 2
+        s 2 on 0 after a
+        x 3 on 1 after a
+        b 2 after a
+        c 1 after s x
+    """
+    timeline = simulate(problem(small, "a s x b ~x c"))
+    assert draw(timeline) == [
+        "aassbb.c",
+        "....xxx.",
+    ]
+    assert (timeline.compute_ns, timeline.communication_ns, timeline.exposed_ns) == (5, 5, 3)
+
+
+def test_collectives_that_block_leave_no_overlap() -> None:
+    blocking = """
+        a 2
+        x 3 on 0 after a
+        b 2 after a
+        y 3 on 0 after b
+        c 1 after x y
+    """
+    timeline = simulate(problem(blocking, "a x b y c"))
+    assert draw(timeline) == ["aaxxxbbyyyc"]
+    assert (timeline.overlap_ns, timeline.exposed_ns) == (0, 6)
+
+
+def test_memory_peaks_where_most_buffers_live() -> None:
+    # Bytes: a leaves 10 for b, b leaves 20 for c, c returns 5; 100 are parameters.
+    chain = problem(
+        "a 1\nb 1 after a\nc 1 after b",
+        "a b c",
+        buffers=[(10, "a", "b", False), (20, "b", "c", False), (5, "c", "", True)],
+        resident_bytes=100,
+    )
+    assert simulate(chain).peak_bytes == 100 + 10 + 20
+
+
+def test_a_transfer_holds_its_operand_until_it_is_waited_for() -> None:
+    buffers = [(10, "a", "x", False), (10, "x", "c", False), (7, "b", "c", False)]
+    assert simulate(problem(LATER, "a x b ~x c", buffers=buffers)).peak_bytes == 10 + 10 + 7
+    assert simulate(problem(LATER, "a x ~x b c", buffers=buffers)).peak_bytes == 10 + 10
+
+
+def test_the_ready_queue_takes_what_became_ready_first() -> None:
+    # u was ready at 4, c at 5.
+    step = """
+        a 2
+        x 2 on 1 after a
+        b 3 after a
+        c 3 after b
+        u 2 after x
+    """
+    assert drawn(problem(step)) == [
+        "aabbbuuccc",
+        "..xx......",
+    ]
+
+
+def test_the_ready_queue_reduces_in_production_order() -> None:
+    # Ids say x before y, but the gradient of y is there first.
+    step = """
+        a 2
+        b 3 after a
+        x 4 on 1 after b
+        y 4 on 1 after a
+        c 2 after b
+        u 1 after x y
+    """
+    assert drawn(problem(step)) == [
+        "aabbbcc...u",
+        "..yyyyxxxx.",
+    ]
+
+
+def test_the_ready_queue_breaks_ties_by_id() -> None:
+    # At 2 both a and x end; c has the smaller id.
+    step = """
+        a 2
+        x 2 on 1
+        c 1 after x
+        b 1 after a
+    """
+    assert drawn(problem(step)) == [
+        "aacb",
+        "xx..",
+    ]
+
+
+def test_tasks_without_duration_take_none() -> None:
+    step = """
+        a 2
+        n 0 after a
+        x 0 on 1 after n
+        y 2 on 1 after n
+        b 1 after x
+    """
+    for posed in (problem(step, "a n x y ~x b ~y"), problem(step)):
+        assert drawn(posed) == [
+            "aab.",
+            "..yy",
+        ]
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    timeline = simulate(problem("a 0", "a"))
+    assert (timeline.makespan_ns, timeline.exposed_ns, timeline.peak_bytes) == (0, 0, 0)
