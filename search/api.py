@@ -1,0 +1,83 @@
+"""The search as the rest of the project sees it: settings in, a strategy with its record out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from disco_hlo.plan.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How to search. The defaults are the paper's recommendation (section 6.7)."""
+
+    method: str = "backtracking"
+    alpha: float = 1.05
+    """A candidate is explored further while its cost is at most alpha times the best."""
+    beta: int = 10
+    """A method is applied 0 to beta times, both included, before the result is evaluated."""
+    seed: int = 0
+    unchanged: int = 1000
+    """Stop after this many candidates in a row that did not improve the best."""
+    moves: tuple[str, ...] = ("fuse", "duplicate", "merge")
+    """Methods of Algorithm 1, in the order in which each step applies them."""
+    tries: int = 16
+    """Proposals drawn for one application of a method until a legal one is found."""
+    evaluations: int | None = None
+    """Budget of candidates; None for no limit."""
+    seconds: float | None = None
+    """Budget of wall time; None for no limit. Results under it depend on the machine's speed."""
+    finalists: int = 4
+    """How many of the best distinct strategies to return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """The best predicted step time went down."""
+
+    evaluation: int
+    seconds: float
+    cost_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """One of the best strategies found."""
+
+    strategy: Strategy
+    predicted_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands."""
+
+    evaluations: int
+    seconds: float
+    start_ns: int
+    best_ns: int
+    unchanged: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found, and how."""
+
+    strategy: Strategy
+    predicted_ns: int
+    start_ns: int
+    """Predicted time of the strategy the search started from."""
+    trace: tuple[Improvement, ...]
+    evaluations: int
+    """Candidates, repeated ones included."""
+    distinct_evaluations: int
+    wall_s: float
+    stopped: str
+    """Why it ended: ``unchanged``, ``empty``, ``evaluations``, ``seconds``, ``stop`` or ``interrupted``."""
+    finalists: tuple[Finalist, ...] = field(default=())
+    """The best distinct strategies, best first; the first is the result itself."""
+
+
+OnProgress = Callable[[Progress], None]
+Stop = Callable[[], bool]

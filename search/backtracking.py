@@ -1,0 +1,241 @@
+"""Algorithm 1 of the paper, backtracking search, as published (section 4.5).
+
+Where the pseudo-code leaves room: HOpt starts as Hin; n is drawn from 0 to beta, both included;
+the counter of line 17 counts candidates; random proposals that are illegal are drawn again, so
+every candidate is valid. Candidates wait in the queue as the moves that made them from their
+parent, not as copies, and are rebuilt when their turn comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search import layout as at
+from disco_hlo.search.api import (
+    Finalist,
+    Improvement,
+    OnProgress,
+    Progress,
+    SearchResult,
+    SearchSettings,
+    Stop,
+)
+from disco_hlo.search.arrays import State, copy_state, new_scratch, roll_back
+from disco_hlo.search.costing import UnitCosts, restore
+from disco_hlo.search.digest import strategy_digest
+from disco_hlo.search.proposals import METHODS, make_move, random_apply
+from disco_hlo.search.ready_queue import ready_queue
+from disco_hlo.search.rng import draw, seeded
+from disco_hlo.search.state import from_strategy, given, to_strategy
+from disco_hlo.search.step import build_step, production_order
+from disco_hlo.simulator.costs import CostModel, MachineModel
+
+_KEPT_STATES = 64
+_PROGRESS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    parent: int
+    moves: NDArray[np.int32]
+    cost_ns: int
+    digest: int
+
+
+def backtracking_search(
+    graph: Graph,
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    start: Strategy,
+    settings: SearchSettings,
+    on_progress: OnProgress | None = None,
+    stop: Stop | None = None,
+) -> SearchResult:
+    """Run Algorithm 1 from ``start``. Interrupting it (Ctrl-C) returns the best so far.
+
+    Raises:
+        IllegalStrategyError: ``start`` does not fit the graph.
+    """
+    return _Search(graph, costs, machine, start, settings, on_progress, stop).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: Graph,
+        costs: CostModel,
+        machine: MachineModel,
+        start: Strategy,
+        settings: SearchSettings,
+        on_progress: OnProgress | None,
+        stop: Stop | None,
+    ) -> None:
+        self.began = time.perf_counter()
+        self.graph, self.machine, self.settings = graph, machine, settings
+        self.on_progress, self.stop = on_progress, stop
+        self.step = build_step(graph)
+        self.kept = given(graph, [start])
+        self.costs = UnitCosts(graph, self.step, costs, machine, self.kept)
+        self.scratch = new_scratch(self.step)
+        self.generator = seeded(settings.seed)
+        fusible = np.flatnonzero(self.step.node[at.FLAGS, : len(graph)] & at.FUSIBLE)
+        sources = [list(self._sources(x)) for x in range(len(graph))]
+        ranked = production_order(graph, sources)
+        self.pools = (fusible.astype(np.int32), np.array(ranked, np.int32))
+        self.started = np.zeros(4 * len(graph) + 4, np.int32)
+        self.speed_ppm = machine.speed_ppm()
+        self.seen: dict[int, int] = {}
+        self.evaluations = 0
+        self.unchanged = 0
+        self.trace: list[Improvement] = []
+        self.candidates: list[_Candidate] = []
+        self.states: OrderedDict[int, State] = OrderedDict()
+        root = from_strategy(graph, self.step, start)
+        self.costs.price_all(root)
+        self.root = root
+        self.start_ns, digest = self._cost(root)
+        self.candidates.append(_Candidate(-1, np.zeros((0, 3), np.int32), self.start_ns, digest))
+        self.queue = [(self.start_ns, 0)]
+        self.best = 0
+        self.reported = self.began
+
+    def _sources(self, x: int) -> list[int]:
+        first, last = self.step.node[at.SOURCES_AT, x : x + 2]
+        return [int(s) for s in self.step.edge[first:last]]
+
+    def run(self) -> SearchResult:
+        stopped = "empty"
+        try:
+            while self.queue and not (reason := self._ended()):
+                self._explore(heapq.heappop(self.queue)[1])
+            stopped = reason if self.queue else "empty"
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        return self._result(stopped)
+
+    def _ended(self) -> str:
+        settings = self.settings
+        if self.unchanged >= settings.unchanged:
+            return "unchanged"
+        if settings.evaluations is not None and self.evaluations >= settings.evaluations:
+            return "evaluations"
+        if settings.seconds is not None and time.perf_counter() - self.began >= settings.seconds:
+            return "seconds"
+        return "stop" if self.stop is not None and self.stop() else ""
+
+    def _explore(self, number: int) -> None:
+        state = self._state(number)
+        for name in self.settings.moves:
+            if self.settings.evaluations is not None and self.evaluations >= self.settings.evaluations:
+                return
+            self._candidate(number, state, METHODS[name])
+        self._report()
+
+    def _candidate(self, parent: int, state: State, method: int) -> None:
+        """Lines 9 to 22 of the pseudo-code for one method."""
+        settings, scratch = self.settings, self.scratch
+        times = draw(self.generator, settings.beta + 1)
+        moves = np.zeros((times, 3), np.int32)
+        made = random_apply(
+            self.step, state, scratch, self.generator, self.pools, method, times, settings.tries, moves
+        )
+        before = self.costs.price_changed(state, scratch)
+        cost, digest = self._cost(state)
+        self.evaluations += 1
+        best_ns = self.candidates[self.best].cost_ns
+        improved = cost < best_ns
+        if improved or cost <= settings.alpha * best_ns:
+            self.candidates.append(_Candidate(parent, moves[:made].copy(), cost, digest))
+            heapq.heappush(self.queue, (cost, len(self.candidates) - 1))
+        if improved:
+            self.best = len(self.candidates) - 1
+            self.unchanged = 0
+            self.trace.append(Improvement(self.evaluations, time.perf_counter() - self.began, cost))
+        else:
+            self.unchanged += 1
+        roll_back(state, scratch, 0)
+        restore(state, before)
+
+    def _cost(self, state: State) -> tuple[int, int]:
+        digest = int(strategy_digest(state))
+        found = self.seen.get(digest)
+        if found is None:
+            found = int(self._run(state)[0])
+            self.seen[digest] = found
+        return found, digest
+
+    def _run(self, state: State) -> tuple[int, int]:
+        end, count = ready_queue(self.step, state, self.scratch, self.speed_ppm, self.started)
+        assert end >= 0, "the moves left units that wait for each other"
+        return end, count
+
+    def _state(self, number: int) -> State:
+        """Rebuild a candidate from its nearest ancestor at hand. The caller must leave it as it is."""
+        path = []
+        at_hand = number
+        while at_hand != 0 and at_hand not in self.states:
+            path.append(at_hand)
+            at_hand = self.candidates[at_hand].parent
+        if not path:
+            if at_hand:
+                self.states.move_to_end(at_hand)
+            return self.states[at_hand] if at_hand else self.root
+        state = copy_state(self.states[at_hand] if at_hand else self.root)
+        for ancestor in reversed(path):
+            for method, a, b in self.candidates[ancestor].moves:
+                done = make_move(self.step, state, self.scratch, method, a, b)
+                assert done, "a move that was legal is refused when repeated"
+                self.scratch.number[at.LOGGED] = 0
+        self.costs.price_changed(state, self.scratch)
+        self.states[number] = state
+        if len(self.states) > _KEPT_STATES:
+            self.states.popitem(last=False)
+        return state
+
+    def _report(self) -> None:
+        now = time.perf_counter()
+        if self.on_progress is None or now - self.reported < _PROGRESS_EVERY_S:
+            return
+        self.reported = now
+        best_ns = self.candidates[self.best].cost_ns
+        self.on_progress(Progress(self.evaluations, now - self.began, self.start_ns, best_ns, self.unchanged))
+
+    def _result(self, stopped: str) -> SearchResult:
+        self.scratch.number[at.LOGGED] = self.scratch.number[at.CHANGES] = 0
+        finalists = tuple(self._finalist(number) for number in self._best_distinct())
+        return SearchResult(
+            strategy=finalists[0].strategy,
+            predicted_ns=finalists[0].predicted_ns,
+            start_ns=self.start_ns,
+            trace=tuple(self.trace),
+            evaluations=self.evaluations,
+            distinct_evaluations=len(self.seen),
+            wall_s=time.perf_counter() - self.began,
+            stopped=stopped,
+            finalists=finalists,
+        )
+
+    def _best_distinct(self) -> list[int]:
+        chosen: dict[int, int] = {}
+        for number in sorted(range(len(self.candidates)), key=lambda i: (self.candidates[i].cost_ns, i)):
+            chosen.setdefault(self.candidates[number].digest, number)
+            if len(chosen) == max(1, self.settings.finalists):
+                break
+        return list(chosen.values())
+
+    def _finalist(self, number: int) -> Finalist:
+        state = self._state(number)
+        _, count = self._run(state)
+        strategy = to_strategy(
+            self.graph, self.step, state, self.kept, self.started[:count], self.machine.asynchronous
+        )
+        return Finalist(strategy, self.candidates[number].cost_ns)

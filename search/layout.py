@@ -1,0 +1,120 @@
+"""Row names of the flat arrays that the compiled search works on.
+
+Numba passes every array of a record as a handful of machine words, so a call with thirty arrays
+costs more than the work it does. Everything about nodes is therefore one array of rows, everything
+about the strategy another, and these are the names of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Step.node: what the graph says of node x, never written. Rows ending in _AT are CSR offsets into
+# Step.edge: the list of x is edge[node[ROW, x] : node[ROW, x + 1]].
+FLAGS: Final = 0
+OPERANDS_AT: Final = 1
+"""Operands as written, repeats included."""
+SOURCES_AT: Final = 2
+"""Executing nodes whose values x reads, directly or through free nodes, ascending."""
+READERS_AT: Final = 3
+"""The reverse of sources."""
+EARLIER_AT: Final = 4
+"""Executing nodes that must run before x though x reads nothing from them."""
+LATER_AT: Final = 5
+"""The reverse of earlier."""
+BUFFERS_AT: Final = 6
+"""Nodes whose storage x overwrites."""
+SHAPE: Final = 7
+"""Equal numbers, equal shapes (layout included)."""
+GEOMETRY: Final = 8
+"""Equal numbers, equal dimensions and layout, whatever the element type."""
+RANK: Final = 9
+"""Place of an all-reduce among all of them in production order, 0 for other nodes."""
+CHANNEL: Final = 10
+"""All-reduces with equal numbers may share a bucket: same devices, reduction and element type."""
+NODE_ROWS: Final = 11
+
+# Bits of node[FLAGS].
+FUSIBLE: Final = 1
+"""May join a group. Bitcasts do not have it: they follow their neighbours."""
+ACTIVE: Final = 2
+"""Executes: of the kind FUSIBLE, FIXED or ALL_REDUCE."""
+ALL_REDUCE: Final = 4
+BITCAST: Final = 8
+CLONED: Final = 16
+"""Scalar constant, which every kernel has its own copy of."""
+RETURNED: Final = 32
+"""The entry root returns it, directly or through free nodes."""
+ELEMENTWISE: Final = 64
+REDUCE: Final = 128
+SINGLE_RESULT: Final = 256
+"""May be a result only where it is the sole one."""
+
+# State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
+OWNER: Final = 0
+"""Head of the unit that owns node x; -1 for nodes that do not execute."""
+NEXT: Final = 1
+"""Next larger node of the same unit, -1 at the end."""
+COUNT: Final = 2
+"""At a head: nodes owned; 0 at other nodes."""
+PLACE: Final = 3
+"""At a head: slot of the unit in ORDER."""
+ORDER: Final = 4
+"""Heads of all units in a topological order, with holes (-1) between."""
+COPIES: Final = 5
+"""At a head: first cell of the nodes duplicated in the unit, ascending; -1 for none."""
+COPIERS: Final = 6
+"""At a node: first cell of the units that duplicate it; -1 for none."""
+CELL_NODE: Final = 7
+"""At a cell: a duplicated node, ..."""
+CELL_UNIT: Final = 8
+"""... the head of a unit that recomputes it, ..."""
+NEXT_OF_UNIT: Final = 9
+"""... the next cell of the same unit and ..."""
+NEXT_OF_NODE: Final = 10
+"""... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
+TOTAL: Final = 11
+"""Single numbers, see below."""
+STATE_ROWS: Final = 12
+
+# State.word[TOTAL].
+UNITS: Final = 0
+SLOTS: Final = 1
+"""Length of ORDER."""
+FREE_CELL: Final = 2
+TOTALS: Final = 3
+
+# State.time_ns, at heads; launch cost included.
+PACK_NS: Final = 0
+"""Concatenating the gradients of a bucket, -1 where nothing is to be concatenated."""
+MAIN_NS: Final = 1
+UNPACK_NS: Final = 2
+"""Slicing a reduced bucket apart, -1 where nothing is to be sliced."""
+ON_CHANNEL: Final = 3
+"""1 where MAIN_NS is spent on a communication channel, else 0."""
+TIME_ROWS: Final = 4
+
+# Scratch.row: working space; contents mean nothing between calls.
+MARK: Final = 0
+"""Last stamp a node was marked with, for the innermost loops."""
+INSIDE: Final = 1
+REACHED: Final = 2
+MEMBERS: Final = 3
+NEIGHBOURS: Final = 4
+QUEUE: Final = 5
+NEIGHBOURS_BACK: Final = 6
+QUEUE_BACK: Final = 7
+VALUE: Final = 8
+REACHED_BACK: Final = 9
+CHANGED: Final = 10
+NEEDED: Final = 11
+JUDGED: Final = 12
+SCRATCH_ROWS: Final = 13
+
+# Scratch.number.
+STAMP: Final = 0
+LOGGED: Final = 1
+"""Entries of the log that undoes the changes made since it was empty."""
+CHANGES: Final = 2
+"""Entries of row CHANGED: units whose members or results may differ."""
+NUMBERS: Final = 3

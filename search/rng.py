@@ -1,0 +1,35 @@
+"""Random numbers that are the same on every machine: SplitMix64, its state an array of one word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.search.jit import compiled
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+
+
+def seeded(seed: int) -> NDArray[np.uint64]:
+    """A generator: ``[1]``, advanced by every draw."""
+    return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
+
+
+@compiled
+def mix(word: Any) -> Any:
+    """A well-spread 64-bit hash of a 64-bit word."""
+    word = (word ^ (word >> _30)) * _MIX_1
+    word = (word ^ (word >> _27)) * _MIX_2
+    return word ^ (word >> _31)
+
+
+@compiled
+def draw(generator: Any, bound: Any) -> Any:
+    """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31."""
+    generator[0] += _GAMMA
+    return np.int64(((mix(generator[0]) >> _32) * np.uint64(bound)) >> _32)

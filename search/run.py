@@ -1,0 +1,43 @@
+"""The one entry point of the search."""
+
+from __future__ import annotations
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search.api import OnProgress, SearchResult, SearchSettings, Stop
+from disco_hlo.search.backtracking import backtracking_search
+from disco_hlo.simulator.costs import CostModel, MachineModel
+
+_METHODS = {"backtracking": backtracking_search}
+
+
+def search(
+    graph: Graph,
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    start: Strategy,
+    settings: SearchSettings,
+    on_progress: OnProgress | None = None,
+    stop: Stop | None = None,
+) -> SearchResult:
+    """Look for a faster strategy than ``start``.
+
+    Args:
+        start: a strategy of ``graph``: unfused (every all-reduce its own bucket) or XLA's plan.
+        on_progress: called a few times a second.
+        stop: asked between candidates; the search ends once it answers True.
+
+    Returns:
+        The best strategy found, never one predicted slower than ``start``. Interrupting the
+        search (Ctrl-C) returns the best so far.
+
+    Raises:
+        IllegalStrategyError: ``start`` does not fit the graph.
+        DiscoError: the settings name an unknown method.
+    """
+    run = _METHODS.get(settings.method)
+    if run is None:
+        raise DiscoError(f"Search method {settings.method!r}: expected one of {', '.join(sorted(_METHODS))}.")
+    return run(graph, costs, machine, start=start, settings=settings, on_progress=on_progress, stop=stop)

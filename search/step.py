@@ -1,0 +1,182 @@
+"""The graph as the compiled search reads it: flat arrays, built once per search.
+
+Free nodes disappear here: a node's *sources* are the executing nodes whose values it reads through
+any tuples and bitcasts between. Parameters and constants are there from the start and are nobody's
+source. Bitcasts are no units and belong to no group in the search; a group that holds both ends of
+one takes it along (see ``state.to_strategy``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
+from disco_hlo.search import layout as at
+
+_SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
+
+
+class Step(NamedTuple):
+    """One training step, read only. See ``layout`` for the rows."""
+
+    node: NDArray[np.int32]
+    """``[NODE_ROWS, nodes + 1]``"""
+    edge: NDArray[np.int32]
+    """All adjacency lists, one after the other."""
+    limits: NDArray[np.int32]
+    """Operands and results, emissions, reductions of one kernel; see ``legality.Limits``."""
+
+
+def build_step(graph: Graph) -> Step:
+    """Flat arrays of ``graph``."""
+    count = len(graph)
+    sources = _sources(graph)
+    earlier = _earlier(graph)
+    node = np.zeros((at.NODE_ROWS, count + 1), np.int32)
+    edges: list[int] = []
+    for row, lists in (
+        (at.OPERANDS_AT, [list(n.operands) for n in graph.nodes]),
+        (at.SOURCES_AT, sources),
+        (at.READERS_AT, _reversed(sources)),
+        (at.EARLIER_AT, earlier),
+        (at.LATER_AT, _reversed(earlier)),
+        (at.BUFFERS_AT, _buffers(graph)),
+    ):
+        for x, items in enumerate(lists):
+            node[row, x] = len(edges)
+            edges += items
+        node[row, count] = len(edges)
+    returned = set(_through_free(graph, (graph.root,)))
+    for x in range(count):
+        node[at.FLAGS, x] = _flags(graph, x, returned)
+    node[at.SHAPE, :count] = _numbered((n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes)
+    node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
+    node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
+    for rank, x in enumerate(production_order(graph, sources)):
+        node[at.RANK, x] = rank
+    limits = LIMITS[graph.backend]
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int32)
+    return Step(node, np.array(edges, np.int32), bounds)
+
+
+def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:
+    """All-reduces in the order in which backpropagation produces their gradients.
+
+    By the number of ops on the longest path before each, ties by node id. In the paper's words
+    (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
+    of the op that produces it; here that is the next and the previous one in this order.
+    """
+    depth = [0] * len(graph)
+    for node in graph.nodes:
+        depth[node.id] = 1 + max((depth[s] for s in sources[node.id]), default=0)
+    return sorted(graph.all_reduces, key=lambda x: (depth[x], x))
+
+
+def is_active(node: Node) -> bool:
+    """Whether the node executes."""
+    return node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
+
+
+def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = list(starts)
+    while pending:
+        x = pending.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        node = graph.nodes[x]
+        if is_active(node):
+            found.add(x)
+        elif node.kind is Kind.FREE:
+            pending += node.operands
+    return sorted(found)
+
+
+def _sources(graph: Graph) -> list[list[int]]:
+    return [_through_free(graph, node.operands) if is_active(node) else [] for node in graph.nodes]
+
+
+def _earlier(graph: Graph) -> list[list[int]]:
+    found: list[set[int]] = [set() for _ in graph.nodes]
+    for first, second in graph.before:
+        for later in _running(graph, second):
+            found[later].update(x for x in _running(graph, first) if x != later)
+    return [sorted(items) for items in found]
+
+
+def _running(graph: Graph, node: int) -> set[int]:
+    """Nodes that execute when ``node`` does: itself, or whoever reads through it where it is free."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [node]
+    while pending:
+        x = pending.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if is_active(graph.nodes[x]):
+            found.add(x)
+        elif graph.nodes[x].kind is Kind.FREE:
+            pending += graph.users[x]
+    return found
+
+
+def _buffers(graph: Graph) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in graph.nodes]
+    for buffer, writer in graph.inplace:
+        found[writer].append(buffer)
+    return found
+
+
+def _flags(graph: Graph, x: int, returned: set[int]) -> int:
+    node = graph.nodes[x]
+    answers = (
+        (at.FUSIBLE, _may_join(graph, node, x in returned)),
+        (at.ACTIVE, is_active(node)),
+        (at.ALL_REDUCE, node.kind is Kind.ALL_REDUCE),
+        (at.BITCAST, node.opcode == "bitcast"),
+        (at.CLONED, is_cloned(node)),
+        (at.RETURNED, x in returned),
+        (at.ELEMENTWISE, is_elementwise(graph, node)),
+        (at.REDUCE, node.opcode == "reduce"),
+        (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
+    )
+    return sum(bit for bit, answer in answers if answer)
+
+
+def _may_join(graph: Graph, node: Node, returned: bool) -> bool:
+    if not is_active(node) or not is_joinable(node) or keeps_own_buffer(graph, node):
+        return False
+    if not returned and not graph.users[node.id]:
+        return False
+    # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
+    return not any(_is_tuple_of_fusible(graph, operand) for operand in node.operands)
+
+
+def _is_tuple_of_fusible(graph: Graph, x: int) -> bool:
+    node = graph.nodes[x]
+    if node.opcode == "bitcast":
+        return _is_tuple_of_fusible(graph, node.operands[0])
+    if node.kind is not Kind.FREE:
+        return False
+    return any(graph.nodes[s].kind is Kind.FUSIBLE for s in _through_free(graph, node.operands))
+
+
+def _reversed(lists: Sequence[Sequence[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in lists]
+    for x, items in enumerate(lists):
+        for item in items:
+            found[item].append(x)
+    return found
+
+
+def _numbered(keys: Iterable[object]) -> list[int]:
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
