@@ -197,7 +197,7 @@ class _ModuleWriter:
         local: dict[int, Message] = {}
         operands: list[Message] = []
         parameter_of: dict[int, Message] = {}
-        for read in external_reads(self.graph, inside):
+        for read in self._reading_order(inside):
             packed = self.packed.get(read) if cut_inside and read not in self.written else None
             operand = packed.vector if packed else self._value(read)
             parameter = parameter_of.get(operand.id)
@@ -207,6 +207,12 @@ class _ModuleWriter:
                 operands.append(operand)
             local[read] = self._cut(body, parameter, read, f"{token}.n{read}") if packed else parameter
         return local, operands
+
+    def _reading_order(self, inside: set[int]) -> list[int]:
+        """What a kernel reads, in the order its ops do: XLA:CPU miscompiles a scatter whose operands are
+        not its kernel's parameters in order."""
+        reads = (o for member in sorted(inside) for o in self.graph.nodes[member].operands if o not in inside)
+        return [read for read in dict.fromkeys(reads) if not is_cloned(self.graph.nodes[read])]
 
     def _local(self, body: ComputationWriter, token: str, local: dict[int, Message], node_id: int) -> Message:
         if node_id not in local:
