@@ -343,6 +343,7 @@ class Probe:
     def read_back(self, variant: str) -> str:
         """How the executed module differs from the plan; empty where it does not."""
         from disco_hlo.hlo.canonical import canonicalize
+        from disco_hlo.plan.owners import settled
         from disco_hlo.plan.read import read
         from disco_hlo.plan.verify import describe_difference
 
@@ -350,7 +351,7 @@ class Probe:
         written = canonicalize(self.modules[variant])
         if written.graph.fingerprint != self.graph.fingerprint:
             return f"another fingerprint: {written.graph.fingerprint}"
-        return describe_difference(read(written), wanted) or ""
+        return describe_difference(read(written), settled(self.graph, wanted)) or ""
 
     def strategy(self, variant: str) -> Any:
         from disco_hlo.plan.strategy import Bucket, Strategy

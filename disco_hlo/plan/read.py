@@ -8,14 +8,15 @@ from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.strategy import Bucket, Group, Strategy, normalized
+from disco_hlo.plan.owners import settled
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 
 def read(source: CanonicalModule) -> Strategy:
     """The strategy of a module in canonical form: its kernels, buckets and schedule.
 
-    A node that several kernels compute is owned by the first one that returns it (or else by the
-    first one that computes it) and duplicated in the others. Kernels of one op are no
+    A node that several kernels compute is owned by the first one that returns it (or else by the one
+    that :func:`~disco_hlo.plan.owners.settled` chooses) and duplicated in the others. Kernels of one op are no
     groups, unless Triton emits them, since its tiles are part of the plan.
     """
     graph = source.graph
@@ -35,7 +36,7 @@ def read(source: CanonicalModule) -> Strategy:
         token_of[kernel.name] = f"g{len(groups)}"
         groups.append(Group(nodes, duplicates, kind, _tiles(kernel) if kind == "triton" else ""))
     buckets, bucket_of = _buckets(graph, source)
-    return normalized(Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
+    return settled(graph, Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:

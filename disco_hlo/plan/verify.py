@@ -13,6 +13,7 @@ from dataclasses import replace
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
+from disco_hlo.plan.owners import settled
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy, normalized
 
@@ -33,7 +34,7 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     added = _doors(written) - _doors(source)
     if added:
         raise PlanError(f"the optimized module adds {', '.join(sorted(added))}, which its source does not have")
-    difference = describe_difference(read(written), strategy)
+    difference = describe_difference(read(written), settled(source.graph, strategy))
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: {difference}")
 
