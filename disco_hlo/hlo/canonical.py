@@ -201,6 +201,7 @@ def _nodes(
                 key=digest(_structure(op, digests), operand_shapes)[:24],
                 flops=counts.flops,
                 transcendentals=counts.transcendentals,
+                dimensions=tuple(op.proto.dimensions),
                 collective=attribute_digest(op.proto, digests)[:16] if op.proto.opcode in COLLECTIVES else "",
                 name=op.proto.name,
                 source=frames.of(op.proto),

@@ -96,6 +96,9 @@ class Node:
     """Floating-point operations of one execution, by XLA's counting rules (estimate for FIXED)."""
     transcendentals: int = 0
     """Evaluations of exp, log, tanh and their like, counted apart from ``flops``."""
+    dimensions: tuple[int, ...] = ()
+    """The ``dimensions`` attribute: of a broadcast where each operand dimension goes, of a reduce what
+    is reduced, of a transpose the permutation, of a concatenate the axis."""
     collective: str = ""
     """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket."""
     name: str = ""

@@ -1,0 +1,180 @@
+"""The analytical estimate of a fused kernel: what it moves and what it computes, on this device.
+
+The baseline beside the GNN of DisCo's section 4.3, behind the same interface: the time of a kernel is
+
+    max(streaming time of the bytes it moves, time of the element evaluations inside it)
+
+Bytes are distinct external reads plus results; how often each value is computed inside follows from
+the loop nests (``kernel_cost``). Launch cost is the simulator's and not in these times. With nothing
+but a device's bandwidth and flop rate this is a roofline; ``calibration`` replaces the roofline by
+what single ops measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.estimator.kernel_cost import Scratch, kernel_ns, make_scratch, streaming_ns
+from disco_hlo.estimator.kernel_tables import (
+    CONSTANTS,
+    ELEMENT_NS,
+    ELEMENTS,
+    HOISTS,
+    ITEM_BYTES,
+    KERNEL_NS,
+    NS_PER_BYTE,
+    STRIDED_NS,
+    VALUE_ROWS,
+    KernelTables,
+    Structure,
+    array_of,
+    structure,
+)
+from disco_hlo.hlo.graph import Graph, Kind, Node
+
+TRANSCENDENTAL_FLOPS = 16.0
+"""Flops that one exp, log or tanh stands for, where nothing better was measured."""
+
+
+class FusedOps(Protocol):
+    """What is asked of an op group (``disco_hlo.plan.strategy.Group`` is one)."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Owned nodes, ascending."""
+
+    @property
+    def duplicates(self) -> tuple[int, ...]:
+        """Recomputed nodes, ascending."""
+
+    @property
+    def kind(self) -> str:
+        """Emitter: ``loop``, ``input``, ``output`` or ``triton``."""
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """A device as the analytical estimate sees it."""
+
+    memory_bandwidth: float
+    """Bytes read plus written per second, from main memory."""
+    flops_per_s: float
+    """Of a large matrix multiplication."""
+    hoists: bool
+    """Whether loop-invariant values inside a kernel move out of its inner loops (XLA:CPU)."""
+    shortest_kernel_ns: float = 0.0
+    streaming: tuple[tuple[float, float], ...] = ()
+    """Measured (bytes moved, ns) of streaming kernels, both ascending: caches make it no line."""
+    strided_ns: float = 0.0
+    """Extra time to read one element across the memory's grain."""
+    element_ns: Mapping[str, float] = field(default_factory=dict)
+    """Measured time of one evaluation by opcode; for the rest flops over the flop rate."""
+
+    def __post_init__(self) -> None:
+        rates = (self.memory_bandwidth, self.flops_per_s)
+        if not all(np.isfinite(rate) and rate > 0 for rate in rates):
+            raise ProfileError(f"expected a positive bandwidth and flop rate, got {rates}")
+        times = (self.shortest_kernel_ns, self.strided_ns, *self.element_ns.values())
+        if not all(np.isfinite(time) and time >= 0 for time in times):
+            raise ProfileError("expected finite times that are not negative in a device model")
+        steps = list(pairwise(self.streaming))
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in steps) or any(min(point) <= 0 for point in self.streaming):
+            raise ProfileError(f"expected streaming times that grow with the bytes, got {self.streaming}")
+
+
+class AnalyticModel:
+    """Estimated times of single ops and op groups of any graph on one device."""
+
+    def __init__(self, device: DeviceModel) -> None:
+        self.device = device
+        self._known: WeakKeyDictionary[Graph, tuple[KernelTables, Scratch]] = WeakKeyDictionary()
+
+    def tables(self, graph: Graph) -> KernelTables:
+        """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
+        return self._of(graph)[0]
+
+    def scratch(self, graph: Graph) -> Scratch:
+        """Working space for ``kernel_ns``, for one caller at a time."""
+        return self._of(graph)[1]
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
+
+        Parameters, constants, free nodes and all-reduces are 0 (see the all-reduce lines). A loop is
+        only charged for what it reads and returns: its time has to be measured.
+        """
+        tables, scratch = self._of(graph)
+        times = np.zeros(len(graph), np.int64)
+        for node in graph.nodes:
+            alone = np.array([node.id], np.int32)
+            if node.kind is Kind.FUSIBLE:
+                times[node.id] = _whole(kernel_ns(tables, alone, alone, False, scratch))
+            elif node.kind is Kind.FIXED:
+                times[node.id] = _whole(self._library_call_ns(graph, node, tables))
+        return times
+
+    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
+        """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
+        tables, scratch = self._of(graph)
+        times = np.zeros(len(groups), np.int64)
+        for position, group in enumerate(groups):
+            inside = {*group.nodes, *group.duplicates}
+            results = [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
+            members = np.array(sorted(inside), np.int32)
+            tiled = group.kind == "triton"
+            times[position] = _whole(kernel_ns(tables, members, np.array(results, np.int32), tiled, scratch))
+        return times
+
+    def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
+        known = self._known.get(graph)
+        if known is None:
+            shapes = structure(graph)
+            known = (_tables(graph, shapes, self.device), make_scratch(shapes))
+            self._known[graph] = known
+        return known
+
+    def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
+        moved = node.shape.size_bytes + sum(graph.nodes[operand].shape.size_bytes for operand in set(node.operands))
+        work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
+        return max(streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s)
+
+
+def element_ns(node: Node, device: DeviceModel) -> float:
+    """Time of one evaluation of one element of the node, operands ready."""
+    measured = device.element_ns.get(node.opcode)
+    if measured is not None:
+        return measured
+    elements = max(array_of(node.shape).element_count, 1)
+    work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
+    return 1e9 * work / elements / device.flops_per_s
+
+
+def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTables:
+    value = np.zeros((VALUE_ROWS, len(graph)), np.float64)
+    value[ELEMENTS] = shapes.elements
+    value[ITEM_BYTES] = shapes.item_bytes
+    value[ELEMENT_NS] = [element_ns(node, device) for node in graph.nodes]
+    return KernelTables(shapes.node, shapes.edge, value, *device_arrays(device))
+
+
+def device_arrays(device: DeviceModel) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """``curve`` and ``constant`` of :class:`KernelTables`."""
+    constant = np.zeros(CONSTANTS, np.float64)
+    constant[NS_PER_BYTE] = 1e9 / device.memory_bandwidth
+    constant[KERNEL_NS] = device.shortest_kernel_ns
+    constant[STRIDED_NS] = device.strided_ns
+    constant[HOISTS] = device.hoists
+    curve = np.array(device.streaming, np.float64).reshape(-1, 2)
+    return np.ascontiguousarray(curve.T), constant
+
+
+def _whole(time_ns: float) -> int:
+    return max(round(time_ns), 1)

@@ -1,0 +1,96 @@
+"""The cost model that a profile makes: measured where it has the key, else estimated.
+
+DisCo, section 4.2: op times are looked up, all-reduces follow T = C x + D, and what nobody measured
+(most fused kernels a search proposes) is estimated. Times are of units running alone, launch cost
+not included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.profiler.keys import group_key, results_of
+from disco_hlo.profiler.profile import Profile
+
+
+class FusedOps(Protocol):
+    """What is asked of an op group (``disco_hlo.plan.strategy.Group`` is one)."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Owned nodes, ascending."""
+
+    @property
+    def duplicates(self) -> tuple[int, ...]:
+        """Recomputed nodes, ascending."""
+
+    @property
+    def kind(self) -> str:
+        """Emitter: ``loop``, ``input``, ``output`` or ``triton``."""
+
+    @property
+    def config(self) -> str:
+        """Emitter settings; empty where the emitter has none."""
+
+
+class Estimator(Protocol):
+    """An estimate of what was not measured: the analytical model, or the GNN."""
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+
+    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
+        """Time of each op group as one kernel, ``[len(groups)]``."""
+
+
+class MeasuredCosts:
+    """Times from a profile, completed by an estimator. Integer ns; same inputs, same times."""
+
+    def __init__(self, profile: Profile, estimator: Estimator) -> None:
+        self.profile = profile
+        self.estimator = estimator
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+        times = self.estimator.nodes_ns(graph)
+        for node in graph.nodes:
+            if _is_timed(node) and node.key in self.profile.ops:
+                times[node.id] = self.profile.ops[node.key].median_ns
+        return times
+
+    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
+        """Time of each op group as one kernel, ``[len(groups)]``."""
+        measured = [self.profile.ops.get(fused_key(graph, group)) for group in groups]
+        missing = [position for position, time in enumerate(measured) if time is None]
+        times = np.array([0 if time is None else time.median_ns for time in measured], np.int64)
+        times[missing] = self.estimator.groups_ns(graph, [groups[position] for position in missing])
+        return times
+
+    def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
+        """Time of an all-reduce of each size; :class:`ProfileError` where no sweep was measured."""
+        if self.profile.all_reduce is None:
+            raise ProfileError(
+                f"the profile of {self.profile.platform} holds no all-reduce sweep; measure one on the job's devices"
+            )
+        return self.profile.all_reduce.predict_ns(sizes_bytes)
+
+    def unmeasured(self, graph: Graph) -> tuple[Node, ...]:
+        """Nodes whose time as a single op is the estimator's, for the report to the user."""
+        return tuple(node for node in graph.nodes if _is_timed(node) and node.key not in self.profile.ops)
+
+
+def fused_key(graph: Graph, group: FusedOps) -> str:
+    """Cost key of a group as a kernel (see :func:`~disco_hlo.profiler.keys.group_key`)."""
+    emitter = f"triton {group.config}" if group.kind == "triton" else ""
+    members = {*group.nodes, *group.duplicates}
+    return group_key(graph, members, results_of(graph, group.nodes, group.duplicates), emitter)
+
+
+def _is_timed(node: Node) -> bool:
+    return node.kind in (Kind.FUSIBLE, Kind.FIXED)

@@ -1,0 +1,88 @@
+"""Learning a device from measured single ops."""
+
+import numpy as np
+import pytest
+
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.calibration import MeasuredKernel, calibrated, measured_ops
+from tests.estimator.kernels import f32, graph_of
+
+BASE = DeviceModel(1e10, 1e12, hoists=True)
+TRUE = DeviceModel(
+    2e10, 1e12, hoists=True,
+    shortest_kernel_ns=400.0,
+    streaming=((2.0**12, 500.0), (2.0**16, 2_000.0), (2.0**20, 30_000.0), (2.0**24, 900_000.0)),
+    strided_ns=3.0,
+    element_ns={"log": 2.0, "exponential": 0.5, "reduce": 0.3},
+)  # fmt: skip
+
+
+def ops_graph():
+    rows = []
+    for width in (16, 64, 128, 256, 512, 1024):
+        first = len(rows)
+        rows += [
+            ("parameter", f32(width, width), ()),
+            ("constant", f32(), ()),
+            ("add", f32(width, width), (first, first)),
+            ("multiply", f32(width, width), (first, first + 2)),
+            ("log", f32(width, width), (first,)),
+            ("exponential", f32(width, width), (first,)),
+            ("reduce", f32(width), (first, first + 1), (1,)),
+            ("reduce", f32(width), (first, first + 1), (0,)),
+            ("broadcast", f32(width, width), (first + 1,), ()),
+        ]
+    return graph_of(*rows)
+
+
+GRAPH = ops_graph()
+
+
+def times(device, noise=0.0, seed=0):
+    random = np.random.default_rng(seed)
+    alone = AnalyticModel(device).nodes_ns(GRAPH)
+    return {
+        node.key: float(alone[node.id] * (1 + noise * random.standard_normal())) for node in GRAPH.nodes if alone[node.id]
+    }
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_device_is_recovered_from_its_times(noise):
+    found = calibrated(BASE, measured_ops([GRAPH], times(TRUE, noise)))
+    tolerance = 0.02 + 4 * noise
+    assert found.element_ns["log"] == pytest.approx(2.0, rel=tolerance)
+    assert found.element_ns["exponential"] == pytest.approx(0.5, rel=tolerance)
+    assert found.strided_ns == pytest.approx(3.0, rel=tolerance + 0.02)
+    predicted, truth = AnalyticModel(found).nodes_ns(GRAPH), AnalyticModel(TRUE).nodes_ns(GRAPH)
+    timed = truth > 0
+    assert np.median(np.abs(predicted[timed] / truth[timed] - 1)) <= tolerance
+
+
+def test_indexing_ops_stay_free_however_slow_they_measured():
+    slow = {**times(TRUE), **{node.key: 1e9 for node in GRAPH.nodes if node.opcode == "broadcast"}}
+    found = calibrated(BASE, measured_ops([GRAPH], slow))
+    assert "broadcast" not in found.element_ns
+
+
+def test_a_few_disturbed_measurements_move_little():
+    disturbed = times(TRUE)
+    key = next(node.key for node in GRAPH.nodes if node.opcode == "log" and node.shape.dims == (512, 512))
+    disturbed[key] *= 50
+    assert calibrated(BASE, measured_ops([GRAPH], disturbed)).element_ns["log"] == pytest.approx(2.0, rel=0.02)
+
+
+def test_fused_kernels_tell_what_strided_reading_costs():
+    graph = graph_of(
+        ("parameter", f32(256, 256), ()),
+        ("transpose", f32(256, 256), (0,), (1, 0)),
+        ("add", f32(256, 256), (1, 0)),
+    )
+    ops = measured_ops([GRAPH], {key: time for key, time in times(TRUE).items() if "reduce" not in key})
+    assert calibrated(BASE, ops).strided_ns == 0.0
+    kernel = MeasuredKernel(graph, (1, 2), (2,), 256 * 256 * 4.0)
+    assert calibrated(BASE, ops, [kernel]).strided_ns == pytest.approx(4.0, rel=0.02)
+
+
+def test_nothing_measured_changes_nothing():
+    assert calibrated(BASE, []) is BASE
+    assert measured_ops([GRAPH], {}) == []

@@ -1,0 +1,290 @@
+"""Loop nests of fused kernels: what they move and how often they compute."""
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.kernel_cost import kernel_work
+from disco_hlo.hlo.graph import Shape
+from tests.estimator.kernels import f32, graph_of
+
+# One evaluation of a log costs 1 ns, everything else nothing: work counts the evaluations of logs.
+LOGS = {"log": 1.0, "add": 0.0, "multiply": 0.0, "reduce": 0.0, "divide": 0.0}
+CPU = DeviceModel(1e9, 1e9, hoists=True, element_ns=LOGS)
+GPU = DeviceModel(1e9, 1e9, hoists=False, element_ns=LOGS)
+
+
+def work_of(graph, members, results, device=CPU, tiled=False):
+    model = AnalyticModel(device)
+    arrays = (np.array(sorted(ids), np.int32) for ids in (members, results))
+    return kernel_work(model.tables(graph), *arrays, tiled, model.scratch(graph))
+
+
+def test_bytes_are_distinct_reads_and_results():
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("multiply", f32(4, 8), (0, 0)),
+        ("add", f32(4, 8), (1, 0)),
+        ("log", f32(4, 8), (2,)),
+        ("tuple", f32(4, 8), (3,)),
+    )
+    assert work_of(graph, {1}, {1}) == (256, 0, 0)
+    assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
+    assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
+
+
+def test_scalar_constants_are_free():
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("constant", f32(), ()),
+        ("broadcast", f32(4, 8), (1,), ()),
+        ("multiply", f32(4, 8), (0, 2)),
+    )
+    assert work_of(graph, {2, 3}, {3}) == (256, 0, 0)
+
+
+ROWS = graph_of(
+    ("parameter", f32(4, 8), ()),
+    ("parameter", f32(4), ()),
+    ("log", f32(4), (1,)),
+    ("broadcast", f32(4, 8), (2,), (0,)),
+    ("add", f32(4, 8), (0, 3)),
+)
+COLUMNS = graph_of(
+    ("parameter", f32(4, 8), ()),
+    ("parameter", f32(8), ()),
+    ("log", f32(8), (1,)),
+    ("broadcast", f32(4, 8), (2,), (1,)),
+    ("add", f32(4, 8), (0, 3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("graph", "device", "logs", "moved"),
+    [
+        (ROWS, CPU, 4, 128 + 128 + 16),  # moves out of the inner loop
+        (ROWS, GPU, 32, 128 + 128 + 16),
+        (COLUMNS, CPU, 32, 128 + 128 + 32),
+        (COLUMNS, GPU, 32, 128 + 128 + 32),
+    ],
+)
+def test_a_broadcast_recomputes_where_it_cannot_be_hoisted(graph, device, logs, moved):
+    assert work_of(graph, {2, 3, 4}, {4}, device) == (moved, logs, 0)
+
+
+def test_scalars_are_computed_once():
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("parameter", f32(), ()),
+        ("log", f32(), (1,)),
+        ("broadcast", f32(4, 8), (2,), ()),
+        ("add", f32(4, 8), (0, 3)),
+    )
+    assert work_of(graph, {2, 3, 4}, {4}, CPU)[1] == 1
+    assert work_of(graph, {2, 3, 4}, {4}, GPU)[1] == 1
+
+
+def softmax_like(reduced):
+    kept = 1 - reduced
+    return graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("constant", f32(), ()),
+        ("log", f32(4, 8), (0,)),
+        ("reduce", f32((4, 8)[kept]), (2, 1), (reduced,)),
+        ("broadcast", f32(4, 8), (3,), (kept,)),
+        ("divide", f32(4, 8), (2, 4)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reduced", "device", "logs"),
+    [
+        (1, CPU, 32 + 4 * 8),  # the row sum is hoisted: every log twice
+        (0, CPU, 32 + 4 * 8 * 4),  # the column sum is not: every element sums its column again
+        (1, GPU, 32 + 4 * 8 * 8),
+        (0, GPU, 32 + 4 * 8 * 4),
+    ],
+)
+def test_a_reduction_in_the_middle_is_recomputed(reduced, device, logs):
+    moved, work, strided = work_of(softmax_like(reduced), {2, 3, 4, 5}, {5}, device)
+    assert (moved, work) == (256, logs)
+    assert (strided > 0) == (reduced == 0)
+
+
+def test_a_tiled_kernel_computes_everything_once():
+    assert work_of(softmax_like(1), {2, 3, 4, 5}, {5}, GPU, tiled=True) == (256, 32, 0)
+
+
+def test_a_reduction_at_the_end_computes_its_input_once():
+    graph = softmax_like(1)
+    assert work_of(graph, {2, 3}, {3}) == (128 + 16, 32, 0)
+
+
+def test_reducing_columns_reads_across_the_grain():
+    assert work_of(softmax_like(0), {2, 3}, {3}) == (128 + 32, 32, 32)
+
+
+def test_what_is_read_straight_and_transposed_is_computed_twice():
+    graph = graph_of(
+        ("parameter", f32(4, 4), ()),
+        ("log", f32(4, 4), (0,)),
+        ("transpose", f32(4, 4), (1,), (1, 0)),
+        ("add", f32(4, 4), (1, 2)),
+    )
+    assert work_of(graph, {1, 2, 3}, {3}) == (128, 32, 16)
+
+
+def test_a_copy_to_another_layout_is_a_transpose():
+    graph = graph_of(("parameter", f32(4, 8), ()), ("copy", f32(4, 8, layout=(0, 1)), (0,)))
+    assert work_of(graph, {1}, {1}) == (256, 0, 32)
+
+
+def test_a_slice_reads_and_computes_only_its_part():
+    graph = graph_of(
+        ("parameter", f32(16, 8), ()),
+        ("log", f32(16, 8), (0,)),
+        ("slice", f32(4, 8), (1,)),
+        ("add", f32(4, 8), (2, 2)),
+    )
+    assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
+
+
+def test_results_of_one_shape_share_their_loops():
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("log", f32(4, 8), (0,)),
+        ("add", f32(4, 8), (1, 0)),
+        ("multiply", f32(4, 8), (1, 0)),
+        ("tuple", f32(4, 8), (2, 3)),
+    )
+    assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_bitcasts_are_looked_through(listed):
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("log", f32(4, 8), (0,)),
+        ("bitcast", f32(32), (1,)),
+        ("add", f32(32), (2, 2)),
+    )
+    assert work_of(graph, {1, 2, 3} if listed else {1, 3}, {3}) == (256, 32, 0)
+
+
+def test_a_reshape_keeps_the_loops_of_dimensions_that_stay():
+    graph = graph_of(
+        ("parameter", f32(4), ()),
+        ("log", f32(4), (0,)),
+        ("reshape", f32(1, 4, 1), (1,)),
+        ("reshape", f32(4), (2,)),
+        ("broadcast", f32(4, 8), (3,), (0,)),
+    )
+    assert work_of(graph, {1, 2, 3, 4}, {4}) == (16 + 128, 4, 0)
+
+
+def test_a_variadic_reduction_walks_its_first_operand():
+    pair = Shape("tuple", elements=(f32(4), f32(4)))
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("constant", f32(), ()),
+        ("log", f32(4, 8), (0,)),
+        ("reduce", pair, (2, 2, 1, 1), (1,)),
+        ("tuple", f32(4), (3,)),
+    )
+    assert work_of(graph, {2, 3}, {3})[1] == 32
+
+
+def test_dead_duplicates_cost_nothing():
+    graph = graph_of(
+        ("parameter", f32(4), ()), ("log", f32(4), (0,)), ("add", f32(4), (0, 0)), ("tuple", f32(4), (2,))
+    )
+    assert work_of(graph, {1, 2}, {2}) == (32, 0, 0)
+
+
+# The same rules, slow and obvious: contexts as tuples, evaluated by recursion over all readers.
+
+
+def reference(graph, members, results, hoists):
+    """(bytes moved, logs) of the kernel, for row-major graphs without bitcasts."""
+    found = {node.id: set() for node in graph.nodes}
+    for result in results:
+        dims = graph.nodes[result].shape.dims
+        found[result].add((tuple((extent, "own") for extent in dims), tuple(range(len(dims)))))
+    for member in sorted(members, reverse=True):
+        node = graph.nodes[member]
+        for context in found[member]:
+            for operand in node.operands:
+                found[operand].add(operand_context(graph, node, operand, context, hoists))
+    times = {x: sum(evaluations(context, hoists) for context in contexts) for x, contexts in found.items()}
+    reads = {o for member in members if found[member] for o in graph.nodes[member].operands if o not in members}
+    moved = sum(4 * min(graph.nodes[x].shape.element_count, times[x]) for x in reads)
+    moved += sum(4 * graph.nodes[x].shape.element_count for x in results)
+    return moved, sum(times[x] for x in members if graph.nodes[x].opcode == "log")
+
+
+def evaluations(context, hoists):
+    loops, follows = context
+    deepest = max(follows, default=-1)
+    if deepest < 0:
+        return 1
+    return prod(extent for extent, _ in (loops[: deepest + 1] if hoists else loops))
+
+
+def operand_context(graph, node, operand, context, hoists):
+    loops, follows = context
+    target = graph.nodes[operand].shape
+    if hoists:
+        loops = loops[: max(follows, default=-1) + 1]
+    if node.opcode == "broadcast":
+        mapped = tuple(follows[dimension] for dimension in node.dimensions)
+    elif node.opcode == "transpose":
+        mapped = tuple(follows[node.dimensions.index(dimension)] for dimension in range(len(target.dims)))
+    elif node.opcode == "reduce":
+        (reduced,) = node.dimensions
+        mapped = (*follows[:reduced], len(loops), *follows[reduced:])
+        loops = (*loops, (target.dims[reduced], node.id))
+    else:
+        mapped = follows
+    if target.element_count == 1:
+        mapped = (-1,) * len(target.dims)
+    return loops, mapped
+
+
+@st.composite
+def kernels(draw):
+    """A chain-like graph over arrays of up to three dimensions, and the kernel of all its ops."""
+    extents = (3, 5, 2)
+    rows = [("parameter", f32(*extents), ())]
+    for number in range(1, draw(st.integers(2, 9))):
+        previous = draw(st.integers(max(0, number - 3), number - 1))
+        dims = rows[previous][1].dims
+        opcode = draw(st.sampled_from(["log", "add", "transpose", "broadcast", "reduce"]))
+        if opcode == "reduce" and len(dims) > 1:
+            reduced = draw(st.integers(0, len(dims) - 1))
+            rows.append((opcode, f32(*dims[:reduced], *dims[reduced + 1 :]), (previous,), (reduced,)))
+        elif opcode == "broadcast" and len(dims) < 3:
+            new = draw(st.integers(0, len(dims)))
+            kept = tuple(d for d in range(len(dims) + 1) if d != new)
+            rows.append((opcode, f32(*dims[:new], 4, *dims[new:]), (previous,), kept))
+        elif opcode == "transpose":
+            order = tuple(draw(st.permutations(range(len(dims)))))
+            rows.append((opcode, f32(*(dims[d] for d in order)), (previous,), order))
+        elif opcode == "add":
+            others = [i for i in range(number) if rows[i][1].dims == dims]
+            rows.append((opcode, f32(*dims), (previous, draw(st.sampled_from(others)))))
+        else:
+            rows.append(("log", f32(*dims), (previous,)))
+    return graph_of(*rows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(kernels(), st.booleans())
+def test_compiled_and_obvious_counting_agree(graph, hoists):
+    members = range(1, len(graph))
+    device = CPU if hoists else GPU
+    moved, work, _ = work_of(graph, members, [len(graph) - 1], device)
+    assert (moved, work) == reference(graph, set(members), [len(graph) - 1], hoists)

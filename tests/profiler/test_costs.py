@@ -1,0 +1,56 @@
+"""The cost model of a profile: measured first, then estimated."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
+from disco_hlo.profiler.costs import MeasuredCosts, fused_key
+from disco_hlo.profiler.profile import OpTime, Platform, Profile
+from tests.profiler.test_keys import TWO_LAYERS
+
+PLATFORM = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
+
+
+class Guess:
+    """An estimator whose figures are recognizable."""
+
+    def nodes_ns(self, graph):
+        return np.array([0 if node.opcode in ("parameter", "tuple") else 1000 + node.id for node in graph.nodes])
+
+    def groups_ns(self, graph, groups):
+        return np.array([5000 + len(group.nodes) for group in groups], np.int64)
+
+
+def group(*nodes, duplicates=(), kind="loop", config=""):
+    return SimpleNamespace(nodes=nodes, duplicates=duplicates, kind=kind, config=config)
+
+
+def costs(ops, **fields):
+    return MeasuredCosts(Profile(PLATFORM, ops, 500, 1e9, 1e9, **fields), Guess())
+
+
+def test_measured_ops_come_first():
+    found = costs({"key of tanh": OpTime(70, 1, 9), "key of parameter": OpTime(9, 1, 9)})
+    assert found.nodes_ns(TWO_LAYERS).tolist() == [0, 70, 1002, 1003, 70, 1005, 1006, 0]
+    assert [node.opcode for node in found.unmeasured(TWO_LAYERS)] == ["add", "dot", "add", "add"]
+
+
+def test_measured_kernels_come_first_wherever_their_structure_stands():
+    first = group(1, 2)
+    found = costs({fused_key(TWO_LAYERS, group(2, duplicates=(1,))): OpTime(42, 1, 9)})
+    second, tiled = group(5, duplicates=(4,)), group(5, duplicates=(4,), kind="triton", config="{}")
+    assert found.groups_ns(TWO_LAYERS, [first, second, tiled]).tolist() == [42, 42, 5001]
+    assert found.groups_ns(TWO_LAYERS, []).tolist() == []
+
+
+def test_all_reduces_follow_the_fit():
+    fit = AllReduceFit((LinePiece(0, 0.5, 100.0),), (), 0.0, 0.0)
+    assert costs({}, all_reduce=fit).all_reduce_ns(np.array([0, 1000])).tolist() == [100, 600]
+
+
+def test_a_profile_without_a_sweep_says_so():
+    with pytest.raises(ProfileError, match="holds no all-reduce sweep"):
+        costs({}).all_reduce_ns(np.array([1]))
