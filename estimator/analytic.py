@@ -16,12 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.kernel_cost import Scratch, kernel_ns, make_scratch, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
     CONSTANTS,
@@ -38,6 +35,9 @@ from disco_hlo.estimator.kernel_tables import (
     array_of,
     structure,
 )
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind, Node
 
 TRANSCENDENTAL_FLOPS = 16.0
@@ -86,7 +86,9 @@ class DeviceModel:
         if not all(np.isfinite(time) and time >= 0 for time in times):
             raise ProfileError("expected finite times that are not negative in a device model")
         steps = list(pairwise(self.streaming))
-        if any(a[0] >= b[0] or a[1] > b[1] for a, b in steps) or any(min(point) <= 0 for point in self.streaming):
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in steps) or any(
+            min(point) <= 0 for point in self.streaming
+        ):
             raise ProfileError(f"expected streaming times that grow with the bytes, got {self.streaming}")
 
 
@@ -95,7 +97,7 @@ class AnalyticModel:
 
     def __init__(self, device: DeviceModel) -> None:
         self.device = device
-        self._known: WeakKeyDictionary[Graph, tuple[KernelTables, Scratch]] = WeakKeyDictionary()
+        self._known: dict[int, tuple[ref[Graph], KernelTables, Scratch]] = {}
 
     def tables(self, graph: Graph) -> KernelTables:
         """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
@@ -127,24 +129,31 @@ class AnalyticModel:
         times = np.zeros(len(groups), np.int64)
         for position, group in enumerate(groups):
             inside = {*group.nodes, *group.duplicates}
-            results = [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
+            results = [
+                n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])
+            ]
             members = np.array(sorted(inside), np.int32)
             tiled = group.kind == "triton"
             times[position] = _whole(kernel_ns(tables, members, np.array(results, np.int32), tiled, scratch))
         return times
 
     def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
-        known = self._known.get(graph)
-        if known is None:
+        """By identity: hashing a graph takes longer than estimating a group of it."""
+        known = self._known.get(id(graph))
+        if known is None or known[0]() is not graph:
             shapes = structure(graph)
-            known = (_tables(graph, shapes, self.device), make_scratch(shapes))
-            self._known[graph] = known
-        return known
+            known = (ref(graph), _tables(graph, shapes, self.device), make_scratch(shapes))
+            self._known[id(graph)] = known
+        return known[1], known[2]
 
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
-        moved = node.shape.size_bytes + sum(graph.nodes[operand].shape.size_bytes for operand in set(node.operands))
+        moved = node.shape.size_bytes + sum(
+            graph.nodes[operand].shape.size_bytes for operand in set(node.operands)
+        )
         work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
-        return max(streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s)
+        return max(
+            streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s
+        )
 
 
 def element_ns(node: Node, device: DeviceModel) -> float:

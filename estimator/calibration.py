@@ -24,15 +24,15 @@ from math import log2
 from statistics import median
 
 import numpy as np
-
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, device_arrays, element_ns
 from disco_hlo.estimator.kernel_cost import kernel_work, streaming_ns
 from disco_hlo.estimator.kernel_tables import array_of
+
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 
 STREAMING_OPCODES = frozenset({
-    "abs", "add", "and", "compare", "convert", "copy", "maximum", "minimum", "multiply", "negate", "not", "or",
-    "select", "subtract", "xor",
+    "abs", "add", "and", "compare", "convert", "copy", "maximum", "minimum", "multiply", "negate", "not",
+    "or", "select", "subtract", "xor",
 })  # fmt: skip
 """Elementwise ops whose arithmetic is far cheaper than their memory traffic."""
 
@@ -80,7 +80,9 @@ def measured_ops(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> list
     for graph in graphs:
         for node in graph.nodes:
             if node.kind is Kind.FUSIBLE and node.key in times_ns and node.key not in found:
-                found[node.key] = MeasuredOp(graph, node, float(times_ns[node.key]), _moved_bytes(graph, node))
+                found[node.key] = MeasuredOp(
+                    graph, node, float(times_ns[node.key]), _moved_bytes(graph, node)
+                )
     return [found[key] for key in sorted(found) if found[key].time_ns > 0]
 
 
@@ -95,7 +97,9 @@ def calibrated(
     streaming = _streaming_curve([op for op in along if op.node.opcode in STREAMING_OPCODES])
     device = replace(base, streaming=streaming, shortest_kernel_ns=min(op.time_ns for op in ops))
     device = replace(device, element_ns={**base.element_ns, **_element_times(device, along)})
-    single = [MeasuredKernel(op.graph, (op.node.id,), (op.node.id,), op.time_ns) for op in ops if _is_emitted(op)]
+    single = [
+        MeasuredKernel(op.graph, (op.node.id,), (op.node.id,), op.time_ns) for op in ops if _is_emitted(op)
+    ]
     return replace(device, strided_ns=_strided_ns(device, [*single, *kernels]))
 
 
@@ -107,7 +111,8 @@ def _is_emitted(op: MeasuredOp) -> bool:
 def _moved_bytes(graph: Graph, node: Node) -> int:
     reads = {operand for operand in node.operands if not is_cloned(graph.nodes[operand])}
     return node.shape.size_bytes + sum(
-        min(graph.nodes[operand].shape.size_bytes, _wanted_bytes(node, graph.nodes[operand])) for operand in reads
+        min(graph.nodes[operand].shape.size_bytes, _wanted_bytes(node, graph.nodes[operand]))
+        for operand in reads
     )
 
 
@@ -159,7 +164,9 @@ def _element_times(device: DeviceModel, ops: list[MeasuredOp]) -> dict[str, floa
             continue
         per_element = op.time_ns / op.evaluations
         bound_by_bytes = op.time_ns <= _BEYOND_BYTES * _streaming(device, op.moved_bytes)
-        found[op.node.opcode].append(min(per_element, element_ns(op.node, device)) if bound_by_bytes else per_element)
+        found[op.node.opcode].append(
+            min(per_element, element_ns(op.node, device)) if bound_by_bytes else per_element
+        )
     return {opcode: _lower_quartile(times) for opcode, times in sorted(found.items())}
 
 
@@ -172,8 +179,8 @@ def _strided_ns(device: DeviceModel, kernels: list[MeasuredKernel]) -> float:
     extra = []
     for kernel in kernels:
         tables, scratch = model.tables(kernel.graph), model.scratch(kernel.graph)
-        arrays = (np.array(ids, np.int32) for ids in (kernel.members, kernel.results))
-        moved, work, strided = kernel_work(tables, *arrays, False, scratch)
+        members, results = np.array(kernel.members, np.int32), np.array(kernel.results, np.int32)
+        moved, work, strided = kernel_work(tables, members, results, False, scratch)
         if strided >= _ENOUGH_ELEMENTS and kernel.time_ns > _BEYOND_BYTES * _streaming(device, moved):
             extra.append(max(kernel.time_ns - work, 0.0) / strided)
     return median(extra) if extra else device.strided_ns

@@ -13,16 +13,22 @@ thousands of kernels a second.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.kernel_tables import KernelTables, Structure
+from numpy.typing import NDArray
 
-compiled = numba.njit
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """``function`` compiled by numba at its first call."""
+    return cast(Function, numba.njit(function))
+
 
 MAXIMUM_CONTEXTS = 8
 """Contexts followed per value; XLA's code duplication guard allows no more. Beyond, work counts, but
@@ -81,7 +87,7 @@ def kernel_ns(
     """
     moved, work, strided = kernel_work(tables, members, results, tiled, scratch)
     work += strided * tables.constant[at.STRIDED_NS]
-    return max(streaming_ns(tables.curve, tables.constant, moved), work)
+    return float(max(streaming_ns(tables.curve, tables.constant, moved), work))
 
 
 @compiled
@@ -109,16 +115,16 @@ def streaming_ns(curve: NDArray[np.float64], constant: NDArray[np.float64], move
     """Time to move so many bytes: the measured curve, beyond it at the rate of its last point."""
     points = curve.shape[1]
     if points == 0:
-        return max(constant[at.KERNEL_NS], moved_bytes * constant[at.NS_PER_BYTE])
+        return float(max(constant[at.KERNEL_NS], moved_bytes * constant[at.NS_PER_BYTE]))
     if moved_bytes >= curve[0, points - 1]:
-        return curve[1, points - 1] * moved_bytes / curve[0, points - 1]
+        return float(curve[1, points - 1] * moved_bytes / curve[0, points - 1])
     if moved_bytes <= curve[0, 0]:
-        return max(constant[at.KERNEL_NS], curve[1, 0] * moved_bytes / curve[0, 0])
+        return float(max(constant[at.KERNEL_NS], curve[1, 0] * moved_bytes / curve[0, 0]))
     low = 0
     while curve[0, low + 1] < moved_bytes:
         low += 1
     share = (moved_bytes - curve[0, low]) / (curve[0, low + 1] - curve[0, low])
-    return curve[1, low] + share * (curve[1, low + 1] - curve[1, low])
+    return float(curve[1, low] + share * (curve[1, low + 1] - curve[1, low]))
 
 
 @compiled
@@ -218,9 +224,7 @@ def _place(members: NDArray[np.int32], wanted: int) -> int:
 
 
 @compiled
-def _local(
-    members: NDArray[np.int32], values: int, wanted: int, scratch: Scratch
-) -> tuple[int, int]:
+def _local(members: NDArray[np.int32], values: int, wanted: int, scratch: Scratch) -> tuple[int, int]:
     """(place of the node among the values, number of values); a new read gets the next place."""
     place = _place(members, wanted)
     if place >= 0:
@@ -236,9 +240,7 @@ def _local(
 
 
 @compiled
-def _result_context(
-    node: NDArray[np.int32], edge: NDArray[np.int32], result: int, scratch: Scratch
-) -> None:
+def _result_context(node: NDArray[np.int32], edge: NDArray[np.int32], result: int, scratch: Scratch) -> None:
     """The kernel's own loops: one for each dimension of the result, major to minor."""
     start, end = node[at.EXTENTS_AT, result], node[at.LOOPS_AT, result]
     fresh = scratch.fresh
@@ -328,10 +330,10 @@ def _add_context(place: int, scratch: Scratch) -> bool:
 
 @compiled
 def _equal(context: NDArray[np.int64], row: int, fresh: NDArray[np.int64]) -> bool:
-    for cell in range(fresh.shape[1]):
-        if context[row, cell] != fresh[0, cell]:
-            return False
-    return True
+    cell = 0
+    while cell < fresh.shape[1] and context[row, cell] == fresh[0, cell]:
+        cell += 1
+    return bool(cell == fresh.shape[1])
 
 
 @compiled

@@ -166,7 +166,10 @@ def _logical_map(node: Node, operand: Shape, result: Shape) -> list[int] | None:
         kept = [dimension for dimension in range(rank) if dimension not in node.dimensions]
         if len(kept) == len(result.dims):
             added = {dimension: ADDED - k for k, dimension in enumerate(sorted(node.dimensions))}
-            return [added.get(dimension, kept.index(dimension) if dimension in kept else ALL) for dimension in range(rank)]
+            return [
+                added.get(dimension, kept.index(dimension) if dimension in kept else ALL)
+                for dimension in range(rank)
+            ]
     same = operand.dims == result.dims or node.opcode in _SAME_POSITIONS
     if same and rank == len(result.dims) and node.opcode not in ("gather", "reduce-window"):
         return list(range(rank))
@@ -174,7 +177,7 @@ def _logical_map(node: Node, operand: Shape, result: Shape) -> list[int] | None:
 
 
 def _rearranged(operand: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
-    """Map of a reshape: dimensions that stay map to each other, groups that merge or split to the minor-most."""
+    """Map of a reshape: dimensions that stay to each other, those that merge or split to the minor-most."""
     found = [UNUSED] * len(operand)
     i = j = 0
     while i < len(operand) and j < len(result):
@@ -200,7 +203,9 @@ def _added_loops(graph: Graph, node: Node) -> list[int]:
         return []
     operand = array_of(graph.nodes[node.operands[0]].shape)
     if node.opcode == "reduce":
-        return [operand.dims[dimension] for dimension in sorted(node.dimensions) if dimension < len(operand.dims)]
+        return [
+            operand.dims[dimension] for dimension in sorted(node.dimensions) if dimension < len(operand.dims)
+        ]
     if node.opcode == "reduce-window":
         elements = max(array_of(node.shape).element_count, 1)
         return [node.flops // elements + 1]

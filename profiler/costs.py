@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from disco_hlo.profiler.keys import group_key, results_of
+from disco_hlo.profiler.profile import Profile
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.profiler.keys import group_key, results_of
-from disco_hlo.profiler.profile import Profile
 
 
 class FusedOps(Protocol):
@@ -76,7 +76,8 @@ class MeasuredCosts:
         """Time of an all-reduce of each size; :class:`ProfileError` where no sweep was measured."""
         if self.profile.all_reduce is None:
             raise ProfileError(
-                f"the profile of {self.profile.platform} holds no all-reduce sweep; measure one on the job's devices"
+                f"the profile of {self.profile.platform} holds no all-reduce sweep; "
+                "measure one on the job's devices"
             )
         return self.profile.all_reduce.predict_ns(sizes_bytes)
 

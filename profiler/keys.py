@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.profile import OpTime, merged
+
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind, is_cloned
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
-from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.profile import OpTime, merged
 
 GROUP_PREFIX = "g:"
 """First characters of the key of a fused kernel; no :attr:`Node.key` has them."""

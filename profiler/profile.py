@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.checks import Checker
+
+from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
 VERSION = 1

@@ -17,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
+
+from disco_hlo.errors import ProfileError
 
 SCHEMA_VERSION = 1
 KEPT_MEASUREMENTS = 16
@@ -150,20 +151,25 @@ class ProfileStore:
         """Open for writing where the file allows, else for reading, else without locks or journal."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = self._connected("rwc")
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-            return connection
+            return self._probed("rwc", "BEGIN IMMEDIATE")
         except (OSError, sqlite3.OperationalError) as error:
             if not self.path.is_file() or "locked" in str(error):
                 raise ProfileError(f"cannot open or create the profile store {self.path}: {error}") from error
         self.writable = False
+        with suppress(sqlite3.OperationalError):
+            return self._probed("ro", "SELECT count(*) FROM sqlite_master")
+        return self._connected("ro&immutable=1")
+
+    def _probed(self, mode: str, statement: str) -> sqlite3.Connection:
+        connection = self._connected(mode)
         try:
-            connection = self._connected("ro")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return connection
-        except sqlite3.OperationalError:
-            return self._connected("ro&immutable=1")
+            connection.execute(statement).fetchall()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
 
     def _connected(self, mode: str) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?mode={mode}"

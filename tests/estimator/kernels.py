@@ -36,5 +36,7 @@ def graph_of(*rows, backend="cpu", root=None):
         kind = _KINDS.get(opcode, Kind.FUSIBLE)
         key = f"{opcode} {shape} {shape.layout} {rest} {[str(nodes[o].shape) for o in operands]}"
         dimensions = tuple(rest[0]) if rest else ()
-        nodes.append(Node(number, opcode, shape, operands, kind, key, flops, transcendentals, dimensions=dimensions))
+        nodes.append(
+            Node(number, opcode, shape, operands, kind, key, flops, transcendentals, dimensions=dimensions)
+        )
     return Graph(tuple(nodes), len(nodes) - 1 if root is None else root, (), backend, "step", "f00")

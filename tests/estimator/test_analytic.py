@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from tests.estimator.kernels import f32, graph_of
 
 # 1 ns a byte, 1 ns a flop

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import MeasuredKernel, calibrated, measured_ops
+
 from tests.estimator.kernels import f32, graph_of
 
 BASE = DeviceModel(1e10, 1e12, hoists=True)
@@ -42,7 +42,9 @@ def times(device, noise=0.0, seed=0):
     random = np.random.default_rng(seed)
     alone = AnalyticModel(device).nodes_ns(GRAPH)
     return {
-        node.key: float(alone[node.id] * (1 + noise * random.standard_normal())) for node in GRAPH.nodes if alone[node.id]
+        node.key: float(alone[node.id] * (1 + noise * random.standard_normal()))
+        for node in GRAPH.nodes
+        if alone[node.id]
     }
 
 
@@ -68,7 +70,9 @@ def test_a_few_disturbed_measurements_move_little():
     disturbed = times(TRUE)
     key = next(node.key for node in GRAPH.nodes if node.opcode == "log" and node.shape.dims == (512, 512))
     disturbed[key] *= 50
-    assert calibrated(BASE, measured_ops([GRAPH], disturbed)).element_ns["log"] == pytest.approx(2.0, rel=0.02)
+    assert calibrated(BASE, measured_ops([GRAPH], disturbed)).element_ns["log"] == pytest.approx(
+        2.0, rel=0.02
+    )
 
 
 def test_fused_kernels_tell_what_strided_reading_costs():

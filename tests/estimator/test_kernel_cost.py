@@ -4,11 +4,11 @@ from math import prod
 
 import numpy as np
 import pytest
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.kernel_cost import kernel_work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.kernel_cost import kernel_work
 from disco_hlo.hlo.graph import Shape
 from tests.estimator.kernels import f32, graph_of
 
@@ -220,7 +220,9 @@ def reference(graph, members, results, hoists):
             for operand in node.operands:
                 found[operand].add(operand_context(graph, node, operand, context, hoists))
     times = {x: sum(evaluations(context, hoists) for context in contexts) for x, contexts in found.items()}
-    reads = {o for member in members if found[member] for o in graph.nodes[member].operands if o not in members}
+    reads = {
+        o for member in members if found[member] for o in graph.nodes[member].operands if o not in members
+    }
     moved = sum(4 * min(graph.nodes[x].shape.element_count, times[x]) for x in reads)
     moved += sum(4 * graph.nodes[x].shape.element_count for x in results)
     return moved, sum(times[x] for x in members if graph.nodes[x].opcode == "log")

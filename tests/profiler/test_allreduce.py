@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep, sweep_sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep, sweep_sizes
 
 SIZES = sweep_sizes()
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
 from disco_hlo.profiler.costs import MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import OpTime, Platform, Profile
+
+from disco_hlo.errors import ProfileError
 from tests.profiler.test_keys import TWO_LAYERS
 
 PLATFORM = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
@@ -18,7 +18,9 @@ class Guess:
     """An estimator whose figures are recognizable."""
 
     def nodes_ns(self, graph):
-        return np.array([0 if node.opcode in ("parameter", "tuple") else 1000 + node.id for node in graph.nodes])
+        return np.array(
+            [0 if node.opcode in ("parameter", "tuple") else 1000 + node.id for node in graph.nodes]
+        )
 
     def groups_ns(self, graph, groups):
         return np.array([5000 + len(group.nodes) for group in groups], np.int64)

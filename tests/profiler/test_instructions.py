@@ -4,8 +4,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import (
     InstructionTimes,
     Overlap,
@@ -16,6 +14,8 @@ from disco_hlo.profiler.instructions import (
     spans,
 )
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
+
+from disco_hlo.errors import ProfileError
 
 DATA = Path(__file__).parent / "data"
 
@@ -145,7 +145,8 @@ def test_overlap_counts_unions():
     timeline = spans(
         trace_of(
             ran("all-reduce", 0, 0, 100, kernel="k"), ran("all-reduce", 0, 90, 110, kernel="k"),
-            ran("dot", 0, 20, 60, kernel="k"), ran("dot", 0, 50, 70, kernel="k"), ran("dot", 0, 105, 200, kernel="k"),
+            ran("dot", 0, 20, 60, kernel="k"), ran("dot", 0, 50, 70, kernel="k"),
+            ran("dot", 0, 105, 200, kernel="k"),
             ran("dot", 0, 0, 200, device=1, kernel="k"),
         ),
         "step",

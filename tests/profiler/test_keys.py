@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
-from disco_hlo.hlo.canonical import Origin
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.hlo.proto import Module, serialize
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.keys import group_key, keyed_times, owners, results_of
 from disco_hlo.profiler.profile import OpTime
+
+from disco_hlo.hlo.canonical import Origin
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.proto import Module, serialize
 
 F32 = Shape("f32", (64, 64), (1, 0))
 
@@ -83,7 +84,7 @@ def test_instructions_of_called_computations_belong_to_their_caller():
 
 
 def origin(name, role, nodes, results, fusion_kind="kLoop"):
-    return Origin(name, role, SimpleNamespace(fusion_kind=fusion_kind), nodes, results)
+    return Origin(name, role, SimpleNamespace(fusion_kind=fusion_kind), nodes, results, ())
 
 
 def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
@@ -91,7 +92,8 @@ def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
         return InstructionTimes(median, 1, 6, median // 2)
 
     graph = graph_of(
-        ("parameter", ()), ("tanh", (0,)), ("add", (1, 0)), ("dot", (2, 2)), ("all-reduce", (3,)), ("tuple", (4,))
+        ("parameter", ()), ("tanh", (0,)), ("add", (1, 0)),
+        ("dot", (2, 2)), ("all-reduce", (3,)), ("tuple", (4,)),
     )  # fmt: skip
     origins = [
         origin("fusion.1", "fusion", (1, 2), (2,)),

@@ -4,8 +4,6 @@ import json
 import os
 
 import pytest
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.profile import (
     Contention,
@@ -20,6 +18,8 @@ from disco_hlo.profiler.profile import (
     save,
     to_json,
 )
+
+from disco_hlo.errors import ProfileError
 
 H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
 FIT = AllReduceFit(
@@ -136,7 +136,7 @@ def test_unreadable_files_are_refused(tmp_path):
 def test_impossible_values_make_no_profile():
     with pytest.raises(ProfileError, match="memory_bandwidth"):
         Profile(H200, {}, 1, float("nan"), 1.0)
-    with pytest.raises(ProfileError, match="ops.abc: median_ns"):
+    with pytest.raises(ProfileError, match=r"ops\.abc: median_ns"):
         Profile(H200, {"abc": OpTime(-4, 0, 1)}, 1, 1.0, 1.0)
 
 
