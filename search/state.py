@@ -63,6 +63,8 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
         for x in copies if owned else ():
             add_copy(state, scratch, owned[0], x)
     tokens = [t for t in strategy.order if not t.endswith(".done")] or default_unit_order(units, False)
+    # A kernel that only writes another op's value down in other dimensions is no unit of the search.
+    tokens = [t for t in tokens if t[0] != "g" or memberships[int(t[1:])][0]]
     _lay_out(state, [_head(state, strategy, token.removesuffix(".start")) for token in tokens])
     return state
 
@@ -81,12 +83,13 @@ def _memberships(graph: Graph, strategy: Strategy) -> list[Signature]:
 
 
 def _own(state: State, nodes: Sequence[int]) -> None:
+    if not nodes:
+        return
     for x, following in zip(nodes, [*nodes[1:], -1], strict=True):
         state.word[at.OWNER, x] = nodes[0]
         state.word[at.NEXT, x] = following
         state.word[at.COUNT, x] = 0
-    if nodes:
-        state.word[at.COUNT, nodes[0]] = len(nodes)
+    state.word[at.COUNT, nodes[0]] = len(nodes)
 
 
 def _head(state: State, strategy: Strategy, token: str) -> int:

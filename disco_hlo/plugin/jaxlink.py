@@ -395,3 +395,10 @@ def distributed_job() -> tuple[Any, str] | None:
 
     state = distributed.global_state
     return None if state.client is None else (state.client, str(state.coordinator_address))
+
+
+def module_text(module: bytes) -> str:
+    """A serialized HloModuleProto as text, for people (large constants are left out)."""
+    from jaxlib import _hlo
+
+    return str(_hlo.HloModule.from_serialized_hlo_module_proto(module).to_string())

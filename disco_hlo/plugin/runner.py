@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable, Parameter
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""
+
+Result = TypeVar("Result")
 
 _PATTERN_ELEMENTS = 1 << 16
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
@@ -181,7 +183,7 @@ def all_reduce_runner(
     """
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))
-    executable = _in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats))
+    executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats))
     return Runner(request, executable, seed, allow_callbacks=True)
 
 
@@ -223,7 +225,7 @@ def _compile_all_reduces(
     return executable
 
 
-def _in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:
+def in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:
     """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread."""
 
     def marked() -> LoadedExecutable:

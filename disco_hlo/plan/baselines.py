@@ -1,0 +1,35 @@
+"""Plain strategies: starting points of the search, and what a found plan is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+
+
+def unfused(graph: Graph, groups: Sequence[Group] = ()) -> Strategy:
+    """Every all-reduce by itself, and every op that is in none of ``groups``."""
+    return Strategy(tuple(groups), tuple(Bucket((node,)) for node in graph.all_reduces))
+
+
+def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat") -> Strategy:
+    """As few buckets as can be: all-reduces travel together unless one has to wait for the other,
+    reduces in another way, or is of another type."""
+    depth = all_reduce_depths(graph)
+
+    def lot(node: int) -> tuple[str, str, int]:
+        return graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]
+
+    lots = groupby(sorted(graph.all_reduces, key=lot), key=lot)
+    return Strategy(tuple(groups), tuple(Bucket(tuple(members), form) for _, members in lots))
+
+
+def all_reduce_depths(graph: Graph) -> list[int]:
+    """For each node, how many all-reduces lie one behind the other on the way to it."""
+    depth: list[int] = []
+    for node in graph.nodes:
+        before = max((depth[operand] + (graph.nodes[operand].kind is Kind.ALL_REDUCE) for operand in node.operands), default=0)
+        depth.append(before)
+    return depth

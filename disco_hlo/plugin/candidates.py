@@ -1,0 +1,178 @@
+"""Compile strategies on every rank, check their numbers, and time them one after another.
+
+DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
+default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
+same bytes; a candidate that fails anywhere is out everywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.activation.agree import PlanBytes, broadcast_plan
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.runner import Outputs, Runner, calls_python
+from disco_hlo.plugin.session import Session
+
+DEFAULT = "XLA default"
+_RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
+"""How far, relative to its norm, an output may be from the default's, by bytes of its type."""
+_ROUNDS = (5, 25)
+
+
+@dataclass
+class Trial:
+    """One strategy on the way to being measured."""
+
+    name: str
+    strategy: Strategy | None
+    """None: XLA's default, untouched."""
+    predicted_ns: int
+    module: bytes = b""
+    executable: Any = None
+    runner: Runner | None = None
+    times_ns: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def median_ns(self) -> int:
+        """Median step time; 0 where it did not run."""
+        return int(statistics.median(self.times_ns)) if self.times_ns else 0
+
+    @property
+    def spread_ns(self) -> int:
+        """Half the distance between the quartiles."""
+        if len(self.times_ns) < 2:
+            return 0
+        low, _, high = statistics.quantiles(self.times_ns, n=4)
+        return int((high - low) / 2)
+
+
+def ratio_to(trial: Trial, reference: Trial) -> float:
+    """Median over the rounds of this trial's step time over the reference's in the same round."""
+    return statistics.median(a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True))
+
+
+def ratio_noise(trial: Trial, reference: Trial) -> float:
+    """How uncertain :func:`ratio_to` is: two standard errors, from the rounds' own spread."""
+    ratios = [a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True)]
+    if len(ratios) < 2:
+        return 1.0
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return 2 * (high - low) / 1.349 / len(ratios) ** 0.5
+
+
+def local_module(session: Session, source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
+    """The bytes this rank compiles: the master's, unless they hold calls into the master's Python."""
+    if calls_python(received):
+        return apply(strategy, source)
+    return received
+
+
+def compile_trial(
+    session: Session,
+    source: CanonicalModule,
+    trial: Trial,
+    *,
+    tag: str,
+    extra_options: Mapping[str, str] | None = None,
+) -> None:
+    """Compile ``trial`` on every rank; what goes wrong anywhere is noted in it, not raised."""
+    if trial.strategy is None:
+        trial.executable = jaxlink.compile_module(session.request, None, extra_options)
+        return
+    mine, why = None, ""
+    if session.leads:
+        try:
+            mine = PlanBytes(b"{}", apply(trial.strategy, source))
+        except DiscoError as error:
+            why = one_line(error)
+    sent, reason = broadcast_plan(session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag)
+    if sent is None:
+        trial.error = reason
+        return
+    try:
+        with session.stage(tag):
+            trial.module = local_module(session, source, trial.strategy, sent.module)
+            verify(source, trial.module, trial.strategy)
+            trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
+    except DiscoError as error:
+        trial.error = one_line(error)
+        LOGGER.debug("%s: %s", trial.name, trial.error)
+
+
+def measure(session: Session, trials: Sequence[Trial], *, budget_s: float) -> None:
+    """Run the compiled trials alternately and note their times; check their outputs first.
+
+    Raises:
+        UnsupportedError: the step cannot be run on made-up inputs.
+    """
+    alive = [trial for trial in trials if trial.executable is not None and not trial.error]
+    expected: Outputs | None = None
+    for trial in alive:
+        with session.stage(f"first run of {trial.name}"):
+            trial.runner = Runner(session.request, trial.executable, session.settings.seed)
+            outputs = trial.runner.outputs()
+            trial.error = "" if expected is None else difference(expected, outputs)
+            expected = outputs if expected is None else expected
+        verdicts = session.channel.all_gather(trial.error.encode(), tag="numbers", timeout_s=session.timeout_s)
+        trial.error = next((verdict.decode() for verdict in verdicts if verdict), "")
+        if trial.error:
+            LOGGER.warning("%s is left out: %s", trial.name, trial.error)
+    alive = [trial for trial in alive if not trial.error]
+    for _ in range(_rounds(session, alive, budget_s)):
+        for trial in alive:
+            assert trial.runner is not None
+            trial.times_ns.append(trial.runner.run())
+    for trial in trials:
+        trial.runner = None
+
+
+def _rounds(session: Session, alive: Sequence[Trial], budget_s: float) -> int:
+    """How often to run each, from one warm-up round; the same on every rank."""
+    started = time.monotonic()
+    for trial in alive:
+        assert trial.runner is not None
+        trial.runner.run()
+    round_s = max(time.monotonic() - started, 1e-6)
+    wanted = int(budget_s / round_s)
+    return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))
+
+
+def difference(expected: Outputs, got: Outputs) -> str:
+    """Why two runs on equal inputs do not compute the same, in one line; empty where they do.
+
+    Another order of rounding is allowed for; what this catches is a wrong program.
+    """
+    for number, (want, have) in enumerate(zip(expected, got, strict=True)):
+        for left, right in zip(want, have, strict=True):
+            if left.dtype != right.dtype or left.shape != right.shape:
+                return f"output {number} is {right.dtype}{right.shape}, expected {left.dtype}{left.shape}"
+            error = _relative_error(left, right)
+            if error > _RELATIVE_ERROR.get(left.dtype.itemsize, 1e-2):
+                return f"output {number} differs from XLA's default by {error:.2g} of its norm"
+    return ""
+
+
+def _relative_error(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
+    if left.dtype.kind in "biu":
+        return 0.0 if np.array_equal(left, right) else 1.0
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return float("inf")
+    finite = np.isfinite(a)
+    norm = float(np.linalg.norm(a[finite]))
+    error = float(np.linalg.norm(a[finite] - b[finite]))
+    return 0.0 if error == 0.0 else error / max(norm, 1e-30)

@@ -1,0 +1,49 @@
+"""From a profile to what the search computes with: a cost model and a machine model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.calibration import calibrated, measured_ops
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, speed_ppm
+
+
+def costs_of(profile: Profile, graphs: Sequence[Graph]) -> MeasuredCosts:
+    """Measured times where the profile has them, else the analytical model calibrated by it."""
+    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=profile.platform.backend == "cpu")
+    times = {key: float(time.median_ns) for key, time in profile.ops.items()}
+    return MeasuredCosts(profile, AnalyticModel(calibrated(base, measured_ops(graphs, times))))
+
+
+def machine_of(profile: Profile) -> MachineModel:
+    """How this device runs kernels and collectives beside each other."""
+    machine = GPU if profile.platform.backend == "gpu" else CPU
+    machine = replace(
+        machine,
+        launch_ns=profile.launch_ns,
+        memory_bytes_per_us=int(profile.memory_bandwidth / 1e6),
+    )
+    if profile.contention is None:
+        return machine
+    return replace(
+        machine,
+        compute_speed_ppm=speed_ppm(profile.contention.compute),
+        transfer_speed_ppm=speed_ppm(profile.contention.communication),
+    )
+
+
+def pieces_of(profile: Profile) -> LinearPieces | None:
+    """The all-reduce lines as the bound takes them."""
+    fitted = profile.all_reduce
+    if fitted is None:
+        return None
+    return LinearPieces(
+        tuple(piece.from_bytes for piece in fitted.pieces),
+        tuple(piece.ns_per_byte for piece in fitted.pieces),
+        tuple(piece.base_ns for piece in fitted.pieces),
+    )

@@ -1,0 +1,141 @@
+"""The enactment phase, ``ENABLE_SEARCH=0`` (DisCo, sections 4.1 and 5.1).
+
+Rank 0 reads plan and optimized module, every rank receives them, checks that they are its own step,
+and says what it would enact. All enact the same module, or all use XLA's default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
+from disco_hlo.errors import ActivationError, DiscoError, PlanError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.runner import calls_python
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step, training_step
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What this rank would enact, or why nothing."""
+
+    plan: Plan | None
+    module: bytes
+    reason: str
+
+
+def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
+    """Enact the plan of the request's step if there is one; None leaves it to XLA."""
+    step = training_step(request, settings)
+    if step is None:
+        return None
+    session = join(request, settings)
+    slot = PlanStore(settings.directory).slot(
+        step.source.graph.fingerprint, session.facts.backend, session.facts.device_kind, session.facts.device_count
+    )
+    proposed = _propose(session, step, slot)
+    digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
+    proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
+    agreement = agree(session.channel, proposal, session.timeout_s)
+    if not agreement.enact or proposed.plan is None:
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, agreement.reason or proposed.reason)
+        return None
+    return _enact(session, slot, proposed)
+
+
+def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
+    try:
+        received, reason = _receive(session, slot)
+        if received is None:
+            return Proposed(None, b"", reason)
+        plan = plans.decode(received.plan_json, "the plan of rank 0")
+        _check_target(session, step.source, plan)
+        module = _own_module(step.source, plan, received)
+        return Proposed(plan, module, "")
+    except DiscoError as error:
+        return Proposed(None, b"", one_line(error))
+
+
+def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
+    """Rank 0's plan and module on every rank, or None and the reason."""
+    mine, reason = None, ""
+    if session.leads:
+        try:
+            stored = slot.load()
+            mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
+            reason = f"there is no plan for it in {slot.path}; search first (ENABLE_SEARCH=1)" if stored is None else ""
+            banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
+            mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
+        except PlanError as error:
+            mine, reason = None, one_line(error)
+    return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
+
+
+def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None:
+    target, facts = plan.target, session.facts
+    for what, wanted, found in (
+        ("another step: fingerprint", target.fingerprint[:16], source.graph.fingerprint[:16]),
+        ("backend", target.backend, facts.backend),
+        ("device kind", target.device_kind, facts.device_kind),
+        ("number of devices", target.device_count, facts.device_count),
+    ):
+        if wanted != found:
+            raise PlanError(f"the plan was made for {what} {wanted}, this is {found}; search again")
+
+
+def _own_module(source: CanonicalModule, plan: Plan, received: PlanBytes) -> bytes:
+    """The bytes this rank hands to XLA: the master's where they are this rank's step executed by the
+    plan, and its own rewrite where the module calls this process's Python."""
+    if received.module_sha256 != plan.module_sha256:
+        raise PlanError("the optimized module is not the one the plan was saved with; search again")
+    module = apply(plan.strategy, source) if calls_python(received.module) else received.module
+    verify(source, module, plan.strategy)
+    return module
+
+
+def _comparable(proposed: Proposed) -> bytes:
+    """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own."""
+    assert proposed.plan is not None
+    if calls_python(proposed.module):
+        return plans.encode(plans.without_measurements(proposed.plan))
+    return proposed.module
+
+
+def _enact(session: Session, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
+    assert proposed.plan is not None
+    plan = proposed.plan
+    if plan.chosen == "XLA default":
+        session.say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
+        return None
+    try:
+        with session.stage("enact"), slot.compiling(hashlib.sha256(proposed.module).hexdigest()):
+            executable = jaxlink.compile_module(session.request, proposed.module)
+    except ActivationError as error:
+        LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
+        return None
+    if not jaxlink.keeps_donation():
+        session.say("jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it", session.facts.jax_version)
+    session.say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
+    return executable
+
+
+def describe(plan: Plan) -> str:
+    """What a plan promises, in half a line."""
+    strategy = plan.strategy
+    shape = f"{len(strategy.groups)} op groups, {len(strategy.buckets)} all-reduce buckets"
+    times = {one.name: one.median_ns for one in plan.measured.candidates} if plan.measured else {}
+    default, chosen = times.get("XLA default", 0), times.get(plan.chosen, 0)
+    if not default or not chosen:
+        return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
+    return f"{shape}, {default / chosen:.2f}x faster when measured"

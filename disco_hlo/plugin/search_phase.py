@@ -1,0 +1,382 @@
+"""The search phase, ``ENABLE_SEARCH=1`` (DisCo, section 3.1), run while the step's compile waits.
+
+Capture the step, profile it, search on rank 0, measure the finalists beside XLA's default, save the
+fastest as a plan, and hand its executable to JAX, so that the training goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import execution_order
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
+from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.logs import LOGGER, progress_wanted
+from disco_hlo.plugin.profiling import profile_step
+from disco_hlo.plugin.progress import search_progress
+from disco_hlo.plugin.session import Interruption, Session, join, versions
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.timeline import simulate
+
+PROFILE_NAME = "profile.json"
+STORE_NAME = "profile.sqlite"
+MEASURE_BUDGET_S = 40.0
+MINIMUM_GAIN = 0.01
+"""A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What rank 0's search hands to the measurement."""
+
+    result: SearchResult
+    trials: tuple[tuple[str, Strategy | None, int], ...]
+    """(name, strategy, predicted ns) of everything to measure; the strategy None is XLA's default."""
+    prediction: plans.Prediction
+    profile: Profile
+    search_s: float
+
+
+def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
+    """Search for the request if it is the training step; None leaves it to XLA."""
+    step = training_step(request, settings)
+    if step is None:
+        return None
+    session = join(request, settings)
+    source = step.source
+    slot = PlanStore(settings.directory).slot(
+        source.graph.fingerprint, session.facts.backend, session.facts.device_kind, session.facts.device_count
+    )
+    with _only_search(session, slot):
+        return _search_and_measure(session, step, slot)
+
+
+@contextlib.contextmanager
+def _only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
+    """Hold the slot's lock on rank 0; all ranks give up together where another search has it."""
+    held = None
+    try:
+        with session.stage("plan directory"):
+            if session.leads:
+                held = slot.search_lock().acquire()
+        yield
+    finally:
+        if held is not None:
+            held.remove()
+
+
+def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedExecutable | None:
+    source = step.source
+    xla = read(source)
+    started = time.monotonic()
+    with _profile_store(session) as store:
+        profiled = profile_step(session, source, xla, store)
+    profile_s = time.monotonic() - started
+    if profiled is not None:
+        session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+    interruption = Interruption()
+    with interruption.watched(), session.stage("search"):
+        found = _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
+    interrupted = session.tell(bool(interruption), "interrupted")
+    trials = _trials(session, found)
+    started = time.monotonic()
+    if not interrupted:
+        _measure(session, step, trials)
+    measure_s = time.monotonic() - started
+    winner = trials[session.tell(_winner(trials) if session.leads and not interrupted else 0, "winner")]
+    if session.leads and found is not None:
+        chosen = next(trial for trial in trials if trial.name == "plan") if interrupted else winner
+        _save(session, step, slot, found, trials, chosen, (profile_s, measure_s))
+    if interrupted:
+        session.say("interrupted: the best plan so far is saved, unmeasured; this run goes on with XLA's default")
+        return None
+    _warn_of_lost_donation(session, winner)
+    return None if winner.strategy is None else winner.executable
+
+
+@contextlib.contextmanager
+def _profile_store(session: Session) -> Iterator[ProfileStore | None]:
+    """The directory's store of measured times, on rank 0; a store that cannot be opened is done without."""
+    if not session.leads:
+        yield None
+        return
+    try:
+        session.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store = ProfileStore(session.settings.directory / STORE_NAME)
+    except (DiscoError, OSError) as error:
+        LOGGER.warning("measured times are not kept: %s", error)
+        yield None
+        return
+    with store:
+        yield store if store.writable else None
+
+
+# --- search, on rank 0 ----------------------------------------------------------------------------
+
+
+def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: Interruption) -> Found:
+    graph, settings = step.source.graph, session.settings
+    costs, machine = costs_of(profile, [graph]), machine_of(profile)
+    started = time.monotonic()
+    with search_progress(progress_wanted()) as on_progress:
+        result = search(
+            graph, costs, machine, start=xla, settings=_search_settings(settings),
+            on_progress=on_progress, stop=lambda: bool(stop),
+        )  # fmt: skip
+    search_s = time.monotonic() - started
+    session.say(
+        "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
+        result.evaluations, search_s, result.predicted_ns / 1e6, result.start_ns / 1e6,
+    )  # fmt: skip
+
+    def predicted(strategy: Strategy) -> int:
+        return simulate(build(graph, strategy, costs, machine).problem).makespan_ns
+
+    plan = _ordered(session, step, result.strategy)
+    named: list[tuple[str, Strategy | None]] = [
+        (DEFAULT, None),
+        ("no fusion", unfused(graph)),
+        ("one bucket, XLA's op fusion", one_bucket(graph, xla.groups)),
+        ("plan's buckets, XLA's op fusion", Strategy(xla.groups, plan.buckets)),
+        ("plan", plan),
+    ]
+    others = [f.strategy for f in result.finalists if f.strategy != result.strategy]
+    named += [(f"plan {i + 2}", _ordered(session, step, s)) for i, s in enumerate(others[: settings.finalists - 1])]
+    trials = tuple((name, strategy, _predicted_or_zero(predicted, strategy or xla)) for name, strategy in named)
+    limit = _bound(step, xla, plan, costs, machine, profile)
+    timeline = simulate(build(graph, plan, costs, machine).problem)
+    prediction = plans.Prediction(
+        plan_ns=timeline.makespan_ns,
+        default_ns=predicted(xla),
+        unfused_ns=predicted(unfused(graph)),
+        full_overlap_ns=limit.full_overlap_ns,
+        bound_ns=limit.makespan_ns,
+        peak_memory_bytes=timeline.peak_bytes,
+    )
+    return Found(result, trials, prediction, profile, search_s)
+
+
+def _ordered(session: Session, step: Step, strategy: Strategy) -> Strategy:
+    """Normal form with its order written out: what is saved is exactly what is executed."""
+    graph = step.source.graph
+    asynchronous = graph.backend == "gpu"
+    normal = normal_form(graph, strategy)
+    return replace(normal, order=execution_order(graph, normal, asynchronous))
+
+
+def _predicted_or_zero(predict: object, strategy: Strategy) -> int:
+    try:
+        return int(predict(strategy))  # type: ignore[operator]
+    except DiscoError:
+        return 0
+
+
+def _search_settings(settings: Settings) -> SearchSettings:
+    return SearchSettings(
+        alpha=settings.alpha,
+        beta=settings.beta,
+        seed=settings.seed,
+        unchanged=settings.patience,
+        seconds=settings.budget_s,
+        finalists=settings.finalists,
+    )
+
+
+def _bound(
+    step: Step, xla: Strategy, plan: Strategy, costs: MeasuredCosts, machine: MachineModel, profile: Profile
+) -> Bound:
+    """The lower of the bounds over the plan's kernels and over XLA's."""
+    graph = step.source.graph
+    pieces = pieces_of(profile)
+    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
+    least = 0 if pieces is None else least_communication_ns(sizes, pieces, machine)
+    found = [
+        bound(build(graph, unfused(graph, groups), costs, machine).problem, least, machine.asynchronous)
+        for groups in (xla.groups, plan.groups)
+    ]
+    return min(found, key=lambda one: one.makespan_ns)
+
+
+# --- finalists, on all ranks ----------------------------------------------------------------------
+
+
+def _trials(session: Session, found: Found | None) -> list[Trial]:
+    """The candidates by name; on ranks other than 0 their strategies arrive as JSON."""
+    raw = None
+    if found is not None:
+        raw = [[name, msgspec.to_builtins(strategy), ns] for name, strategy, ns in found.trials]
+    told = session.tell(raw, "finalists")
+    return [
+        Trial(name, None if strategy is None else msgspec.convert(strategy, Strategy), ns)
+        for name, strategy, ns in told
+    ]
+
+
+def _measure(session: Session, step: Step, trials: Sequence[Trial]) -> None:
+    for number, trial in enumerate(trials):
+        compile_trial(session, step.source, trial, tag=f"candidate {number}")
+    measure(session, trials, budget_s=MEASURE_BUDGET_S)
+    for trial in trials:
+        if trial.error:
+            session.say("%s: not measured: %s", trial.name, trial.error)
+        else:
+            session.say("%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6)
+
+
+def _winner(trials: Sequence[Trial]) -> int:
+    """Index of the fastest trial; XLA's default unless something beats it beyond the noise.
+
+    Trials that the measurement cannot tell from the fastest count as equal; of those the one that
+    was predicted fastest wins, which the clock does not decide.
+    """
+    default = trials[0]
+    measured = [i for i, trial in enumerate(trials) if trial.times_ns and not trial.error]
+    if 0 not in measured:
+        return 0
+    best = min(measured, key=lambda i: ratio_to(trials[i], default))
+    if ratio_to(trials[best], default) > 1 - max(MINIMUM_GAIN, ratio_noise(trials[best], default)):
+        return 0
+    level = [i for i in measured if i and ratio_to(trials[i], trials[best]) <= 1 + ratio_noise(trials[i], trials[best])]
+    return min(level or [best], key=lambda i: (trials[i].predicted_ns, i))
+
+
+def _warn_of_lost_donation(session: Session, winner: Trial) -> None:
+    if winner.strategy is not None and not jaxlink.keeps_donation():
+        session.say("jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it", session.facts.jax_version)
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+def _save(
+    session: Session,
+    step: Step,
+    slot: PlanSlot,
+    found: Found,
+    trials: Sequence[Trial],
+    winner: Trial,
+    seconds: tuple[float, float],
+) -> None:
+    source, facts = step.source, session.facts
+    strategy = winner.strategy if winner.strategy is not None else read(source)
+    module = winner.module or _module_of(step, strategy)
+    plan = plans.Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=plans.Target(
+            fingerprint=source.graph.fingerprint,
+            module_name=source.graph.module_name,
+            backend=facts.backend,
+            device_kind=facts.device_kind,
+            device_count=facts.device_count,
+            process_count=facts.process_count,
+        ),
+        versions=versions(facts),
+        strategy=strategy,
+        chosen=winner.name,
+        prediction=found.prediction,
+        search=_search_record(session, found),
+        module_sha256=hashlib.sha256(module).hexdigest(),
+        notes=_notes(step, winner, trials),
+        measured=_measured(found, trials, seconds),
+    )
+    try:
+        slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
+        save_profile(found.profile, slot.path / PROFILE_NAME)
+    except (PlanError, OSError) as error:
+        LOGGER.warning("the plan is used, but cannot be saved: %s", error)
+        return
+    default = trials[0]
+    if winner.strategy is None:
+        session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
+    elif winner.times_ns:
+        session.say("%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path))
+
+
+def _module_of(step: Step, strategy: Strategy) -> bytes:
+    from disco_hlo.plan.apply import apply
+
+    return apply(strategy, step.source)
+
+
+def _search_record(session: Session, found: Found) -> plans.SearchRecord:
+    settings = _search_settings(session.settings)
+    return plans.SearchRecord(
+        method=settings.method,
+        settings={
+            "alpha": settings.alpha, "beta": settings.beta, "seed": settings.seed,
+            "unchanged": settings.unchanged, "seconds": settings.seconds,
+        },
+        evaluations=found.result.evaluations,
+        improvements=tuple((one.evaluation, one.cost_ns) for one in found.result.trace),
+    )  # fmt: skip
+
+
+def _measured(found: Found, trials: Sequence[Trial], seconds: tuple[float, float]) -> plans.Measured:
+    fitted = found.profile.all_reduce
+    pieces = fitted.pieces if fitted is not None else ()
+    return plans.Measured(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        candidates=tuple(
+            plans.Candidate(
+                name=trial.name,
+                predicted_ns=trial.predicted_ns,
+                median_ns=trial.median_ns,
+                spread_ns=trial.spread_ns,
+                samples=len(trial.times_ns),
+                error=trial.error[:4000],
+            )
+            for trial in trials
+        ),
+        all_reduce=tuple(plans.Line(p.from_bytes, p.ns_per_byte, p.base_ns) for p in pieces),
+        profile_s=round(seconds[0], 3),
+        search_s=round(found.search_s, 3),
+        measure_s=round(seconds[1], 3),
+        evaluations_per_s=round(found.result.evaluations / max(found.search_s, 1e-9), 1),
+    )
+
+
+def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
+    notes = []
+    if winner.strategy is None:
+        notes.append("Nothing found beats XLA's default beyond the noise of the measurement; this plan is XLA's default.")
+    if not jaxlink.keeps_donation():
+        notes.append("This version of jax loses buffer donation in a rewritten step.")
+    loops = sum(node.opcode == "while" for node in step.source.graph.nodes)
+    if loops:
+        notes.append(f"{loops} loops stay as XLA compiled them; what runs inside is not part of the plan.")
+    notes += [f"{trial.name} could not be measured: {trial.error}"[:4000] for trial in trials if trial.error]
+    return tuple(notes)
+
+
+def _shown(path: Path) -> str:
+    home = str(Path.home())
+    text = str(path)
+    return "~" + text[len(home) :] if text.startswith(home + "/") else text

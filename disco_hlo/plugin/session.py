@@ -1,0 +1,142 @@
+"""One training step in our hands: the compile request, the ranks that share it, and who speaks for them.
+
+In a job of several processes every rank goes through the same stages in lockstep. A stage that fails
+on one rank fails on all of them, with one message that says where, so that no rank waits for another
+that has given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from disco_hlo import __version__
+from disco_hlo.activation.channel import Channel
+from disco_hlo.activation.choose import open_channel
+from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.errors import ActivationError
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.job import DeviceFacts, device_facts
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.settings import Settings
+
+_channels: dict[tuple[int, ...], Channel] = {}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every stage of a phase needs."""
+
+    request: CompileRequest
+    settings: Settings
+    facts: DeviceFacts
+    channel: Channel
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which searches, saves and speaks."""
+        return self.channel.rank == 0
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for the others."""
+        return self.settings.timeout_s
+
+    def say(self, message: str, *values: object) -> None:
+        """One line for the user, from rank 0 alone."""
+        LOGGER.log(20 if self.leads else 10, message, *values)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Do the body on every rank; if any rank fails, all do.
+
+        Raises:
+            ActivationError: another rank failed; names it and its reason. This rank's own error
+                passes through.
+        """
+        failure: BaseException | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
+        answers = self.channel.all_gather(reason.encode(), tag=f"stage {name}", timeout_s=self.timeout_s)
+        if failure is not None:
+            raise failure
+        failed = [(rank, answer.decode(errors="replace")) for rank, answer in enumerate(answers) if answer]
+        if failed:
+            raise ActivationError("; ".join(f"rank {rank}, {name}: {why}" for rank, why in failed[:3]))
+
+    def tell(self, value: Any, tag: str) -> Any:
+        """Rank 0's JSON value, on every rank."""
+        payload = json.dumps(value).encode() if self.leads else None
+        return json.loads(self.channel.broadcast(payload, tag=tag, timeout_s=self.timeout_s))
+
+
+def join(request: CompileRequest, settings: Settings) -> Session:
+    """Join the ranks that compile this module.
+
+    Raises:
+        ActivationError: the module runs on a part of the job's processes, or ranks are missing.
+    """
+    facts = device_facts(request)
+    processes = request.process_indices
+    channel = _channels.get(processes)
+    if channel is None:
+        job = jaxlink.distributed_job()
+        if len(processes) > 1 and processes != tuple(range(len(processes))):
+            raise ActivationError(f"{request.module_name} runs on processes {processes} of the job only")
+        channel = _channels[processes] = open_channel(
+            rank=facts.process_index if len(processes) > 1 else 0,
+            size=len(processes),
+            job_id="" if job is None else job[1],
+            store=None if job is None else CoordinationStore(job[0]),
+            environ=os.environ,
+            preference="" if settings.channel == "auto" else settings.channel,
+            timeout_s=settings.timeout_s,
+        )
+    return Session(request, settings, facts, channel)
+
+
+def versions(facts: DeviceFacts) -> dict[str, str]:
+    """Software that a plan or profile was made with."""
+    found = {"disco_hlo": __version__, "jax": facts.jax_version, "jaxlib": facts.jaxlib_version}
+    if facts.backend == "gpu":
+        found["runtime"] = facts.runtime_version
+    return found
+
+
+class Interruption:
+    """Ctrl-C while something long runs: the first asks it to end early, the second ends the program."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __bool__(self) -> bool:
+        return self.wanted
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Interruption]:
+        """Take Ctrl-C over for the time of the body. (Only the main thread can; elsewhere nothing changes.)"""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        previous = signal.getsignal(signal.SIGINT)
+
+        def note(number: int, frame: types.FrameType | None) -> None:
+            self.wanted = True
+            signal.signal(signal.SIGINT, previous)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,51 @@
+"""Recognising the training step: capture a compile's module, decide by rule, say why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.job import device_facts
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.select import ModuleFacts, choose, facts_of
+from disco_hlo.plugin.settings import Settings
+
+_seen: list[ModuleFacts] = []
+
+
+@dataclass(frozen=True)
+class Step:
+    """A compile whose module is at hand."""
+
+    module: bytes
+    """XLA's own, scheduled."""
+    source: CanonicalModule
+
+
+def captured(request: CompileRequest) -> Step | None:
+    """The request's module in canonical form; None, with a log line, where it cannot be read."""
+    try:
+        module = jaxlink.capture(request)
+        return Step(module, canonicalize(module))
+    except DiscoError as error:
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error))
+        return None
+
+
+def training_step(request: CompileRequest, settings: Settings) -> Step | None:
+    """The request's module if it is the training step (see ``select``), else None."""
+    if settings.module is not None and not settings.names(request.module_name):
+        return None
+    step = captured(request)
+    if step is None:
+        return None
+    facts = facts_of(step.source.graph, len(request.devices))
+    choice = choose(facts, _seen, named=None if settings.module is None else True)
+    _seen.append(facts)
+    leads = device_facts(request).process_index == 0
+    level = 20 if leads and (choice.chosen or facts.computed_all_reduce_count) else 10
+    LOGGER.log(level, "%s %s: %s", request.module_name, "is the training step" if choice.chosen else "is left alone", choice.reason)
+    return step if choice.chosen else None
