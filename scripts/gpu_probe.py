@@ -1,7 +1,7 @@
 """Find out on real GPUs what XLA does with rewritten modules, and what the cost model has to know.
 
-    python scripts/gpu_probe.py --out DIR                              2 GPUs, three link regimes, <= 10 minutes
-    JAX_PLATFORMS=cpu python scripts/gpu_probe.py --out DIR --size tiny     every code path, on two CPU devices
+    python scripts/gpu_probe.py --out DIR                 2 GPUs, three link regimes, under 10 minutes
+    JAX_PLATFORMS=cpu python scripts/gpu_probe.py --out DIR --size tiny    all of it on two CPU devices
 
 One child process per link regime (NVLink; staged through the host; sockets). All children compile at
 the same time, then measure one after another, so that nothing disturbs a measurement. The module of
@@ -9,6 +9,9 @@ the first child is what all of them rewrite: same matmul algorithms everywhere. 
 result or its error to DIR/<regime>.json before the next begins; a child that dies is started again
 without the step that killed it.
 """
+
+# A probe writes down every error, whatever it is, and goes on.
+# ruff: noqa: BLE001, D102, D103, C901
 
 from __future__ import annotations
 
@@ -120,6 +123,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 def parent(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     args.work.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.go", "*.ready", "*.log", "module.pb", "autotune.pbtxt"):
+        for stale in args.work.glob(pattern):
+            stale.unlink()
     started = time.time()
     deadline = started + args.budget_s
     compile_until = started + args.compile_s
@@ -676,7 +682,7 @@ class Probe:
                 del self.compiled[variant]
 
     def numbers(self) -> dict[str, Any]:
-        """Outputs of each variant on the first device against XLA's default, and of the default against itself."""
+        """Outputs of each variant on the first device against XLA's default; the default against itself."""
         import numpy as np
 
         from disco_hlo.plugin import jaxlink
@@ -737,8 +743,9 @@ class Probe:
         }
 
     def trace(self, variant: str) -> dict[str, Any]:
-        from disco_hlo.hlo import proto
         from disco_hlo.profiler import trace as traces
+
+        from disco_hlo.hlo import proto
 
         data = traces.collect(lambda: self.once(self.compiled[variant]), repeats=2)
         read = traces.read(data)
@@ -788,7 +795,7 @@ class Probe:
         )
 
     def slow_down(self) -> dict[str, Any]:
-        """How much longer the same kernel takes while a collective runs: the list schedule against XLA's order."""
+        """How much longer a kernel takes while a collective runs: the list schedule against XLA's order."""
         events = getattr(self, "events", {})
         quiet_name = "same" if "same" in events else "all"
         if "list" not in events or quiet_name not in events:
@@ -849,7 +856,6 @@ class Probe:
     def run_micro(self) -> dict[str, Any]:
         import jax
         import jax.numpy as jnp
-
         from disco_hlo.profiler import trace as traces
 
         result: dict[str, Any] = {}
