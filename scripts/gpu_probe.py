@@ -1,7 +1,7 @@
 """Find out on real GPUs what XLA does with rewritten modules, and what the cost model has to know.
 
-    python scripts/gpu_probe.py --out DIR                              2 GPUs, three link regimes, <= 10 minutes
-    JAX_PLATFORMS=cpu python scripts/gpu_probe.py --out DIR --size tiny     every code path, on two CPU devices
+    python scripts/gpu_probe.py --out DIR                 2 GPUs, three link regimes, under 10 minutes
+    JAX_PLATFORMS=cpu python scripts/gpu_probe.py --out DIR --size tiny    all of it on two CPU devices
 
 One child process per link regime (NVLink; staged through the host; sockets). All children compile at
 the same time, then measure one after another, so that nothing disturbs a measurement. The module of
@@ -9,6 +9,9 @@ the first child is what all of them rewrite: same matmul algorithms everywhere. 
 result or its error to DIR/<regime>.json before the next begins; a child that dies is started again
 without the step that killed it.
 """
+
+# A probe writes down every error, whatever it is, and goes on.
+# ruff: noqa: BLE001, D102, D103, C901
 
 from __future__ import annotations
 
@@ -44,14 +47,19 @@ REGIMES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 LINK_NS_PER_BYTE = {"nvlink": 0.0065, "staged": 0.04, "sockets": 0.2}
 LINK_BASE_NS = {"nvlink": 20_000, "staged": 40_000, "sockets": 60_000}
+SAFE = ("default", "list", "separate", "ten", "all")
+RISKY = ("list_variadic", "ten_variadic")
 VARIANTS = {
     "nvlink": (
-        "default", "same", "list", "list_variadic", "separate", "ten", "all", "merged_loop", "merged_input",
-        "unfused", "ten_variadic", "all_variadic", "reordered_bytes",
+        "default", "same", "list", "separate", "ten", "all", "unfused", "list_variadic", "merged_loop",
+        "merged_input", "ten_variadic", "verbatim", "all_variadic",
     ),
-    "sockets": ("default", "list", "list_variadic", "separate", "ten", "all", "ten_variadic"),
-    "staged": ("default", "list", "list_variadic", "separate", "ten", "all", "ten_variadic"),
+    "sockets": (*SAFE, *RISKY),
+    "staged": (*SAFE, *RISKY),
 }  # fmt: skip
+"""In order of importance: what is compiled while time lasts."""
+STEP_LIMIT_S = 100
+"""A step that takes longer hangs; its child is killed and started again without it."""
 SWEEP_BYTES = [1 << k for k in range(8, 21)] + [1 << 22, 1 << 24, 1 << 26]
 FAST = {"xla_gpu_autotune_level": 0}
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
@@ -78,7 +86,7 @@ class Report:
             self.steps.setdefault(name, {"status": "no time"})
             self.write()
             return None
-        self.steps[name] = {"status": "running"}
+        self.steps[name] = {"status": "running", "started": time.time()}
         self.write()
         started = time.perf_counter()
         value = None
@@ -115,6 +123,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 def parent(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     args.work.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.go", "*.ready", "*.log", "module.pb", "autotune.pbtxt"):
+        for stale in args.work.glob(pattern):
+            stale.unlink()
     started = time.time()
     deadline = started + args.budget_s
     compile_until = started + args.compile_s
@@ -123,29 +134,34 @@ def parent(args: argparse.Namespace) -> None:
     skipped: dict[str, set[str]] = {regime: set() for regime in args.regimes}
     waiting = list(args.regimes)
     measuring = ""
-    while children and time.time() < deadline:
-        time.sleep(0.2)
-        for regime, child in list(children.items()):
-            if child.poll() is None:
-                continue
-            del children[regime]
-            crashed = crashed_step(args.out / f"{regime}.json") if child.returncode else ""
-            notes["exits"].append([regime, child.returncode, crashed, round(time.time() - started, 1)])
-            if child.returncode and crashed and len(skipped[regime]) < 4 and time.time() + 60 < deadline:
-                skipped[regime].add(crashed)
-                children[regime] = start_child(regime, args, deadline, compile_until, skipped[regime])
-                continue
-            measuring = "" if measuring == regime else measuring
-        ready = [r for r in waiting if r not in children or (args.work / f"{r}.ready").exists()]
-        if not measuring and waiting and (len(ready) == len(waiting) or time.time() > compile_until + 45):
-            measuring = waiting.pop(0)
-            (args.work / f"{measuring}.go").touch()
-            measuring = measuring if measuring in children else ""
-        notes["seconds"] = round(time.time() - started, 1)
-        write_atomically(args.out / "probe.json", json.dumps(notes, indent=1).encode())
-    for child in children.values():
-        child.kill()
-        child.wait()
+    try:
+        while children and time.time() < deadline:
+            time.sleep(0.2)
+            for regime, child in list(children.items()):
+                if child.poll() is None and not hangs(args.out / f"{regime}.json"):
+                    continue
+                child.kill()
+                child.wait()
+                del children[regime]
+                crashed = crashed_step(args.out / f"{regime}.json") if child.returncode else ""
+                notes["exits"].append([regime, child.returncode, crashed, round(time.time() - started, 1)])
+                if child.returncode and crashed and len(skipped[regime]) < 4 and time.time() + 60 < deadline:
+                    skipped[regime].add(crashed)
+                    until = max(compile_until, min(time.time() + 120, deadline - 60))
+                    children[regime] = start_child(regime, args, deadline, until, skipped[regime])
+                    continue
+                measuring = "" if measuring == regime else measuring
+            ready = [r for r in waiting if r not in children or (args.work / f"{r}.ready").exists()]
+            if not measuring and waiting and (len(ready) == len(waiting) or time.time() > compile_until + 45):
+                measuring = waiting.pop(0)
+                (args.work / f"{measuring}.go").touch()
+                measuring = measuring if measuring in children else ""
+            notes["seconds"] = round(time.time() - started, 1)
+            write_atomically(args.out / "probe.json", json.dumps(notes, indent=1).encode())
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
     notes["killed"] = list(children)
     notes["logs"] = {regime: log_tail(args.work / f"{regime}.log") for regime in args.regimes}
     write_atomically(args.out / "probe.json", json.dumps(notes, indent=1).encode())
@@ -162,11 +178,41 @@ def start_child(
     else:
         environment["XLA_FLAGS"] = environment.get("XLA_FLAGS", "")
     command = [sys.executable, str(Path(__file__).resolve()), "--child", regime, "--out", str(args.out)]
-    command += ["--work", str(args.work), "--examples", str(args.examples), "--model", args.model, "--size", args.size]
-    command += ["--deadline", str(deadline), "--compile-until", str(compile_until), "--rounds", str(args.rounds)]
-    command += ["--measure-s", str(args.measure_s), "--skip", ",".join(sorted(skip)), "--regimes", ",".join(args.regimes)]
+    command += [
+        "--work",
+        str(args.work),
+        "--examples",
+        str(args.examples),
+        "--model",
+        args.model,
+        "--size",
+        args.size,
+    ]
+    command += [
+        "--deadline",
+        str(deadline),
+        "--compile-until",
+        str(compile_until),
+        "--rounds",
+        str(args.rounds),
+    ]
+    command += [
+        "--measure-s",
+        str(args.measure_s),
+        "--skip",
+        ",".join(sorted(skip)),
+        "--regimes",
+        ",".join(args.regimes),
+    ]
     with (args.work / f"{regime}.log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def hangs(path: Path) -> bool:
+    if not path.exists():
+        return False
+    steps = json.loads(path.read_text())["steps"].values()
+    return any(s["status"] == "running" and time.time() - s["started"] > STEP_LIMIT_S for s in steps)
 
 
 def crashed_step(path: Path) -> str:
@@ -253,7 +299,8 @@ class Probe:
         go = self.args.work / f"{self.regime}.go"
         while not go.exists():
             time.sleep(0.1)
-        self.measure_until = min(time.time() + self.args.measure_s, self.report.deadline - 5)
+        share = self.args.measure_s * (1.6 if self.first else 1)
+        self.measure_until = min(time.time() + share, self.report.deadline - 5)
         self.report.deadline = self.measure_until
         self.measure_phase()
 
@@ -310,7 +357,7 @@ class Probe:
         started = time.perf_counter()
         if variant == "default":
             module = None if self.first else self.source_bytes
-        elif variant == "reordered_bytes":
+        elif variant == "verbatim":
             module = self.source_bytes
         else:
             self.strategies[variant] = self.strategy(variant)
@@ -331,7 +378,7 @@ class Probe:
         return {
             "apply_s": round(applied - started, 3),
             "compile_s": round(time.perf_counter() - applied, 3),
-            "read_back": self.read_back(variant),
+            "read_back": attempt(lambda: self.read_back(variant)),
             "arguments_bytes": cost.arguments_bytes,
             "outputs_bytes": cost.outputs_bytes,
             "temporaries_bytes": cost.temporaries_bytes,
@@ -365,7 +412,9 @@ class Probe:
         form = "variadic" if variant.endswith("_variadic") else "concat"
         kind = variant.removesuffix("_variadic")
         if kind == "list":
-            buckets = tuple(Bucket(b.all_reduces, form if len(b.all_reduces) > 1 else "concat") for b in self.xla.buckets)
+            buckets = tuple(
+                Bucket(b.all_reduces, form if len(b.all_reduces) > 1 else "concat") for b in self.xla.buckets
+            )
         elif kind == "separate":
             buckets = separate
         else:
@@ -377,11 +426,17 @@ class Probe:
         from disco_hlo.plan.strategy import Bucket
 
         order = self.scheduled(replace(self.xla, buckets=separate)).order
-        produced = [separate[int(t[1:].split(".")[0])].all_reduces[0] for t in order if t[0] == "b" and not t.endswith(".done")]
+        produced = [
+            separate[int(t[1:].split(".")[0])].all_reduces[0]
+            for t in order
+            if t[0] == "b" and not t.endswith(".done")
+        ]
         late = self.depend_on_all_reduces()
         kinds: dict[Any, list[int]] = {}
         for node in produced:
-            kinds.setdefault((self.graph.nodes[node].collective, self.graph.nodes[node].shape.dtype, node in late), []).append(node)
+            kinds.setdefault(
+                (self.graph.nodes[node].collective, self.graph.nodes[node].shape.dtype, node in late), []
+            ).append(node)
         chunks = [nodes[i : i + size] for nodes in kinds.values() for i in range(0, len(nodes), size)]
         return tuple(Bucket(tuple(chunk), form if len(chunk) > 1 else "concat") for chunk in chunks)
 
@@ -398,7 +453,10 @@ class Probe:
         from disco_hlo.hlo.legality import external_reads
 
         groups = list(self.xla.groups)
-        reads = [set(external_reads(self.graph, {*g.nodes, *g.duplicates})) if g.kind == kind else set() for g in groups]
+        reads = [
+            set(external_reads(self.graph, {*g.nodes, *g.duplicates})) if g.kind == kind else set()
+            for g in groups
+        ]
         pairs: list[Any] = []
         free = set(range(len(groups)))
         tries = 400
@@ -417,7 +475,10 @@ class Probe:
             raise LookupError(f"no two neighbouring {kind} groups may be merged")
         self.report.steps[f"merged {kind} pairs"] = {
             "status": "ok",
-            "result": [[f"{self.graph.nodes[n].opcode} {self.graph.nodes[n].shape}" for n in groups[i].nodes] for i, _ in pairs],
+            "result": [
+                [f"{self.graph.nodes[n].opcode} {self.graph.nodes[n].shape}" for n in groups[i].nodes]
+                for i, _ in pairs
+            ],
         }
         gone = {j for _, j in pairs}
         return tuple(group for j, group in enumerate(groups) if j not in gone)
@@ -459,7 +520,9 @@ class Probe:
             size = sum(node.shape.size_bytes for node in nodes)
             arithmetic = sum(node.flops for node in nodes) / 4e5
             durations.append(int(3000 + max(2 * size / 4e3, 0 if unit.is_bucket else arithmetic)))
-            transfers.append(int(LINK_BASE_NS[self.regime] + size * LINK_NS_PER_BYTE[self.regime]) if unit.is_bucket else 0)
+            transfers.append(
+                int(LINK_BASE_NS[self.regime] + size * LINK_NS_PER_BYTE[self.regime]) if unit.is_bucket else 0
+            )
         order = list_schedule(units, durations, transfers, asynchronous=self.graph.backend == "gpu")
         return replace(strategy, order=order)
 
@@ -485,10 +548,16 @@ class Probe:
         from disco_hlo.plugin.runner import all_reduce_runner
 
         self.sweep = {}
+        note = ""
         for size in SWEEP_BYTES:
             many = 17 if size <= 1 << 20 else 5
-            self.sweep[size] = (many, all_reduce_runner(self.request, size, "f32", 1), all_reduce_runner(self.request, size, "f32", many))
-        return {"sizes": len(self.sweep)}
+            try:
+                pair = [all_reduce_runner(self.request, size, "f32", repeats) for repeats in (1, many)]
+            except Exception as error:
+                note = f"{type(error).__name__}: {error}"[:500]
+                pair = [PsumChain(self.request, size, repeats) for repeats in (1, many)]
+            self.sweep[size] = (many, *pair)
+        return {"sizes": len(self.sweep), "all_reduce_runner": note or "works"}
 
     def compile_micro(self) -> dict[str, Any]:
         """Chains of kernels that XLA may not fuse, alone and beside an all-reduce."""
@@ -527,7 +596,9 @@ class Probe:
 
         def on_mesh(function: Callable[..., Any], arguments: int) -> Any:
             specs = (PartitionSpec("d"),) * arguments
-            return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=False)
+            return jax.shard_map(
+                function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=False
+            )
 
         def both(compute: Callable[[Any], Any]) -> Any:
             def run(x: Any, g: Any) -> Any:
@@ -563,18 +634,25 @@ class Probe:
     # Measuring ------------------------------------------------------------------------------
 
     def measure_phase(self) -> None:
+        """What is unlikely to crash comes first, so that a crash loses little."""
+        risky = {v: self.compiled.pop(v) for v in list(self.compiled) if "variadic" in v or "merged" in v}
         self.report.step("inputs", self.make_inputs)
-        self.report.step("first runs", self.first_runs)
+        self.first_runs()
+        self.report.step("step times", lambda: self.step_times(0.3))
         self.report.step("numbers", self.numbers)
-        self.report.step("step times", self.step_times)
         for variant in ("default", "same", "list") if self.first else ("default", "list", "all"):
             if variant in self.compiled:
                 self.report.step(f"trace {variant}", lambda variant=variant: self.trace(variant), late=5)
         self.report.step("slow-down", self.slow_down)
         self.report.step("sweep", self.run_sweep, late=5)
         self.report.step("microbenchmarks", self.run_micro, late=5)
+        self.compiled = {
+            v: self.compiled[v] for v in ("default", "list", "ten") if v in self.compiled
+        } | risky
+        self.first_runs()
+        self.report.step("step times of risky variants", lambda: self.step_times(0.7), late=5)
+        self.report.step("numbers of risky variants", self.numbers, late=5)
         self.report.step("device memory", self.device_memory)
-        self.report.write()
 
     def make_inputs(self) -> str:
         from disco_hlo.plugin.runner import Runner
@@ -593,33 +671,35 @@ class Probe:
         jaxlink.wait(result)
         return time.perf_counter_ns() - started
 
-    def first_runs(self) -> dict[str, Any]:
+    def first_runs(self) -> None:
         """Warm up. Each is a step of its own: a hang or crash names its variant."""
-        done = {}
         for variant, executable in list(self.compiled.items()):
             name = f"first run {variant}"
-            self.report.step(name, lambda executable=executable: [self.once(executable) / 1e6 for _ in range(2)])
-            if self.report.steps.get(name, {}).get("status") == "ok":
-                done[variant] = self.report.steps[name]["result"]
-            else:
+            self.report.step(
+                name, lambda executable=executable: [self.once(executable) / 1e6 for _ in range(2)]
+            )
+            if self.report.steps.get(name, {}).get("status") != "ok":
                 del self.compiled[variant]
-        return done
 
     def numbers(self) -> dict[str, Any]:
-        """Outputs of each variant on the first device against XLA's default, and of the default against itself."""
+        """Outputs of each variant on the first device against XLA's default; the default against itself."""
         import numpy as np
 
         from disco_hlo.plugin import jaxlink
 
         def outputs(executable: Any) -> list[Any]:
             arrays = jaxlink.result_arrays(jaxlink.execute(executable, self.inputs._fresh_arguments()))
-            return [np.asarray(output[0]) for output in arrays]
+            # Of the large arrays (parameters and their moments) one third has to do.
+            return [
+                np.asarray(output[0])
+                for i, output in enumerate(arrays)
+                if i % 3 == 0 or output[0].nbytes < 1 << 22
+            ]
 
         reference = outputs(self.compiled["default"])
         scales = [float(np.max(np.abs(a.astype(np.float64)))) if a.size else 0.0 for a in reference]
         found: dict[str, Any] = {}
-        chosen = list(self.compiled) if self.first else [v for v in ("default", "list", "all") if v in self.compiled]
-        for variant in chosen:
+        for variant in self.compiled:
             if time.time() + 10 > self.measure_until:
                 break
             worst, where, equal, finite = 0.0, -1, 0, True
@@ -628,22 +708,28 @@ class Probe:
                     equal += 1
                     continue
                 finite = finite and bool(np.all(np.isfinite(b.astype(np.float32))))
-                error = float(np.max(np.abs(a.astype(np.float32) - b.astype(np.float32)))) / (scales[i] or 1.0)
+                error = float(np.max(np.abs(a.astype(np.float32) - b.astype(np.float32)))) / (
+                    scales[i] or 1.0
+                )
                 worst, where = (error, i) if not error <= worst else (worst, where)
-            found[variant] = {"worst_relative": worst, "output": where, "bit_equal": equal, "of": len(reference), "finite": finite}
-            self.report.steps["numbers so far"] = {"status": "ok", "result": found}
-            self.report.write()
+            found[variant] = {
+                "worst_relative": worst,
+                "output": where,
+                "bit_equal": equal,
+                "of": len(reference),
+                "finite": finite,
+            }
         return found
 
-    def step_times(self) -> dict[str, Any]:
-        """All variants in turn, round after round."""
+    def step_times(self, share: float) -> dict[str, Any]:
+        """All variants in turn, round after round, for this share of the time that is left."""
         times: dict[str, list[float]] = {variant: [] for variant in self.compiled}
         started = time.time()
-        share = 0.45 * (self.measure_until - started)
+        until = started + share * (self.measure_until - started)
         for _ in range(self.args.rounds):
             for variant, executable in self.compiled.items():
                 times[variant].append(self.once(executable) / 1e6)
-            if time.time() - started > share:
+            if time.time() > until:
                 break
         base = statistics.median(times["default"])
         return {
@@ -657,15 +743,20 @@ class Probe:
         }
 
     def trace(self, variant: str) -> dict[str, Any]:
-        from disco_hlo.hlo import proto
         from disco_hlo.profiler import trace as traces
+
+        from disco_hlo.hlo import proto
 
         data = traces.collect(lambda: self.once(self.compiled[variant]), repeats=2)
         read = traces.read(data)
         module = proto.parse(self.modules[variant])
         entry = next(c for c in module.computations if c.id == module.entry_computation_id)
         everything = {i.name for c in module.computations for i in c.instructions}
-        running = {i.name: i.opcode for i in entry.instructions if i.opcode in ("fusion", "custom-call", "async-start", "copy")}
+        running = {
+            i.name: i.opcode
+            for i in entry.instructions
+            if i.opcode in ("fusion", "custom-call", "async-start", "copy")
+        }
         own = [e for e in read.executions if e.module == module.name]
         seen = Counter(e.op for e in own)
         unseen = [name for name in running if name not in seen]
@@ -692,14 +783,19 @@ class Probe:
 
     def save_events(self) -> None:
         saved = {
-            variant: [[e.op, e.kernel, e.track, e.start_ns - events[0].start_ns, e.end_ns - e.start_ns] for e in events]
+            variant: [
+                [e.op, e.kernel, e.track, e.start_ns - events[0].start_ns, e.end_ns - e.start_ns]
+                for e in events
+            ]
             for variant, events in self.events.items()
             if events
         }
-        write_atomically(self.args.out / f"trace_{self.regime}.json.gz", gzip.compress(json.dumps(saved).encode()))
+        write_atomically(
+            self.args.out / f"trace_{self.regime}.json.gz", gzip.compress(json.dumps(saved).encode())
+        )
 
     def slow_down(self) -> dict[str, Any]:
-        """How much longer the same kernel takes while a collective runs: the list schedule against XLA's order."""
+        """How much longer a kernel takes while a collective runs: the list schedule against XLA's order."""
         events = getattr(self, "events", {})
         quiet_name = "same" if "same" in events else "all"
         if "list" not in events or quiet_name not in events:
@@ -738,11 +834,18 @@ class Probe:
                 single.append(one.run())
                 several.append(chain.run())
             each = (statistics.median(several) - statistics.median(single)) / (many - 1)
-            row: dict[str, Any] = {"bytes": size, "one_us": statistics.median(single) / 1e3, "each_us": each / 1e3}
+            row: dict[str, Any] = {
+                "bytes": size,
+                "one_us": statistics.median(single) / 1e3,
+                "each_us": each / 1e3,
+            }
             if math.log2(size) % 4 == 2 or size in (1 << 20, 1 << 24, 1 << 17, 1 << 19):
                 events = traces.read(traces.collect(lambda chain=chain: chain.run(), repeats=2)).executions
                 row["kernels"] = {
-                    name[:120]: [count, statistics.median(e.end_ns - e.start_ns for e in events if e.kernel == name) / 1e3]
+                    name[:120]: [
+                        count,
+                        statistics.median(e.end_ns - e.start_ns for e in events if e.kernel == name) / 1e3,
+                    ]
                     for name, count in Counter(e.kernel for e in events).most_common(4)
                 }
                 row["ops"] = dict(Counter(e.op for e in events).most_common(3))
@@ -753,7 +856,6 @@ class Probe:
     def run_micro(self) -> dict[str, Any]:
         import jax
         import jax.numpy as jnp
-
         from disco_hlo.profiler import trace as traces
 
         result: dict[str, Any] = {}
@@ -766,29 +868,75 @@ class Probe:
                 started = time.perf_counter()
                 jax.block_until_ready(compiled(*values))
                 times.append(1e3 * (time.perf_counter() - started))
-            result[name] = {"median_ms": round(statistics.median(times[2:]), 4), "minimum_ms": round(min(times), 4)}
+            result[name] = {
+                "median_ms": round(statistics.median(times[2:]), 4),
+                "minimum_ms": round(min(times), 4),
+            }
             if "launch" not in name:
                 data = traces.collect(lambda c=compiled, v=values: jax.block_until_ready(c(*v)), repeats=2)
                 events = [e for e in traces.read(data).executions if e.device == 0]
                 result[name]["overlap_ms"] = overlap(events)
                 result[name]["kernel_us"] = {
                     when: round(statistics.median(found.values()) / 1e3, 2)
-                    for when, found in (("alone", durations(events, False)), ("beside", durations(events, True)))
+                    for when, found in (
+                        ("alone", durations(events, False)),
+                        ("beside", durations(events, True)),
+                    )
                     if found
                 }
             self.report.steps["microbenchmarks so far"] = {"status": "ok", "result": result}
         short, long = getattr(self, "micro_lengths", (0, 1))
         for suffix in ("", ", graphs off"):
             if f"launch long{suffix}" in result:
-                spent = result[f"launch long{suffix}"]["median_ms"] - result[f"launch short{suffix}"]["median_ms"]
+                spent = (
+                    result[f"launch long{suffix}"]["median_ms"] - result[f"launch short{suffix}"]["median_ms"]
+                )
                 result[f"launch_us{suffix}"] = round(1e3 * spent / (long - short), 3)
         return result
 
     def device_memory(self) -> list[Any]:
         return [
-            {key: value for key, value in (device.memory_stats() or {}).items() if "peak" in key or "limit" in key or "in_use" in key}
+            {
+                key: value
+                for key, value in (device.memory_stats() or {}).items()
+                if "peak" in key or "limit" in key or "in_use" in key
+            }
             for device in self.request.local_devices
         ]
+
+
+class PsumChain:
+    """``repeats`` all-reduces one after another, by public means alone."""
+
+    def __init__(self, request: Any, size_bytes: int, repeats: int) -> None:
+        import jax
+        import jax.numpy as jnp
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        def chain(x: Any) -> Any:
+            for _ in range(repeats):
+                x = jax.lax.optimization_barrier(jax.lax.psum(x, "d") * 0.5)
+            return x
+
+        mesh, spread = Mesh(request.devices, ("d",)), PartitionSpec("d")
+        mapped = jax.shard_map(chain, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
+        shape = (size_bytes // 4 * len(request.devices),)
+        self.value = jax.device_put(jnp.ones(shape, jnp.float32), NamedSharding(mesh, spread))
+        self.compiled = jax.jit(mapped).lower(self.value).compile()
+
+    def run(self) -> int:
+        import jax
+
+        started = time.perf_counter_ns()
+        jax.block_until_ready(self.compiled(self.value))
+        return time.perf_counter_ns() - started
+
+
+def attempt(work: Callable[[], str]) -> str:
+    try:
+        return work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:1000]
 
 
 # --- reading traces -------------------------------------------------------------------------------
@@ -858,16 +1006,20 @@ def durations(events: list[Any], overlapped: bool) -> dict[str, float]:
 
 def main() -> None:
     """Parse the command line and run the parent or a child."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/gpu_probe"), help="folder for what is passed around")
+    parser.add_argument(
+        "--work", type=Path, default=Path("/tmp/gpu_probe"), help="folder for what is passed around"
+    )
     parser.add_argument("--examples", type=Path, default=ROOT / "examples", help="folder with train.py")
     parser.add_argument("--model", default="gpt12")
     parser.add_argument("--size", default="full")
     parser.add_argument("--regimes", type=lambda text: text.split(","), default=list(REGIMES))
-    parser.add_argument("--budget-s", type=float, default=570)
-    parser.add_argument("--compile-s", type=float, default=300, help="no compile starts later than this")
-    parser.add_argument("--measure-s", type=float, default=80, help="measuring time of each regime")
+    parser.add_argument("--budget-s", type=float, default=580)
+    parser.add_argument("--compile-s", type=float, default=320, help="no compile starts later than this")
+    parser.add_argument("--measure-s", type=float, default=65, help="measuring time of each regime")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)

@@ -43,7 +43,9 @@ def list_schedule(
     return _Run(units, durations_ns, transfers_ns, asynchronous).order()
 
 
-def issue_ranks(units: UnitGraph, durations_ns: Sequence[int], transfers_ns: Sequence[int]) -> tuple[int, ...]:
+def issue_ranks(
+    units: UnitGraph, durations_ns: Sequence[int], transfers_ns: Sequence[int]
+) -> tuple[int, ...]:
     """For each unit the position, among all buckets, of the first bucket that waits for it.
 
     Buckets are ranked by the earliest time their last input could exist (the longest path to them),

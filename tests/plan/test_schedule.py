@@ -1,0 +1,144 @@
+"""List scheduling toward the all-reduces, on graphs small enough to draw and on a real GPU step."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.read import read
+from disco_hlo.plan.schedule import issue_ranks, list_schedule
+from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.units import UnitGraph, unit_graph
+
+KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}
+DATA = Path(__file__).parents[1] / "data"
+
+
+def units_of(text: str) -> UnitGraph:
+    """One node a line, ``opcode operand operand``, numbered from 0; the last one is the root."""
+    nodes = []
+    for i, line in enumerate(text.strip().splitlines()):
+        opcode, *operands = line.split()
+        kind = KINDS.get(opcode, Kind.FUSIBLE)
+        nodes.append(Node(i, opcode, Shape("f32", (i + 1,)), tuple(map(int, operands)), kind, key=opcode))
+    graph = Graph(tuple(nodes), len(nodes) - 1, (), "gpu", "jit_step", "f00d")
+    return unit_graph(graph, Strategy(buckets=tuple(Bucket((n,)) for n in graph.all_reduces)))
+
+
+# Two gradients, the one of node 5 available before the one of node 3, and their updates.
+STEP = """
+    param
+    dot 0
+    dot 1
+    dot 2
+    all-reduce 3
+    dot 1
+    all-reduce 5
+    add 4 0
+    multiply 7
+    add 6 0
+    tuple 8 9
+"""
+
+
+def times(units: UnitGraph, compute_ns: int, transfer_ns: int) -> tuple[list[int], list[int]]:
+    """The same time for every unit, and for every transfer."""
+    return (
+        [0 if unit.is_bucket else compute_ns for unit in units.units],
+        [transfer_ns if unit.is_bucket else 0 for unit in units.units],
+    )
+
+
+def test_the_all_reduce_that_can_start_first_does() -> None:
+    units = units_of(STEP)
+    assert list_schedule(units, *times(units, 10, 15)) == (
+        "n1", "n5", "b1.start", "n2", "n3", "b0.start", "b1.done", "n9", "b0.done", "n7", "n8",
+    )  # fmt: skip
+
+
+def test_without_an_asynchronous_channel_a_bucket_is_one_token() -> None:
+    units = units_of(STEP)
+    assert list_schedule(units, *times(units, 10, 15), asynchronous=False) == (
+        "n1", "n5", "b1", "n2", "n3", "b0", "n7", "n8", "n9",
+    )  # fmt: skip
+
+
+def test_a_reader_waits_while_another_unit_can_run() -> None:
+    units = units_of("""
+        param
+        dot 0
+        all-reduce 1
+        add 2 0
+        dot 0
+        dot 4
+        tuple 3 5
+    """)
+    assert list_schedule(units, *times(units, 10, 15)) == ("n1", "b0.start", "n4", "n5", "b0.done", "n3")
+
+
+def test_an_all_reduce_that_waits_for_another_one() -> None:
+    units = units_of("""
+        param
+        dot 0
+        all-reduce 1
+        add 2 0
+        all-reduce 3
+        dot 0
+        tuple 4 5
+    """)
+    order = list_schedule(units, *times(units, 10, 15))
+    assert order == ("n1", "b0.start", "n5", "b0.done", "n3", "b1.start", "b1.done")
+
+
+def test_ranks_name_the_first_bucket_that_waits() -> None:
+    units = units_of(STEP)
+    ranks = dict(zip([u.token for u in units.units], issue_ranks(units, *times(units, 10, 15)), strict=True))
+    assert ranks == {"b0": 1, "b1": 0, "n1": 0, "n2": 1, "n3": 1, "n5": 0, "n7": 2, "n8": 2, "n9": 2}
+
+
+def test_the_longer_transfer_goes_first_among_equals() -> None:
+    units = units_of("""
+        param
+        dot 0
+        all-reduce 1
+        dot 0
+        all-reduce 3
+        tuple 2 4
+    """)
+    assert [unit.token for unit in units.units] == ["b0", "b1", "n1", "n3"]
+    assert list_schedule(units, [0, 0, 10, 10], [5, 50, 0, 0])[:2] == ("n3", "b1.start")
+
+
+def test_a_missing_duration_is_refused() -> None:
+    units = units_of(STEP)
+    with pytest.raises(
+        ValueError, match="one duration and one transfer time for each of 9 units, got 1 and 9"
+    ):
+        list_schedule(units, [1], [1] * 9)
+
+
+def test_the_order_of_a_real_step_is_legal_and_starts_its_all_reduces_early() -> None:
+    source = canonicalize(gzip.decompress((DATA / "h200_transformer_default.hlo.pb.gz").read_bytes()))
+    strategy = read(source)
+    units = unit_graph(source.graph, strategy)
+    durations = [1000 * len(unit.nodes) for unit in units.units]
+    transfers = [2_000_000 if unit.is_bucket else 0 for unit in units.units]
+    order = list_schedule(units, durations, transfers)
+    check_order(units, order, asynchronous=True)
+    assert order == list_schedule(units, durations, transfers)
+
+    def mean_matmuls_before_a_start(tokens: tuple[str, ...]) -> float:
+        done, before = 0, []
+        for token in tokens:
+            unit = units.units[units.index[token.split(".")[0]]]
+            done += sum(source.graph.nodes[node].opcode == "custom-call" for node in unit.nodes)
+            before += [done] if token.endswith(".start") else []
+        return sum(before) / len(before)
+
+    assert mean_matmuls_before_a_start(order) < 125
+    assert mean_matmuls_before_a_start(strategy.order) > 160
