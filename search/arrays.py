@@ -7,7 +7,7 @@ took (:func:`roll_back`), and a state is copied in one piece.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,10 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.step import Step
 
-_LOG_WORDS = 64
+MAXIMUM_MEMBERS: Final = 512
+"""Most nodes in one unit. With it one move writes at most ``_MOVE_WORDS`` words and 16 per node."""
+_MOVE_WORDS: Final = 1 << 20
+_NODE_WORDS: Final = 64
 
 
 class State(NamedTuple):
@@ -38,13 +41,16 @@ class Scratch(NamedTuple):
     number: NDArray[np.int64]
     log: NDArray[np.int32]
     """``[2, ...]``: flat position in ``State.word`` and what stood there."""
+    changed: NDArray[np.int32]
+    """Nodes whose units may have other members or results than when they were last looked at."""
 
 
 def new_scratch(step: Step) -> Scratch:
     """Working space for states of ``step``."""
     width = max(step.node.shape[1], at.TOTALS)
-    log = np.zeros((2, _LOG_WORDS * width + 4096), np.int32)
-    return Scratch(np.zeros((at.SCRATCH_ROWS, width), np.int32), np.zeros(at.NUMBERS, np.int64), log)
+    log = np.zeros((2, _MOVE_WORDS + _NODE_WORDS * width), np.int32)
+    changed = np.zeros(_NODE_WORDS * width + 4096, np.int32)
+    return Scratch(np.zeros((at.SCRATCH_ROWS, width), np.int32), np.zeros(at.NUMBERS, np.int64), log, changed)
 
 
 def empty_state(step: Step) -> State:
@@ -108,12 +114,19 @@ def computes(state: Any, unit: Any, node: Any) -> Any:
 
 
 @compiled
-def note_change(scratch: Any, node: Any) -> Any:
+def has_room(scratch: Any) -> Any:
+    """Whether the working space can take another move, however large. Otherwise it is refused."""
+    width = scratch.row.shape[1]
+    log_left = scratch.log.shape[1] - scratch.number[at.LOGGED]
+    changes_left = scratch.changed.size - scratch.number[at.CHANGES]
+    return log_left > _MOVE_WORDS + 16 * width and changes_left > 16 * width
+
+
+@compiled
+def note_change(scratch: Any, node: Any) -> None:
     """Remember that the unit that owns ``node`` must be looked at again."""
-    entry = scratch.number[at.CHANGES]
-    if entry < scratch.row.shape[1]:
-        scratch.row[at.CHANGED, entry] = node
-        scratch.number[at.CHANGES] = entry + 1
+    scratch.changed[scratch.number[at.CHANGES]] = node
+    scratch.number[at.CHANGES] += 1
 
 
 @compiled

@@ -48,7 +48,7 @@ class UnitCosts:
 
     def price_changed(self, state: State, scratch: Scratch) -> Priced:
         """Fill in what the noted changes left open; returns what :func:`restore` needs."""
-        changed = scratch.row[at.CHANGED, : scratch.number[at.CHANGES]]
+        changed = scratch.changed[: scratch.number[at.CHANGES]]
         heads = np.unique(state.word[at.OWNER, changed])
         before = Priced(heads, state.time_ns[:, heads], state.digest[heads])
         self.price(state, heads.tolist())
@@ -98,16 +98,16 @@ class UnitCosts:
         main_ns = transfer_ns + (0 if on_channel else machine.launch_ns)
         if variadic or len(sizes) == 1:
             return -1, main_ns, -1, int(on_channel)
-        pack_ns = machine.launch_ns + _copy_ns(total, machine.pack_bytes_per_us)
-        unpack_ns = len(sizes) * machine.launch_ns + _copy_ns(total, machine.unpack_bytes_per_us)
-        return pack_ns, main_ns, unpack_ns, int(on_channel)
+        unpacked = [x for x in all_reduces if self.step.node[at.FLAGS, x] & at.UNPACKED]
+        unpack_ns = sum(self._copy_ns(int(self.sizes[x])) for x in unpacked) if unpacked else -1
+        return self._copy_ns(total), main_ns, unpack_ns, int(on_channel)
+
+    def _copy_ns(self, size_bytes: int) -> int:
+        rate = self.machine.memory_bytes_per_us
+        return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
 def restore(state: State, before: Priced) -> None:
     """Undo :meth:`UnitCosts.price_changed`."""
     state.time_ns[:, before.heads] = before.time_ns
     state.digest[before.heads] = before.digest
-
-
-def _copy_ns(size_bytes: int, bytes_per_us: int) -> int:
-    return -(-size_bytes * 1000 // bytes_per_us) if bytes_per_us else 0

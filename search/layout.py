@@ -49,6 +49,9 @@ ELEMENTWISE: Final = 64
 REDUCE: Final = 128
 SINGLE_RESULT: Final = 256
 """May be a result only where it is the sole one."""
+UNPACKED: Final = 512
+"""All-reduce whose value somebody reads who cannot find it inside a bucket: the root, or an op that is
+no generated kernel."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0
@@ -106,15 +109,14 @@ NEIGHBOURS_BACK: Final = 6
 QUEUE_BACK: Final = 7
 VALUE: Final = 8
 REACHED_BACK: Final = 9
-CHANGED: Final = 10
-NEEDED: Final = 11
-JUDGED: Final = 12
-SCRATCH_ROWS: Final = 13
+NEEDED: Final = 10
+JUDGED: Final = 11
+SCRATCH_ROWS: Final = 12
 
 # Scratch.number.
 STAMP: Final = 0
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
-"""Entries of row CHANGED: units whose members or results may differ."""
+"""Entries of ``Scratch.changed``."""
 NUMBERS: Final = 3

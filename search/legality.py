@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import fresh_stamp
+from disco_hlo.search.arrays import MAXIMUM_MEMBERS, fresh_stamp
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members, is_read_inside, is_read_outside
 
@@ -23,6 +23,7 @@ TOO_MANY_REDUCTIONS: Final = 6
 TOO_MANY_EMISSIONS: Final = 7
 SHARED_BUFFER: Final = 8
 DEAD_MEMBER: Final = 9
+TOO_MANY_MEMBERS: Final = 10
 
 _MAXIMUM_OPERANDS: Final = 0
 _MAXIMUM_EMISSIONS: Final = 1
@@ -36,6 +37,8 @@ def unit_refusal(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
         return LEGAL
     owned, count = gather_members(state, scratch, unit, at.MEMBERS)
     members = scratch.row[at.MEMBERS]
+    if count > MAXIMUM_MEMBERS:
+        return TOO_MANY_MEMBERS
     for i in range(count):
         if not step.node[at.FLAGS, members[i]] & at.FUSIBLE:
             return NOT_FUSIBLE
@@ -46,7 +49,11 @@ def unit_refusal(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 
 @compiled
 def add_bitcasts(step: Any, scratch: Any, count: Any) -> Any:
-    """Add the bitcasts between members, sort the members and mark them ``INSIDE``: (count, stamp)."""
+    """Add bitcasts to the members, sort and mark them ``INSIDE``: (count, stamp).
+
+    A group takes along the bitcasts between its members, and those through which it reads an
+    all-reduce: a kernel that sees the gradient itself can cut it out of its bucket.
+    """
     node, edge = step.node, step.edge
     members, inside = scratch.row[at.MEMBERS], scratch.row[at.INSIDE]
     stamp = fresh_stamp(scratch)
@@ -68,7 +75,7 @@ def _add_chain(step: Any, members: Any, inside: Any, stamp: Any, bitcast: Any, t
     start = bitcast
     while node[at.FLAGS, start] & at.BITCAST and inside[start] != stamp:
         start = edge[node[at.OPERANDS_AT, start]]
-    if inside[start] != stamp:
+    if inside[start] != stamp and not node[at.FLAGS, start] & at.ALL_REDUCE:
         return total
     x = bitcast
     while x != start:

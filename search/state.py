@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.legality import keeps_own_buffer
+from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
@@ -135,13 +137,25 @@ def to_strategy(
         if step.node[at.FLAGS, head] & at.ALL_REDUCE:
             tokens[head] = f"b{len(buckets)}"
             buckets.append(_bucket(step, owned, kept))
-        elif len(owned) > 1 or copies or (owned, copies) in kept.groups:
+        elif len(owned) > 1 or copies or (owned, copies) in kept.groups or _cuts_bitcast(graph, state, head):
             tokens[head] = f"g{len(groups)}"
             groups.append(kept.groups.get((owned, copies)) or written_group(graph, owned, copies))
         else:
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
-    return Strategy(tuple(groups), tuple(buckets), order)
+    return normal_form(graph, Strategy(tuple(groups), tuple(buckets), order))
+
+
+def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
+    """Whether a single op reads, through a bitcast, a gradient that shares its bucket with others."""
+    if graph.nodes[x].kind is not Kind.FUSIBLE or keeps_own_buffer(graph, graph.nodes[x]):
+        return False
+    for operand in graph.nodes[x].operands:
+        chain = _bitcasts_to_source(graph, operand)
+        source = graph.nodes[chain[-1]].operands[0] if chain else x
+        if graph.nodes[source].kind is Kind.ALL_REDUCE and state.word[at.COUNT, state.word[at.OWNER, source]] > 1:
+            return True
+    return False
 
 
 def _tokens(
@@ -187,27 +201,28 @@ def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
 
 
 def written_group(graph: Graph, owned: Sequence[int], copies: Sequence[int]) -> Group:
-    """A group of the search as a :class:`Group`, with the bitcasts that lie between its members.
+    """A group of the search as a :class:`Group`, with the bitcasts that belong to it.
 
-    The group owns a bitcast that only it reads, of a value of its own; others it duplicates, so
-    that outside readers see the value itself.
+    These are the bitcasts between its members, and those through which it reads all-reduces (see
+    ``legality.add_bitcasts``). They are given as duplicates: outside readers see the value itself.
     """
     inside = {*owned, *copies}
-    source: dict[int, int] = {}
-    for x in (*owned, *copies):
+    bitcasts: set[int] = set()
+    for x in inside:
         for operand in graph.nodes[x].operands:
-            chain = []
-            while graph.nodes[operand].opcode == "bitcast":
-                chain.append(operand)
-                operand = graph.nodes[operand].operands[0]
-            if operand in inside:
-                source.update(dict.fromkeys(chain, operand))
-    private: set[int] = set()
-    for bitcast in sorted(source, reverse=True):
-        if source[bitcast] in owned and all(user in inside or user in private for user in graph.users[bitcast]):
-            private.add(bitcast)
-    duplicates = (source.keys() - private) | set(copies)
-    return Group(tuple(sorted({*owned, *private})), tuple(sorted(duplicates)), kind=_emitter(graph, inside))
+            chain = _bitcasts_to_source(graph, operand)
+            source = graph.nodes[chain[-1]].operands[0] if chain else operand
+            if source in inside or graph.nodes[source].kind is Kind.ALL_REDUCE:
+                bitcasts.update(chain)
+    return Group(tuple(owned), tuple(sorted({*copies, *bitcasts})), kind=_emitter(graph, inside))
+
+
+def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
+    chain = []
+    while graph.nodes[x].opcode == "bitcast":
+        chain.append(x)
+        x = graph.nodes[x].operands[0]
+    return chain
 
 
 def _emitter(graph: Graph, inside: Collection[int]) -> str:

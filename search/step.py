@@ -147,6 +147,7 @@ def _flags(graph: Graph, x: int, returned: set[int]) -> int:
         (at.ELEMENTWISE, is_elementwise(graph, node)),
         (at.REDUCE, node.opcode == "reduce"),
         (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
+        (at.UNPACKED, node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned))),
     )
     return sum(bit for bit, answer in answers if answer)
 
@@ -158,6 +159,11 @@ def _may_join(graph: Graph, node: Node, returned: bool) -> bool:
         return False
     # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
     return not any(_is_tuple_of_fusible(graph, operand) for operand in node.operands)
+
+
+def _only_joinable(graph: Graph, x: int, returned: set[int]) -> bool:
+    readers = {r for user in graph.users[x] for r in _running(graph, user)}
+    return all(_may_join(graph, graph.nodes[r], r in returned) for r in readers)
 
 
 def _is_tuple_of_fusible(graph: Graph, x: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import fresh_stamp, link, remove_copy, take_out
+from disco_hlo.search.arrays import fresh_stamp, link, note_change, remove_copy, take_out
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import LEGAL, unit_refusal
 from disco_hlo.search.neighbours import is_read_inside, is_read_outside
@@ -23,6 +23,8 @@ def adopt_orphans(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
     cell = word[at.COPIES, unit]
     while cell != -1:
         orphans[count] = word[at.CELL_NODE, cell]
+        # Part of the unit may have read it from its owner, who is then rid of a result.
+        note_change(scratch, orphans[count])
         count += 1
         cell = word[at.NEXT_OF_UNIT, cell]
     # Readers before what they read: an op may be orphaned by the one adopted before it.
@@ -59,7 +61,7 @@ def all_stand(step: Any, state: Any, scratch: Any, changes: Any) -> Any:
     word, judged = state.word, scratch.row[at.JUDGED]
     stamp = fresh_stamp(scratch)
     for i in range(changes, scratch.number[at.CHANGES]):
-        unit = word[at.OWNER, scratch.row[at.CHANGED, i]]
+        unit = word[at.OWNER, scratch.changed[i]]
         if judged[unit] == stamp:
             continue
         judged[unit] = stamp

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import add_copy, computes, fresh_stamp, roll_back
+from disco_hlo.search.arrays import add_copy, computes, fresh_stamp, has_room, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
@@ -27,6 +27,8 @@ def duplicate(step: Any, state: Any, scratch: Any, consumer: Any, producer: Any)
     if low > high:
         return False
     count = _needed(step, state, scratch, consumer, producer)
+    if not has_room(scratch):
+        return False
     mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
     if count and _copy(step, state, scratch, consumer, count):
         unit = adopt_orphans(step, state, scratch, consumer)

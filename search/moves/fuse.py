@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import link, roll_back
+from disco_hlo.search.arrays import has_room, link, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
@@ -22,6 +22,8 @@ def fuse(step: Any, state: Any, scratch: Any, consumer: Any, producer: Any) -> A
         return False
     low, high = word[at.PLACE, producer], word[at.PLACE, consumer]
     if low > high:
+        return False
+    if not has_room(scratch):
         return False
     mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
     unit = adopt_orphans(step, state, scratch, link(state, scratch, producer, consumer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import link, roll_back
+from disco_hlo.search.arrays import has_room, link, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import successors
 from disco_hlo.search.ordering import settle
@@ -28,6 +28,8 @@ def merge(step: Any, state: Any, scratch: Any, a: Any, b: Any) -> Any:
         if scratch.row[at.NEIGHBOURS, i] == b:
             return False
     low, high = word[at.PLACE, a], word[at.PLACE, b]
+    if not has_room(scratch):
+        return False
     mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
     unit = link(state, scratch, a, b)
     if settle(step, state, scratch, unit, low, high):
