@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import keeps_own_buffer
 from disco_hlo.plan.normal import normal_form
@@ -15,7 +16,7 @@ from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import State, add_copy, empty_state, new_scratch
+from disco_hlo.search.board import State, empty_state
 from disco_hlo.search.step import Step
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
@@ -52,18 +53,16 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     """
     units = unit_graph(graph, strategy)
     state = empty_state(step)
-    scratch = new_scratch(step)
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
             _own(state, [x])
     memberships = _memberships(graph, strategy)
     for owned, _ in memberships:
-        _own(state, list(owned))
+        _own(state, owned)
     for bucket in strategy.buckets:
         _own(state, sorted(bucket.all_reduces))
     for owned, copies in memberships:
-        for x in copies if owned else ():
-            add_copy(state, scratch, owned[0], x)
+        _duplicate(state, owned[0], copies)
     tokens = [t for t in strategy.order if not t.endswith(".done")] or default_unit_order(units, False)
     _lay_out(state, [_head(state, strategy, token.removesuffix(".start")) for token in tokens])
     return state
@@ -87,8 +86,21 @@ def _own(state: State, nodes: Sequence[int]) -> None:
         state.word[at.OWNER, x] = nodes[0]
         state.word[at.NEXT, x] = following
         state.word[at.COUNT, x] = 0
-    if nodes:
-        state.word[at.COUNT, nodes[0]] = len(nodes)
+    state.word[at.COUNT, nodes[0]] = len(nodes)
+
+
+def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
+    word = state.word
+    following = -1
+    for node in reversed(copies):
+        cell = int(word[at.TOTAL, at.FREE_CELL])
+        if cell == -1:
+            raise DiscoError("A starting strategy duplicates more ops than the step has.")
+        word[at.TOTAL, at.FREE_CELL] = word[at.NEXT_OF_UNIT, cell]
+        word[at.CELL_NODE, cell], word[at.CELL_UNIT, cell] = node, unit
+        word[at.NEXT_OF_UNIT, cell], word[at.NEXT_OF_NODE, cell] = following, word[at.COPIERS, node]
+        word[at.COPIERS, node] = following = cell
+    word[at.COPIES, unit] = following
 
 
 def _head(state: State, strategy: Strategy, token: str) -> int:
@@ -119,7 +131,7 @@ def _lay_out(state: State, heads: Sequence[int]) -> None:
 
 
 def to_strategy(
-    graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int32], asynchronous: bool
+    graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int64], asynchronous: bool
 ) -> Strategy:
     """The strategy a state stands for.
 
@@ -159,22 +171,23 @@ def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
 
 
 def _tokens(
-    state: State, names: Mapping[int, str], started: NDArray[np.int32], asynchronous: bool
+    state: State, names: Mapping[int, str], started: NDArray[np.int64], asynchronous: bool
 ) -> Iterator[str]:
     """Tokens in the order in which tasks of a ready queue start (and transfers end)."""
     for entry in started.tolist():
         task = entry if entry >= 0 else -1 - entry
         head, part = divmod(task, 3)
         name = names[head]
+        first = at.PACK if state.times[head, at.PACK] >= 0 else at.MAIN
         if name[0] != "b" or not asynchronous:
-            if part == (at.PACK_NS if state.time_ns[at.PACK_NS, head] >= 0 else at.MAIN_NS):
+            if part == first:
                 yield name
             continue
-        unpacks = state.time_ns[at.UNPACK_NS, head] >= 0
-        if entry >= 0 and part == (at.PACK_NS if unpacks else at.MAIN_NS):
+        unpacks = state.times[head, at.UNPACK] >= 0
+        if entry >= 0 and part == first:
             yield name + ".start"
-        ends = entry < 0 or not state.time_ns[at.ON_CHANNEL, head]
-        if part == at.UNPACK_NS or (part == at.MAIN_NS and ends and not unpacks):
+        ends = entry < 0 or not state.times[head, at.ON_CHANNEL]
+        if part == at.UNPACK or (part == at.MAIN and ends and not unpacks):
             yield name + ".done"
 
 

@@ -24,11 +24,11 @@ _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 class Step(NamedTuple):
     """One training step, read only. See ``layout`` for the rows."""
 
-    node: NDArray[np.int32]
+    node: NDArray[np.int64]
     """``[NODE_ROWS, nodes + 1]``"""
-    edge: NDArray[np.int32]
+    edge: NDArray[np.int64]
     """All adjacency lists, one after the other."""
-    limits: NDArray[np.int32]
+    limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel; see ``legality.Limits``."""
 
 
@@ -37,7 +37,7 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     sources = _sources(graph)
     earlier = _earlier(graph)
-    node = np.zeros((at.NODE_ROWS, count + 1), np.int32)
+    node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     edges: list[int] = []
     for row, lists in (
         (at.OPERANDS_AT, [list(n.operands) for n in graph.nodes]),
@@ -60,8 +60,8 @@ def build_step(graph: Graph) -> Step:
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
     limits = LIMITS[graph.backend]
-    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int32)
-    return Step(node, np.array(edges, np.int32), bounds)
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int64)
+    return Step(node, np.array(edges, np.int64), bounds)
 
 
 def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:
