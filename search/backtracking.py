@@ -28,14 +28,14 @@ from disco_hlo.search.api import (
     SearchSettings,
     Stop,
 )
-from disco_hlo.search.arrays import State, copy_state, new_scratch, roll_back
-from disco_hlo.search.costing import UnitCosts, restore
-from disco_hlo.search.digest import strategy_digest
-from disco_hlo.search.proposals import METHODS, make_move, random_apply
-from disco_hlo.search.ready_queue import ready_queue
+from disco_hlo.search.board import State, copy_state, new_scratch
+from disco_hlo.search.costing import UnitCosts
+from disco_hlo.search.entries import evaluate, propose, replay, schedule, undo
+from disco_hlo.search.proposals import METHODS
 from disco_hlo.search.rng import draw, seeded
 from disco_hlo.search.state import from_strategy, given, to_strategy
 from disco_hlo.search.step import build_step, production_order
+from disco_hlo.search.table import new_table, with_room
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 _KEPT_STATES = 64
@@ -45,7 +45,7 @@ _PROGRESS_EVERY_S = 0.2
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     parent: int
-    moves: NDArray[np.int32]
+    moves: NDArray[np.int64]
     cost_ns: int
     digest: int
 
@@ -90,20 +90,21 @@ class _Search:
         fusible = np.flatnonzero(self.step.node[at.FLAGS, : len(graph)] & at.FUSIBLE)
         sources = [list(self._sources(x)) for x in range(len(graph))]
         ranked = production_order(graph, sources)
-        self.pools = (fusible.astype(np.int32), np.array(ranked, np.int32))
-        self.started = np.zeros(4 * len(graph) + 4, np.int32)
+        self.pools = (fusible.astype(np.int64), np.array(ranked, np.int64))
+        self.started = np.zeros(4 * len(graph) + 4, np.int64)
         self.speed_ppm = machine.speed_ppm()
-        self.seen: dict[int, int] = {}
+        self.seen = new_table(1)
+        self.moves = np.zeros((settings.beta, 3), np.int64)
         self.evaluations = 0
         self.unchanged = 0
         self.trace: list[Improvement] = []
         self.candidates: list[_Candidate] = []
         self.states: OrderedDict[int, State] = OrderedDict()
         root = from_strategy(graph, self.step, start)
-        self.costs.price_all(root)
+        self.costs.price_all(root, self.scratch)
         self.root = root
         self.start_ns, digest = self._cost(root)
-        self.candidates.append(_Candidate(-1, np.zeros((0, 3), np.int32), self.start_ns, digest))
+        self.candidates.append(_Candidate(-1, np.zeros((0, 3), np.int64), self.start_ns, digest))
         self.queue = [(self.start_ns, 0)]
         self.best = 0
         self.reported = self.began
@@ -144,17 +145,18 @@ class _Search:
         """Lines 9 to 22 of the pseudo-code for one method."""
         settings, scratch = self.settings, self.scratch
         times = draw(self.generator, settings.beta + 1)
-        moves = np.zeros((times, 3), np.int32)
-        made = random_apply(
-            self.step, state, scratch, self.generator, self.pools, method, times, settings.tries, moves
-        )
-        before = self.costs.price_changed(state, scratch)
+        made, unknown = propose(
+            self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
+            self.moves, self.costs.prices, self.costs.unknown,
+        )  # fmt: skip
+        self.costs.price_unknown(state, scratch, unknown)
+        self.costs.price_changed(state, scratch)
         cost, digest = self._cost(state)
         self.evaluations += 1
         best_ns = self.candidates[self.best].cost_ns
         improved = cost < best_ns
         if improved or cost <= settings.alpha * best_ns:
-            self.candidates.append(_Candidate(parent, moves[:made].copy(), cost, digest))
+            self.candidates.append(_Candidate(parent, self.moves[:made].copy(), cost, digest))
             heapq.heappush(self.queue, (cost, len(self.candidates) - 1))
         if improved:
             self.best = len(self.candidates) - 1
@@ -162,21 +164,13 @@ class _Search:
             self.trace.append(Improvement(self.evaluations, time.perf_counter() - self.began, cost))
         else:
             self.unchanged += 1
-        roll_back(state, scratch, 0)
-        restore(state, before)
+        undo(self.step, state, scratch, 0)
 
     def _cost(self, state: State) -> tuple[int, int]:
-        digest = int(strategy_digest(state))
-        found = self.seen.get(digest)
-        if found is None:
-            found = int(self._run(state)[0])
-            self.seen[digest] = found
-        return found, digest
-
-    def _run(self, state: State) -> tuple[int, int]:
-        end, count = ready_queue(self.step, state, self.scratch, self.speed_ppm, self.started)
-        assert end >= 0, "the moves left units that wait for each other"
-        return end, count
+        self.seen = with_room(self.seen, 1)
+        cost, digest = evaluate(self.step, state, self.scratch, self.speed_ppm, self.seen, self.started)
+        assert cost >= 0, "the moves left units that wait for each other"
+        return cost, digest
 
     def _state(self, number: int) -> State:
         """Rebuild a candidate from its nearest ancestor at hand. The caller must leave it as it is."""
@@ -191,11 +185,10 @@ class _Search:
             return self.states[at_hand] if at_hand else self.root
         state = copy_state(self.states[at_hand] if at_hand else self.root)
         for ancestor in reversed(path):
-            for method, a, b in self.candidates[ancestor].moves:
-                done = make_move(self.step, state, self.scratch, method, a, b)
-                assert done, "a move that was legal is refused when repeated"
-                self.scratch.number[at.LOGGED] = 0
-        self.costs.price_changed(state, self.scratch)
+            done = replay(self.step, state, self.scratch, self.candidates[ancestor].moves)
+            assert done, "a move that was legal is refused when repeated"
+            self.costs.price_changed(state, self.scratch)
+            self.scratch.number[at.LOGGED] = 0
         self.states[number] = state
         if len(self.states) > _KEPT_STATES:
             self.states.popitem(last=False)
@@ -210,7 +203,6 @@ class _Search:
         self.on_progress(Progress(self.evaluations, now - self.began, self.start_ns, best_ns, self.unchanged))
 
     def _result(self, stopped: str) -> SearchResult:
-        self.scratch.number[at.LOGGED] = self.scratch.number[at.CHANGES] = 0
         finalists = tuple(self._finalist(number) for number in self._best_distinct())
         return SearchResult(
             strategy=finalists[0].strategy,
@@ -218,7 +210,7 @@ class _Search:
             start_ns=self.start_ns,
             trace=tuple(self.trace),
             evaluations=self.evaluations,
-            distinct_evaluations=len(self.seen),
+            distinct_evaluations=int(self.seen.used[0]),
             wall_s=time.perf_counter() - self.began,
             stopped=stopped,
             finalists=finalists,
@@ -234,7 +226,7 @@ class _Search:
 
     def _finalist(self, number: int) -> Finalist:
         state = self._state(number)
-        _, count = self._run(state)
+        _, count = schedule(self.step, state, self.scratch, self.speed_ppm, self.started)
         strategy = to_strategy(
             self.graph, self.step, state, self.kept, self.started[:count], self.machine.asynchronous
         )

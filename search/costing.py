@@ -1,32 +1,46 @@
 """Durations of units, each asked for once.
 
-The cost model is whatever the search is handed; it is asked about a group the first time one with
+The cost model is whatever the search is handed; it is asked about a kernel the first time one with
 these members and results turns up, and never again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import Scratch, State
-from disco_hlo.search.digest import unit_digest
+from disco_hlo.search.board import Scratch, State
+from disco_hlo.search.entries import fill_in, look_up
+from disco_hlo.search.pricing import Unknown, new_unknown
 from disco_hlo.search.state import Given, members_of, written_group
 from disco_hlo.search.step import Step
+from disco_hlo.search.table import new_table, with_room
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 
-class Priced(NamedTuple):
-    """What stood at some units before they were priced."""
+@runtime_checkable
+class KernelCosts(Protocol):
+    """What a cost model may offer beside ``groups_ns``: kernels as flat arrays, with their results.
 
-    heads: NDArray[np.int32]
-    time_ns: NDArray[np.int64]
-    digest: NDArray[np.uint64]
+    It is asked in place of ``groups_ns`` for kernels that the search made. A kernel's results depend
+    on who else reads its nodes, so they are given.
+    """
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending,
+        and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
 
 
 class UnitCosts:
@@ -40,50 +54,62 @@ class UnitCosts:
         self.kept = kept
         self.alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
         self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
-        self.known: dict[int, NDArray[np.int64]] = {}
+        self.prices = new_table(at.TIME_COLUMNS)
+        self.unknown = new_unknown(len(graph))
 
-    def price_all(self, state: State) -> None:
+    def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
-        self.price(state, [x for x in range(len(self.graph)) if state.word[at.OWNER, x] == x])
+        heads = np.flatnonzero(state.word[at.OWNER, : len(self.graph)] == np.arange(len(self.graph)))
+        scratch.changed[: heads.size] = heads
+        scratch.number[at.CHANGES] = heads.size
+        self.price_changed(state, scratch)
+        scratch.number[at.LOGGED] = 0
 
-    def price_changed(self, state: State, scratch: Scratch) -> Priced:
-        """Fill in what the noted changes left open; returns what :func:`restore` needs."""
-        changed = scratch.row[at.CHANGED, : scratch.number[at.CHANGES]]
-        heads = np.unique(state.word[at.OWNER, changed])
-        before = Priced(heads, state.time_ns[:, heads], state.digest[heads])
-        self.price(state, heads.tolist())
-        scratch.number[at.CHANGES] = 0
-        return before
+    def price_changed(self, state: State, scratch: Scratch) -> None:
+        """Fill in digest and times of the units noted as changed."""
+        while scratch.number[at.CHANGES]:
+            count = look_up(self.step, state, scratch, self.prices, self.unknown)
+            self.price_unknown(state, scratch, count)
 
-    def price(self, state: State, heads: Iterable[int]) -> None:
-        """Fill in digest and times of the units with these heads."""
-        missing: list[int] = []
-        for head in heads:
-            digest = unit_digest(self.step, state, head)
-            state.digest[head] = digest
-            found = self.known.get(int(digest))
-            if found is None:
-                missing.append(head)
-            else:
-                state.time_ns[:, head] = found
-        if missing:
-            self._ask(state, missing)
-        for head in missing:
-            self.known[int(state.digest[head])] = state.time_ns[:, head].copy()
+    def price_unknown(self, state: State, scratch: Scratch, count: int) -> None:
+        """Ask for the first ``count`` units that are listed as unknown, and fill them in."""
+        if count:
+            self.prices = with_room(self.prices, count)
+            times = self._ask(state, self.unknown, count)
+            fill_in(self.step, state, scratch, self.prices, self.unknown, count, times)
 
-    def _ask(self, state: State, heads: Sequence[int]) -> None:
-        groups: dict[int, Group] = {}
-        for head in heads:
-            owned, copies = members_of(state, head)
-            if self.step.node[at.FLAGS, head] & at.ALL_REDUCE:
-                state.time_ns[:, head] = self._bucket_ns(owned)
-                continue
-            if len(owned) > 1 or copies:
-                groups[head] = self.kept.groups.get((owned, copies)) or written_group(self.graph, owned, copies)
-            state.time_ns[:, head] = (-1, self.alone_ns[head] + self.machine.launch_ns, -1, 0)
-        if groups:
-            times = np.asarray(self.model.groups_ns(self.graph, list(groups.values())), np.int64)
-            state.time_ns[at.MAIN_NS, list(groups)] = times + self.machine.launch_ns
+    def _ask(self, state: State, unknown: Unknown, count: int) -> NDArray[np.int64]:
+        heads = unknown.head[:count]
+        times = np.full((count, at.TIME_COLUMNS), -1, np.int64)
+        times[:, at.ON_CHANNEL] = 0
+        times[:, at.MAIN] = self.alone_ns[heads] + self.machine.launch_ns
+        is_bucket = (self.step.node[at.FLAGS, heads] & at.ALL_REDUCE) != 0
+        for i in np.flatnonzero(is_bucket).tolist():
+            times[i] = self._bucket_ns(members_of(state, int(heads[i]))[0])
+        groups = np.flatnonzero(~is_bucket & (np.diff(unknown.member_at[: count + 1]) > 1))
+        if groups.size:
+            times[groups, at.MAIN] = self._groups_ns(state, unknown, groups) + self.machine.launch_ns
+        return times
+
+    def _groups_ns(self, state: State, unknown: Unknown, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        signatures = [members_of(state, head) for head in unknown.head[rows].tolist()]
+        given = [self.kept.groups.get(signature) for signature in signatures]
+        made = [i for i, group in enumerate(given) if group is None]
+        times = np.zeros(len(rows), np.int64)
+        if made and isinstance(self.model, KernelCosts):
+            times[made] = self._kernels_ns(self.model, unknown, rows[made])
+        elif made:
+            groups = [written_group(self.graph, *signatures[i]) for i in made]
+            times[made] = self.model.groups_ns(self.graph, groups)
+        old = [i for i, group in enumerate(given) if group is not None]
+        if old:
+            times[old] = self.model.groups_ns(self.graph, [group for group in given if group is not None])
+        return times
+
+    def _kernels_ns(self, model: KernelCosts, unknown: Unknown, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        member_at, members = _selected(unknown.member_at, unknown.member, rows)
+        result_at, results = _selected(unknown.result_at, unknown.result, rows)
+        return model.kernels_ns(self.graph, member_at, members, result_at, results)
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, by the rules of ``simulator.build``."""
@@ -98,16 +124,20 @@ class UnitCosts:
         main_ns = transfer_ns + (0 if on_channel else machine.launch_ns)
         if variadic or len(sizes) == 1:
             return -1, main_ns, -1, int(on_channel)
-        pack_ns = machine.launch_ns + _copy_ns(total, machine.pack_bytes_per_us)
-        unpack_ns = len(sizes) * machine.launch_ns + _copy_ns(total, machine.unpack_bytes_per_us)
-        return pack_ns, main_ns, unpack_ns, int(on_channel)
+        unpacked = [x for x in all_reduces if self.step.node[at.FLAGS, x] & at.UNPACKED]
+        unpack_ns = sum(self._copy_ns(int(self.sizes[x])) for x in unpacked) if unpacked else -1
+        return self._copy_ns(total), main_ns, unpack_ns, int(on_channel)
+
+    def _copy_ns(self, size_bytes: int) -> int:
+        rate = self.machine.memory_bytes_per_us
+        return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
-def restore(state: State, before: Priced) -> None:
-    """Undo :meth:`UnitCosts.price_changed`."""
-    state.time_ns[:, before.heads] = before.time_ns
-    state.digest[before.heads] = before.digest
-
-
-def _copy_ns(size_bytes: int, bytes_per_us: int) -> int:
-    return -(-size_bytes * 1000 // bytes_per_us) if bytes_per_us else 0
+def _selected(
+    offset: NDArray[np.int64], item: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Some rows of a list of lists, as a list of lists."""
+    chosen = [item[offset[row] : offset[row + 1]] for row in rows]
+    at_row = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(items) for items in chosen], out=at_row[1:])
+    return at_row, np.concatenate(chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,34 +11,34 @@ from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.rng import mix
 
-_OWNED, _RESULT, _COPY, _UNIT = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-_SHIFT = np.uint64(3)
+_INSIDE: Final = 1
+_RESULT: Final = 2
+_COPY: Final = 3
+_UNIT: Final = 4
 
 
 @compiled
-def unit_digest(step: Any, state: Any, unit: Any) -> Any:
+def unit_digest(g: Any, s: Any, unit: Any) -> Any:
     """Hash of what a unit owns, duplicates and returns."""
-    word = state.word
     total = np.uint64(0)
     x = unit
     while x != -1:
-        role = _RESULT if is_read_outside(step, state, x) else _OWNED
-        total += mix((np.uint64(x) << _SHIFT) | role)
-        x = word[at.NEXT, x]
-    cell = word[at.COPIES, unit]
+        role = _RESULT if is_read_outside(g, s, x) else _INSIDE
+        total += mix(np.uint64(8 * x + role))
+        x = s.next[x]
+    cell = s.copies[unit]
     while cell != -1:
-        total += mix((np.uint64(word[at.CELL_NODE, cell]) << _SHIFT) | _COPY)
-        cell = word[at.NEXT_OF_UNIT, cell]
-    return total
+        total += mix(np.uint64(8 * s.cell_node[cell] + _COPY))
+        cell = s.next_of_unit[cell]
+    return np.int64(total)
 
 
 @compiled
-def strategy_digest(state: Any) -> Any:
+def strategy_digest(s: Any) -> Any:
     """Hash of the strategy: of all units, wherever they stand in the order."""
-    word = state.word
     total = np.uint64(0)
-    for slot in range(word[at.TOTAL, at.SLOTS]):
-        unit = word[at.ORDER, slot]
+    for slot in range(s.total[at.SLOTS]):
+        unit = s.order[slot]
         if unit != -1:
-            total += mix(state.digest[unit] ^ _UNIT)
-    return total
+            total += mix(np.uint64(s.digest[unit] ^ _UNIT))
+    return np.int64(total)

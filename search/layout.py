@@ -49,6 +49,9 @@ ELEMENTWISE: Final = 64
 REDUCE: Final = 128
 SINGLE_RESULT: Final = 256
 """May be a result only where it is the sole one."""
+UNPACKED: Final = 512
+"""All-reduce whose value somebody reads who cannot find it inside a bucket: the root, or an op that is
+no generated kernel."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0
@@ -73,9 +76,24 @@ NEXT_OF_UNIT: Final = 9
 """... the next cell of the same unit and ..."""
 NEXT_OF_NODE: Final = 10
 """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
-TOTAL: Final = 11
+DIGEST: Final = 11
+"""At a head: hash of what the unit executes."""
+TOTAL: Final = 12
 """Single numbers, see below."""
-STATE_ROWS: Final = 12
+TIMES: Final = 13
+"""Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
+STATE_ROWS: Final = 17
+
+# Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
+PACK: Final = 0
+"""ns to concatenate the gradients of a bucket, -1 where nothing is to be concatenated."""
+MAIN: Final = 1
+"""ns of the kernel or the transfer."""
+UNPACK: Final = 2
+"""ns to slice a reduced bucket apart, -1 where nothing is to be sliced."""
+ON_CHANNEL: Final = 3
+"""1 where MAIN is spent on a communication channel, else 0."""
+TIME_COLUMNS: Final = 4
 
 # State.word[TOTAL].
 UNITS: Final = 0
@@ -84,37 +102,25 @@ SLOTS: Final = 1
 FREE_CELL: Final = 2
 TOTALS: Final = 3
 
-# State.time_ns, at heads; launch cost included.
-PACK_NS: Final = 0
-"""Concatenating the gradients of a bucket, -1 where nothing is to be concatenated."""
-MAIN_NS: Final = 1
-UNPACK_NS: Final = 2
-"""Slicing a reduced bucket apart, -1 where nothing is to be sliced."""
-ON_CHANNEL: Final = 3
-"""1 where MAIN_NS is spent on a communication channel, else 0."""
-TIME_ROWS: Final = 4
-
 # Scratch.row: working space; contents mean nothing between calls.
 MARK: Final = 0
-"""Last stamp a node was marked with, for the innermost loops."""
 INSIDE: Final = 1
 REACHED: Final = 2
-MEMBERS: Final = 3
-NEIGHBOURS: Final = 4
-QUEUE: Final = 5
-NEIGHBOURS_BACK: Final = 6
+REACHED_BACK: Final = 3
+MEMBERS: Final = 4
+NEIGHBOURS: Final = 5
+QUEUE: Final = 6
 QUEUE_BACK: Final = 7
 VALUE: Final = 8
-REACHED_BACK: Final = 9
-CHANGED: Final = 10
-NEEDED: Final = 11
-JUDGED: Final = 12
-SCRATCH_ROWS: Final = 13
+NEEDED: Final = 9
+JUDGED: Final = 10
+SCRATCH_ROWS: Final = 11
 
 # Scratch.number.
 STAMP: Final = 0
+"""Largest number that any of the marks above holds."""
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
-"""Entries of row CHANGED: units whose members or results may differ."""
+"""Entries of ``Scratch.changed``."""
 NUMBERS: Final = 3

@@ -1,7 +1,7 @@
 """The rules of ``hlo.legality`` for groups under change, in compiled code.
 
 The rules themselves, their reasons and their sources are there; a property test holds the two
-equal. Here a group is what a unit owns and duplicates together with the bitcasts between them.
+equal. Here a group is what a unit owns and duplicates together with the bitcasts that belong to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import fresh_stamp
+from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members, is_read_inside, is_read_outside
 
@@ -23,64 +23,110 @@ TOO_MANY_REDUCTIONS: Final = 6
 TOO_MANY_EMISSIONS: Final = 7
 SHARED_BUFFER: Final = 8
 DEAD_MEMBER: Final = 9
+TOO_MANY_MEMBERS: Final = 10
 
-_MAXIMUM_OPERANDS: Final = 0
-_MAXIMUM_EMISSIONS: Final = 1
-_MAXIMUM_REDUCTIONS: Final = 2
+# Places in Step.limits.
+OPERANDS_LIMIT: Final = 0
+EMISSIONS_LIMIT: Final = 1
+REDUCTIONS_LIMIT: Final = 2
 
 
 @compiled
-def unit_refusal(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may."""
-    if state.word[at.COUNT, unit] == 1 and state.word[at.COPIES, unit] == -1:
+    if s.count[unit] == 1 and s.copies[unit] == -1:
         return LEGAL
-    owned, count = gather_members(state, scratch, unit, at.MEMBERS)
-    members = scratch.row[at.MEMBERS]
+    owned, count = gather_members(s, unit, w.members)
+    if count > MAXIMUM_MEMBERS:
+        return TOO_MANY_MEMBERS
     for i in range(count):
-        if not step.node[at.FLAGS, members[i]] & at.FUSIBLE:
+        if not g.flags[w.members[i]] & at.FUSIBLE:
             return NOT_FUSIBLE
-    count, stamp = add_bitcasts(step, scratch, count)
-    results = _mark_results(step, state, scratch, unit, owned, count)
-    return _group_refusal(step, scratch, count, stamp, results)
+    results = _mark_results(g, s, w, unit, owned, count)
+    if results < 0:
+        return DEAD_MEMBER
+    if results == 0:
+        return NO_RESULT
+    if results > 1 and not _results_agree(g, w, owned):
+        return RESULT_SHAPES
+    count, stamp = add_bitcasts(g, w, count)
+    refusal = _size_refusal(g, w, count, stamp, results)
+    if refusal == LEGAL:
+        refusal = _emission_refusal(g, w, count, stamp)
+    if refusal == LEGAL:
+        refusal = _inplace_refusal(g, w, count)
+    return refusal
 
 
 @compiled
-def add_bitcasts(step: Any, scratch: Any, count: Any) -> Any:
-    """Add the bitcasts between members, sort the members and mark them ``INSIDE``: (count, stamp)."""
-    node, edge = step.node, step.edge
-    members, inside = scratch.row[at.MEMBERS], scratch.row[at.INSIDE]
-    stamp = fresh_stamp(scratch)
+def _mark_results(g: Any, s: Any, w: Any, unit: Any, owned: Any, count: Any) -> Any:
+    """Row ``value`` of every member: 1 where it leaves the unit, else 0. Returns how many do, -1
+    where a member is computed for nobody."""
+    results = 0
     for i in range(count):
-        inside[members[i]] = stamp
+        x = w.members[i]
+        leaves = i < owned and is_read_outside(g, s, x)
+        w.value[x] = leaves
+        results += leaves
+        if not leaves and not is_read_inside(g, s, unit, x):
+            return -1
+    return results
+
+
+@compiled
+def _results_agree(g: Any, w: Any, owned: Any) -> Any:
+    shape = -1
+    for i in range(owned):
+        x = w.members[i]
+        if not w.value[x]:
+            continue
+        if shape == -1:
+            shape = g.shape[x]
+        if g.shape[x] != shape or g.flags[x] & at.SINGLE_RESULT:
+            return False
+    return True
+
+
+@compiled
+def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
+    """Add bitcasts to the members, sort and mark them ``inside``: (count, stamp).
+
+    A group takes along the bitcasts between its members, and those through which it reads an
+    all-reduce: a kernel that sees the gradient itself can cut it out of its bucket.
+    """
+    stamp = fresh_stamp(w)
+    for i in range(count):
+        w.inside[w.members[i]] = stamp
     total = count
     for i in range(count):
-        x = members[i]
-        for e in range(node[at.OPERANDS_AT, x], node[at.OPERANDS_AT, x + 1]):
-            if node[at.FLAGS, edge[e]] & at.BITCAST and inside[edge[e]] != stamp:
-                total = _add_chain(step, members, inside, stamp, edge[e], total)
-    _sort(members, total)
+        x = w.members[i]
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if g.flags[operand] & at.BITCAST and w.inside[operand] != stamp:
+                total = _add_chain(g, w, stamp, operand, total)
+    _sort(w.members, total)
     return total, stamp
 
 
 @compiled
-def _add_chain(step: Any, members: Any, inside: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
-    node, edge = step.node, step.edge
+def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     start = bitcast
-    while node[at.FLAGS, start] & at.BITCAST and inside[start] != stamp:
-        start = edge[node[at.OPERANDS_AT, start]]
-    if inside[start] != stamp:
+    while g.flags[start] & at.BITCAST and w.inside[start] != stamp:
+        start = g.edge[g.operands_at[start]]
+    if w.inside[start] != stamp and not g.flags[start] & at.ALL_REDUCE:
         return total
     x = bitcast
     while x != start:
-        inside[x] = stamp
-        members[total] = x
+        w.inside[x] = stamp
+        w.value[x] = 0
+        w.members[total] = x
         total += 1
-        x = edge[node[at.OPERANDS_AT, x]]
+        x = g.edge[g.operands_at[x]]
     return total
 
 
 @compiled
-def _sort(values: Any, count: Any) -> Any:
+def _sort(values: Any, count: Any) -> None:
     """Insertion sort: the owned come sorted, so do the duplicates, and bitcasts are few."""
     for i in range(1, count):
         value, j = values[i], i - 1
@@ -91,131 +137,69 @@ def _sort(values: Any, count: Any) -> Any:
 
 
 @compiled
-def _mark_results(step: Any, state: Any, scratch: Any, unit: Any, owned: Any, count: Any) -> Any:
-    """Row VALUE of every member: 1 where it leaves the unit, else 0. Returns how many do, -1 where
-    a member is computed for nobody."""
-    members, value = scratch.row[at.MEMBERS], scratch.row[at.VALUE]
-    results = 0
-    dead = False
-    for i in range(count):
-        x = members[i]
-        value[x] = 0
-        if not step.node[at.FLAGS, x] & at.FUSIBLE:
-            continue
-        if state.word[at.OWNER, x] == unit and is_read_outside(step, state, x):
-            value[x] = 1
-            results += 1
-        elif not is_read_inside(step, state, unit, x):
-            dead = True
-    return -1 if dead else results
-
-
-@compiled
-def _group_refusal(step: Any, scratch: Any, count: Any, stamp: Any, results: Any) -> Any:
-    if results < 0:
-        return DEAD_MEMBER
-    if results == 0:
-        return NO_RESULT
-    return (
-        _result_refusal(step, scratch, count, results)
-        or _size_refusal(step, scratch, count, stamp, results)
-        or _emission_refusal(step, scratch, count, stamp)
-        or _inplace_refusal(step, scratch, count, stamp)
-    )
-
-
-@compiled
-def _result_refusal(step: Any, scratch: Any, count: Any, results: Any) -> Any:
-    if results == 1:
-        return LEGAL
-    node, members, value = step.node, scratch.row[at.MEMBERS], scratch.row[at.VALUE]
-    shape = -1
-    for i in range(count):
-        x = members[i]
-        if not value[x]:
-            continue
-        if shape == -1:
-            shape = node[at.SHAPE, x]
-        if node[at.SHAPE, x] != shape:
-            return RESULT_SHAPES
-        if node[at.FLAGS, x] & at.SINGLE_RESULT:
-            return SEVERAL_RESULTS
-    return LEGAL
-
-
-@compiled
-def _size_refusal(step: Any, scratch: Any, count: Any, stamp: Any, results: Any) -> Any:
-    node, edge = step.node, step.edge
-    members, inside, mark = scratch.row[at.MEMBERS], scratch.row[at.INSIDE], scratch.row[at.MARK]
-    seen = fresh_stamp(scratch)
+def _size_refusal(g: Any, w: Any, count: Any, stamp: Any, results: Any) -> Any:
+    seen = fresh_stamp(w)
     reads = reductions = 0
     for i in range(count):
-        x = members[i]
-        if node[at.FLAGS, x] & at.REDUCE:
+        x = w.members[i]
+        if g.flags[x] & at.REDUCE:
             reductions += 1
-        for e in range(node[at.OPERANDS_AT, x], node[at.OPERANDS_AT, x + 1]):
-            operand = edge[e]
-            if inside[operand] == stamp or mark[operand] == seen or node[at.FLAGS, operand] & at.CLONED:
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if w.inside[operand] == stamp or w.mark[operand] == seen or g.flags[operand] & at.CLONED:
                 continue
-            mark[operand] = seen
+            w.mark[operand] = seen
             reads += 1
-    if reads + results > step.limits[_MAXIMUM_OPERANDS]:
+    if reads + results > g.limits[OPERANDS_LIMIT]:
         return TOO_MANY_OPERANDS
-    if reductions > step.limits[_MAXIMUM_REDUCTIONS]:
+    if reductions > g.limits[REDUCTIONS_LIMIT]:
         return TOO_MANY_REDUCTIONS
     return LEGAL
 
 
 @compiled
-def _emission_refusal(step: Any, scratch: Any, count: Any, stamp: Any) -> Any:
-    """Row VALUE holds how often each member's readers so far want it written."""
-    node, edge = step.node, step.edge
-    members, inside, value = scratch.row[at.MEMBERS], scratch.row[at.INSIDE], scratch.row[at.VALUE]
+def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
+    """Row ``value`` holds how often the readers so far want each member written."""
     for i in range(count - 1, -1, -1):
-        x = members[i]
-        written = max(1, value[x])
-        if written > step.limits[_MAXIMUM_EMISSIONS]:
+        x = w.members[i]
+        written = max(1, w.value[x])
+        if written > g.limits[EMISSIONS_LIMIT]:
             return TOO_MANY_EMISSIONS
-        elementwise = node[at.FLAGS, x] & at.ELEMENTWISE
-        first, last = node[at.OPERANDS_AT, x], node[at.OPERANDS_AT, x + 1]
-        for e in range(first, last):
-            operand = edge[e]
-            if inside[operand] != stamp:
+        elementwise = g.flags[x] & at.ELEMENTWISE
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if w.inside[operand] != stamp:
                 continue
             if elementwise:
-                value[operand] = max(value[operand], written)
+                w.value[operand] = max(w.value[operand], written)
             else:
                 # Reading an operand twice adds twice: once for each time it is listed.
-                value[operand] += written
+                w.value[operand] += written
     return LEGAL
 
 
 @compiled
-def _inplace_refusal(step: Any, scratch: Any, count: Any, stamp: Any) -> Any:
-    node, edge, members = step.node, step.edge, scratch.row[at.MEMBERS]
+def _inplace_refusal(g: Any, w: Any, count: Any) -> Any:
     for i in range(count):
-        writer = members[i]
-        for e in range(node[at.BUFFERS_AT, writer], node[at.BUFFERS_AT, writer + 1]):
-            if not _reads_only_its_element(step, scratch, count, edge[e]):
+        writer = w.members[i]
+        for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
+            if not _reads_only_its_element(g, w, count, g.edge[e]):
                 return SHARED_BUFFER
     return LEGAL
 
 
 @compiled
-def _reads_only_its_element(step: Any, scratch: Any, count: Any, buffer: Any) -> Any:
-    node, edge = step.node, step.edge
-    members, mark = scratch.row[at.MEMBERS], scratch.row[at.MARK]
-    touched = fresh_stamp(scratch)
-    mark[buffer] = touched
+def _reads_only_its_element(g: Any, w: Any, count: Any, buffer: Any) -> Any:
+    touched = fresh_stamp(w)
+    w.mark[buffer] = touched
     for i in range(count):
-        x = members[i]
+        x = w.members[i]
         reads = False
-        for e in range(node[at.OPERANDS_AT, x], node[at.OPERANDS_AT, x + 1]):
-            if mark[edge[e]] == touched:
-                reads = True
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            reads = reads or w.mark[g.edge[e]] == touched
         if not reads:
             continue
-        mark[x] = touched
-        if not node[at.FLAGS, x] & at.ELEMENTWISE or node[at.GEOMETRY, x] != node[at.GEOMETRY, buffer]:
+        w.mark[x] = touched
+        if not g.flags[x] & at.ELEMENTWISE or g.geometry[x] != g.geometry[buffer]:
             return False
     return True

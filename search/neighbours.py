@@ -9,148 +9,126 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import computes, fresh_stamp, holds_copy
+from disco_hlo.search.board import computes, fresh_stamp, holds_copy
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.layout import RETURNED
 
 
 @compiled
-def gather_members(state: Any, scratch: Any, unit: Any, row: Any) -> Any:
-    """Write what ``unit`` owns, then what it duplicates, into a scratch row: (owned, all)."""
-    word, out = state.word, scratch.row[row]
+def gather_members(s: Any, unit: Any, out: Any) -> Any:
+    """Write what ``unit`` owns, then what it duplicates; returns the numbers (owned, all)."""
     count = 0
     x = unit
     while x != -1:
         out[count] = x
         count += 1
-        x = word[at.NEXT, x]
+        x = s.next[x]
     owned = count
-    cell = word[at.COPIES, unit]
+    cell = s.copies[unit]
     while cell != -1:
-        out[count] = word[at.CELL_NODE, cell]
+        out[count] = s.cell_node[cell]
         count += 1
-        cell = word[at.NEXT_OF_UNIT, cell]
+        cell = s.next_of_unit[cell]
     return owned, count
 
 
 @compiled
-def predecessors(step: Any, state: Any, scratch: Any, unit: Any, row: Any) -> Any:
-    """Write the units that ``unit`` waits for into a scratch row, each once; returns their number."""
-    node, edge, word = step.node, step.edge, state.word
-    out, mark = scratch.row[row], scratch.row[at.MARK]
-    stamp = fresh_stamp(scratch)
-    mark[unit] = stamp
+def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
+    """Write the units that ``unit`` waits for, each once; returns their number."""
+    stamp = fresh_stamp(w)
+    w.mark[unit] = stamp
     found = 0
-    x, cell = unit, word[at.COPIES, unit]
+    x, cell = unit, s.copies[unit]
     while x != -1:
-        for e in range(node[at.SOURCES_AT, x], node[at.SOURCES_AT, x + 1]):
-            source = edge[e]
-            owner = word[at.OWNER, source]
-            if mark[owner] != stamp and not holds_copy(state, unit, source):
-                mark[owner] = stamp
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            owner = s.owner[source]
+            if w.mark[owner] != stamp and not holds_copy(s, unit, source):
+                w.mark[owner] = stamp
                 out[found] = owner
                 found += 1
-        for e in range(node[at.EARLIER_AT, x], node[at.EARLIER_AT, x + 1]):
-            found = _add_computing(state, edge[e], mark, stamp, out, found)
-        if word[at.NEXT, x] != -1 and word[at.OWNER, x] == unit:
-            x = word[at.NEXT, x]
-        elif cell != -1:
-            x = word[at.CELL_NODE, cell]
-            cell = word[at.NEXT_OF_UNIT, cell]
-        else:
-            x = -1
+        for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
+            found = _add_computing(s, w, g.edge[e], stamp, out, found)
+        following = s.next[x] if s.owner[x] == unit else -1
+        if following == -1 and cell != -1:
+            following = s.cell_node[cell]
+            cell = s.next_of_unit[cell]
+        x = following
     return found
 
 
 @compiled
-def successors(step: Any, state: Any, scratch: Any, unit: Any, row: Any) -> Any:
-    """Write the units that wait for ``unit`` into a scratch row, each once; returns their number."""
-    node, edge, word = step.node, step.edge, state.word
-    out, mark = scratch.row[row], scratch.row[at.MARK]
-    stamp = fresh_stamp(scratch)
-    mark[unit] = stamp
+def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
+    """Write the units that wait for ``unit``, each once; returns their number."""
+    stamp = fresh_stamp(w)
+    w.mark[unit] = stamp
     found = 0
     x = unit
     while x != -1:
-        for e in range(node[at.READERS_AT, x], node[at.READERS_AT, x + 1]):
-            found = _add_reading(state, x, edge[e], mark, stamp, out, found)
-        for e in range(node[at.LATER_AT, x], node[at.LATER_AT, x + 1]):
-            found = _add_computing(state, edge[e], mark, stamp, out, found)
-        x = word[at.NEXT, x]
-    cell = word[at.COPIES, unit]
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            found = _add_reading(s, w, x, g.edge[e], stamp, out, found)
+        for e in range(g.later_at[x], g.later_at[x + 1]):
+            found = _add_computing(s, w, g.edge[e], stamp, out, found)
+        x = s.next[x]
+    cell = s.copies[unit]
     while cell != -1:
-        x = word[at.CELL_NODE, cell]
-        for e in range(node[at.LATER_AT, x], node[at.LATER_AT, x + 1]):
-            found = _add_computing(state, edge[e], mark, stamp, out, found)
-        cell = word[at.NEXT_OF_UNIT, cell]
+        x = s.cell_node[cell]
+        for e in range(g.later_at[x], g.later_at[x + 1]):
+            found = _add_computing(s, w, g.edge[e], stamp, out, found)
+        cell = s.next_of_unit[cell]
     return found
 
 
 @compiled
-def _add_computing(state: Any, x: Any, mark: Any, stamp: Any, out: Any, found: Any) -> Any:
-    word = state.word
-    owner = word[at.OWNER, x]
-    if mark[owner] != stamp:
-        mark[owner] = stamp
-        out[found] = owner
-        found += 1
-    cell = word[at.COPIERS, x]
-    while cell != -1:
-        unit = word[at.CELL_UNIT, cell]
-        if mark[unit] != stamp:
-            mark[unit] = stamp
+def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> Any:
+    unit, cell = s.owner[x], s.copiers[x]
+    while True:
+        if w.mark[unit] != stamp:
+            w.mark[unit] = stamp
             out[found] = unit
             found += 1
-        cell = word[at.NEXT_OF_NODE, cell]
-    return found
+        if cell == -1:
+            return found
+        unit = s.cell_unit[cell]
+        cell = s.next_of_node[cell]
 
 
 @compiled
-def _add_reading(state: Any, source: Any, reader: Any, mark: Any, stamp: Any, out: Any, found: Any) -> Any:
+def _add_reading(s: Any, w: Any, source: Any, reader: Any, stamp: Any, out: Any, found: Any) -> Any:
     """Units that compute ``reader`` and take ``source`` from its owner."""
-    word = state.word
-    owner = word[at.OWNER, reader]
-    if mark[owner] != stamp and not holds_copy(state, owner, source):
-        mark[owner] = stamp
-        out[found] = owner
-        found += 1
-    cell = word[at.COPIERS, reader]
-    while cell != -1:
-        unit = word[at.CELL_UNIT, cell]
-        if mark[unit] != stamp and not computes(state, unit, source):
-            mark[unit] = stamp
+    unit, cell = s.owner[reader], s.copiers[reader]
+    while True:
+        if w.mark[unit] != stamp and not computes(s, unit, source):
+            w.mark[unit] = stamp
             out[found] = unit
             found += 1
-        cell = word[at.NEXT_OF_NODE, cell]
-    return found
+        if cell == -1:
+            return found
+        unit = s.cell_unit[cell]
+        cell = s.next_of_node[cell]
 
 
 @compiled
-def is_read_outside(step: Any, state: Any, x: Any) -> Any:
+def is_read_outside(g: Any, s: Any, x: Any) -> Any:
     """Whether a node's value leaves the unit that owns it."""
-    node, edge, word = step.node, step.edge, state.word
-    if node[at.FLAGS, x] & at.RETURNED:
+    if g.flags[x] & RETURNED:
         return True
-    home = word[at.OWNER, x]
-    for e in range(node[at.READERS_AT, x], node[at.READERS_AT, x + 1]):
-        reader = edge[e]
-        owner = word[at.OWNER, reader]
-        if owner != home and not holds_copy(state, owner, x):
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        reader = g.edge[e]
+        if not computes(s, s.owner[reader], x):
             return True
-        cell = word[at.COPIERS, reader]
+        cell = s.copiers[reader]
         while cell != -1:
-            unit = word[at.CELL_UNIT, cell]
-            if unit != home and not computes(state, unit, x):
+            if not computes(s, s.cell_unit[cell], x):
                 return True
-            cell = word[at.NEXT_OF_NODE, cell]
+            cell = s.next_of_node[cell]
     return False
 
 
 @compiled
-def is_read_inside(step: Any, state: Any, unit: Any, x: Any) -> Any:
+def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
     """Whether ``unit`` itself uses the value of a node that it computes."""
-    node, edge = step.node, step.edge
-    for e in range(node[at.READERS_AT, x], node[at.READERS_AT, x + 1]):
-        if computes(state, unit, edge[e]):
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if computes(s, unit, g.edge[e]):
             return True
     return False

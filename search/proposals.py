@@ -20,26 +20,26 @@ METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 
 
 @compiled
-def make_move(step: Any, state: Any, scratch: Any, method: Any, a: Any, b: Any) -> Any:
+def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one named move; whether it was legal. ``a`` and ``b`` are heads of units."""
     if method == FUSE:
-        return fuse(step, state, scratch, a, b)
+        return fuse(g, s, w, a, b)
     if method == DUPLICATE:
-        return duplicate(step, state, scratch, a, b)
-    return merge(step, state, scratch, a, b)
+        return duplicate(g, s, w, a, b)
+    return merge(g, s, w, a, b)
 
 
 @compiled
 def random_apply(
-    step: Any, state: Any, scratch: Any, generator: Any, pools: Any, method: Any, times: Any, tries: Any, made: Any
+    g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any, times: Any, tries: Any, made: Any
 ) -> Any:
     """Apply one method at random places.
 
     Args:
-        pools: (fusible nodes, all-reduces in production order), int32 arrays.
+        pools: (fusible nodes, all-reduces in production order), int64 arrays.
         times: how often.
         tries: how many proposals are drawn for one application before it is given up.
-        made: ``[times, 3]`` int32, receives the moves (method, a, b).
+        made: ``[times, 3]`` int64, receives the moves (method, a, b).
 
     Returns:
         How many moves were made.
@@ -49,10 +49,10 @@ def random_apply(
     for _ in range(times):
         for _ in range(tries):
             if method == MERGE:
-                a, b = _random_buckets(step, state, generator, ranked)
+                a, b = _random_buckets(g, s, generator, ranked)
             else:
-                a, b = _random_pair(step, state, scratch, generator, fusible)
-            if b != -1 and make_move(step, state, scratch, method, a, b):
+                a, b = _random_pair(g, s, w, generator, fusible)
+            if b != -1 and make_move(g, s, w, method, a, b):
                 made[done, 0], made[done, 1], made[done, 2] = method, a, b
                 done += 1
                 break
@@ -60,36 +60,32 @@ def random_apply(
 
 
 @compiled
-def _random_pair(step: Any, state: Any, scratch: Any, generator: Any, fusible: Any) -> Any:
+def _random_pair(g: Any, s: Any, w: Any, generator: Any, fusible: Any) -> Any:
     """A unit, each equally likely, and one of its fusible predecessors, each equally likely."""
-    if fusible.shape[0] == 0:
+    if fusible.size == 0:
         return -1, -1
-    while True:
-        unit = fusible[draw(generator, fusible.shape[0])]
-        if state.word[at.OWNER, unit] == unit:
-            break
-    found = predecessors(step, state, scratch, unit, at.NEIGHBOURS)
+    unit = fusible[draw(generator, fusible.size)]
+    while s.owner[unit] != unit:
+        unit = fusible[draw(generator, fusible.size)]
+    found = predecessors(g, s, w, unit, w.neighbours)
     chosen, seen = -1, 0
     for i in range(found):
-        other = scratch.row[at.NEIGHBOURS, i]
-        if step.node[at.FLAGS, other] & at.FUSIBLE:
+        if g.flags[w.neighbours[i]] & at.FUSIBLE:
             seen += 1
             if draw(generator, seen) == 0:
-                chosen = other
+                chosen = w.neighbours[i]
     return unit, chosen
 
 
 @compiled
-def _random_buckets(step: Any, state: Any, generator: Any, ranked: Any) -> Any:
-    if ranked.shape[0] < 2:
+def _random_buckets(g: Any, s: Any, generator: Any, ranked: Any) -> Any:
+    if ranked.size < 2:
         return -1, -1
-    while True:
-        bucket = ranked[draw(generator, ranked.shape[0])]
-        if state.word[at.OWNER, bucket] == bucket:
-            break
-    member = draw(generator, state.word[at.COUNT, bucket])
+    bucket = ranked[draw(generator, ranked.size)]
+    while s.owner[bucket] != bucket:
+        bucket = ranked[draw(generator, ranked.size)]
     x = bucket
-    for _ in range(member):
-        x = state.word[at.NEXT, x]
+    for _ in range(draw(generator, s.count[bucket])):
+        x = s.next[x]
     direction = 2 * draw(generator, 2) - 1
-    return bucket, neighbouring_bucket(step, state, x, direction, ranked)
+    return bucket, neighbouring_bucket(g, s, x, direction, ranked)

@@ -9,54 +9,46 @@ queue. This is ``simulator.ready_queue``, run on the units of a state without bu
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import computes, holds_copy
+from disco_hlo.search.board import computes
 from disco_hlo.search.jit import compiled
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
-# Parts of a unit: task 3 * head + part.
-PACK: Final = 0
-MAIN: Final = 1
-UNPACK: Final = 2
-
-
 @compiled
-def ready_queue(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) -> Any:
-    """Run a strategy through the queues.
+def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  # noqa: C901, PLR0912
+    """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
 
     Args:
         speed_ppm: ``[3, channels + 1]``, see ``simulator.costs.MachineModel``.
-        started: ``[3 * nodes]`` int32, receives the tasks (3 * head + part) as they start; a
+        started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, and a
             transfer also when it ends, as -1 - task.
 
     Returns:
         The time at which everything is done and the number of entries of ``started``; (-1, 0)
         where units wait for each other in a circle.
     """
-    word, time_ns = state.word, state.time_ns
-    missing, fresh = scratch.row[at.VALUE], scratch.row[at.NEIGHBOURS]
-    tasks, resources = 3 * word.shape[1], speed_ppm.shape[1]
-    queue = np.empty((resources, tasks), np.int32)
+    resources = speed_ppm.shape[1]
+    queue = np.empty((resources, 3 * g.nodes), np.int64)
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
     running, left = np.full(resources, -1), np.zeros(resources, np.int64)
-    _count_missing(step, state, missing)
+    _count_missing(g, s, w.value)
     found = 0
-    for x in range(word.shape[1]):
-        if word[at.OWNER, x] == x and missing[x] == 0:
-            fresh[found] = _first_task(time_ns, x)
+    for x in range(g.nodes):
+        if s.owner[x] == x and w.value[x] == 0:
+            w.neighbours[found] = _first_task(s, x)
             found += 1
-    now, count, busy, done, turn = np.int64(0), 0, 0, 0, 0
+    now = count = busy = done = turn = 0
     while True:
         for k in range(found):
-            r = 0
-            if fresh[k] % 3 == MAIN and time_ns[at.ON_CHANNEL, fresh[k] // 3]:
+            task, r = w.neighbours[k], 0
+            if task % 3 == at.MAIN and s.time_ns[at.TIME_COLUMNS * (task // 3) + at.ON_CHANNEL]:
                 r = 1 + turn % (resources - 1)
                 turn += 1
-            queue[r, tail[r]] = fresh[k]
+            queue[r, tail[r]] = task
             tail[r] += 1
         for r in range(resources):
             if running[r] != -1 or head[r] == tail[r]:
@@ -65,10 +57,10 @@ def ready_queue(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: An
             head[r] += 1
             started[count] = task
             count += 1
-            running[r], left[r] = task, time_ns[task % 3, task // 3] * PPM
+            running[r], left[r] = task, s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3] * PPM
             busy += r > 0
         row = NO_COMPUTE if running[0] == -1 else BESIDE_COMPUTE
-        elapsed = np.int64(-1)
+        elapsed = -1
         for r in range(resources):
             if running[r] != -1:
                 speed = speed_ppm[row if r > 0 else COMPUTE, busy]
@@ -91,104 +83,102 @@ def ready_queue(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: An
                 count += 1
                 busy -= 1
             unit, part = task // 3, task % 3
-            if part < UNPACK and time_ns[part + 1, unit] >= 0:
-                found = _add(fresh, found, task + 1)
+            if part < at.UNPACK and s.time_ns[at.TIME_COLUMNS * unit + part + 1] >= 0:
+                found = _add(w.neighbours, found, task + 1)
             else:
                 done += 1
-                found = _release(step, state, unit, missing, fresh, found)
-    if done < word[at.TOTAL, at.UNITS]:
-        return np.int64(-1), 0
+                found = _release(g, s, w, unit, found)
+    if done < s.total[at.UNITS]:
+        return -1, 0
     return now, count
 
 
 @compiled
-def _first_task(time_ns: Any, unit: Any) -> Any:
-    return 3 * unit + (PACK if time_ns[PACK, unit] >= 0 else MAIN)
+def _first_task(s: Any, unit: Any) -> Any:
+    return 3 * unit + (at.PACK if s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0 else at.MAIN)
 
 
 @compiled
-def _count_missing(step: Any, state: Any, missing: Any) -> None:
+def _count_missing(g: Any, s: Any, missing: Any) -> None:
     """For each unit, how many reads and orderings it waits for (several may concern one unit)."""
-    word = state.word
-    for x in range(word.shape[1]):
+    for x in range(g.nodes):
         missing[x] = 0
-    for y in range(word.shape[1]):
-        owner = word[at.OWNER, y]
-        if owner == -1:
+    for y in range(g.nodes):
+        if s.owner[y] == -1:
             continue
-        _count_for(step, state, missing, owner, y)
-        cell = word[at.COPIERS, y]
-        while cell != -1:
-            _count_for(step, state, missing, word[at.CELL_UNIT, cell], y)
-            cell = word[at.NEXT_OF_NODE, cell]
+        unit, cell = s.owner[y], s.copiers[y]
+        while True:
+            missing[unit] += _waits(g, s, unit, y)
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
 
 
 @compiled
-def _count_for(step: Any, state: Any, missing: Any, unit: Any, y: Any) -> None:
-    node, edge, word = step.node, step.edge, state.word
-    for e in range(node[at.SOURCES_AT, y], node[at.SOURCES_AT, y + 1]):
-        if not computes(state, unit, edge[e]):
-            missing[unit] += 1
-    for e in range(node[at.EARLIER_AT, y], node[at.EARLIER_AT, y + 1]):
-        x = edge[e]
-        if word[at.OWNER, x] != unit:
-            missing[unit] += 1
-        cell = word[at.COPIERS, x]
+def _waits(g: Any, s: Any, unit: Any, y: Any) -> Any:
+    """For how much a unit waits in order to compute node ``y``."""
+    count = 0
+    for e in range(g.sources_at[y], g.sources_at[y + 1]):
+        if not computes(s, unit, g.edge[e]):
+            count += 1
+    for e in range(g.earlier_at[y], g.earlier_at[y + 1]):
+        x = g.edge[e]
+        if s.owner[x] != unit:
+            count += 1
+        cell = s.copiers[x]
         while cell != -1:
-            if word[at.CELL_UNIT, cell] != unit:
-                missing[unit] += 1
-            cell = word[at.NEXT_OF_NODE, cell]
+            if s.cell_unit[cell] != unit:
+                count += 1
+            cell = s.next_of_node[cell]
+    return count
 
 
 @compiled
-def _release(step: Any, state: Any, unit: Any, missing: Any, fresh: Any, found: Any) -> Any:
-    """Count a finished unit off; those that waited for nothing else join ``fresh``."""
-    node, edge, word, time_ns = step.node, step.edge, state.word, state.time_ns
+def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
+    """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
     while x != -1:
-        for e in range(node[at.READERS_AT, x], node[at.READERS_AT, x + 1]):
-            y = edge[e]
-            owner = word[at.OWNER, y]
-            if owner != unit and not holds_copy(state, owner, x):
-                found = _count_off(time_ns, missing, fresh, found, owner)
-            cell = word[at.COPIERS, y]
-            while cell != -1:
-                other = word[at.CELL_UNIT, cell]
-                if not computes(state, other, x):
-                    found = _count_off(time_ns, missing, fresh, found, other)
-                cell = word[at.NEXT_OF_NODE, cell]
-        found = _release_later(step, state, unit, x, missing, fresh, found)
-        x = word[at.NEXT, x]
-    cell = word[at.COPIES, unit]
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            reader = g.edge[e]
+            other, cell = s.owner[reader], s.copiers[reader]
+            while True:
+                if not computes(s, other, x):
+                    found = _count_off(s, w, found, other)
+                if cell == -1:
+                    break
+                other = s.cell_unit[cell]
+                cell = s.next_of_node[cell]
+        found = _release_later(g, s, w, unit, x, found)
+        x = s.next[x]
+    cell = s.copies[unit]
     while cell != -1:
-        found = _release_later(step, state, unit, word[at.CELL_NODE, cell], missing, fresh, found)
-        cell = word[at.NEXT_OF_UNIT, cell]
+        found = _release_later(g, s, w, unit, s.cell_node[cell], found)
+        cell = s.next_of_unit[cell]
     return found
 
 
 @compiled
-def _release_later(
-    step: Any, state: Any, unit: Any, x: Any, missing: Any, fresh: Any, found: Any
-) -> Any:
-    node, edge, word, time_ns = step.node, step.edge, state.word, state.time_ns
-    for e in range(node[at.LATER_AT, x], node[at.LATER_AT, x + 1]):
-        y = edge[e]
-        if word[at.OWNER, y] != unit:
-            found = _count_off(time_ns, missing, fresh, found, word[at.OWNER, y])
-        cell = word[at.COPIERS, y]
-        while cell != -1:
-            if word[at.CELL_UNIT, cell] != unit:
-                found = _count_off(time_ns, missing, fresh, found, word[at.CELL_UNIT, cell])
-            cell = word[at.NEXT_OF_NODE, cell]
+def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any:
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        y = g.edge[e]
+        other, cell = s.owner[y], s.copiers[y]
+        while True:
+            if other != unit:
+                found = _count_off(s, w, found, other)
+            if cell == -1:
+                break
+            other = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
     return found
 
 
 @compiled
-def _count_off(time_ns: Any, missing: Any, fresh: Any, found: Any, unit: Any) -> Any:
-    missing[unit] -= 1
-    if missing[unit] > 0:
+def _count_off(s: Any, w: Any, found: Any, unit: Any) -> Any:
+    w.value[unit] -= 1
+    if w.value[unit] > 0:
         return found
-    return _add(fresh, found, _first_task(time_ns, unit))
+    return _add(w.neighbours, found, _first_task(s, unit))
 
 
 @compiled

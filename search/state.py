@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.legality import keeps_own_buffer
+from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import State, add_copy, empty_state, new_scratch
+from disco_hlo.search.board import State, empty_state
 from disco_hlo.search.step import Step
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,18 +53,17 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     """
     units = unit_graph(graph, strategy)
     state = empty_state(step)
-    scratch = new_scratch(step)
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
             _own(state, [x])
     memberships = _memberships(graph, strategy)
     for owned, _ in memberships:
-        _own(state, list(owned))
+        _own(state, owned)
     for bucket in strategy.buckets:
         _own(state, sorted(bucket.all_reduces))
     for owned, copies in memberships:
-        for x in copies if owned else ():
-            add_copy(state, scratch, owned[0], x)
+        if owned:
+            _duplicate(state, owned[0], copies)
     tokens = [t for t in strategy.order if not t.endswith(".done")] or default_unit_order(units, False)
     # A kernel that only writes another op's value down in other dimensions is no unit of the search.
     tokens = [t for t in tokens if t[0] != "g" or memberships[int(t[1:])][0]]
@@ -92,6 +94,20 @@ def _own(state: State, nodes: Sequence[int]) -> None:
     state.word[at.COUNT, nodes[0]] = len(nodes)
 
 
+def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
+    word = state.word
+    following = -1
+    for node in reversed(copies):
+        cell = int(word[at.TOTAL, at.FREE_CELL])
+        if cell == -1:
+            raise DiscoError("A starting strategy duplicates more ops than the step has.")
+        word[at.TOTAL, at.FREE_CELL] = word[at.NEXT_OF_UNIT, cell]
+        word[at.CELL_NODE, cell], word[at.CELL_UNIT, cell] = node, unit
+        word[at.NEXT_OF_UNIT, cell], word[at.NEXT_OF_NODE, cell] = following, word[at.COPIERS, node]
+        word[at.COPIERS, node] = following = cell
+    word[at.COPIES, unit] = following
+
+
 def _head(state: State, strategy: Strategy, token: str) -> int:
     number = int(token[1:])
     if token[0] == "n":
@@ -120,7 +136,7 @@ def _lay_out(state: State, heads: Sequence[int]) -> None:
 
 
 def to_strategy(
-    graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int32], asynchronous: bool
+    graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int64], asynchronous: bool
 ) -> Strategy:
     """The strategy a state stands for.
 
@@ -138,32 +154,45 @@ def to_strategy(
         if step.node[at.FLAGS, head] & at.ALL_REDUCE:
             tokens[head] = f"b{len(buckets)}"
             buckets.append(_bucket(step, owned, kept))
-        elif len(owned) > 1 or copies or (owned, copies) in kept.groups:
+        elif len(owned) > 1 or copies or (owned, copies) in kept.groups or _cuts_bitcast(graph, state, head):
             tokens[head] = f"g{len(groups)}"
             groups.append(kept.groups.get((owned, copies)) or written_group(graph, owned, copies))
         else:
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
-    return Strategy(tuple(groups), tuple(buckets), order)
+    return normal_form(graph, Strategy(tuple(groups), tuple(buckets), order))
+
+
+def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
+    """Whether a single op reads, through a bitcast, a gradient that shares its bucket with others."""
+    if graph.nodes[x].kind is not Kind.FUSIBLE or keeps_own_buffer(graph, graph.nodes[x]):
+        return False
+    for operand in graph.nodes[x].operands:
+        chain = _bitcasts_to_source(graph, operand)
+        source = graph.nodes[chain[-1]].operands[0] if chain else x
+        if graph.nodes[source].kind is Kind.ALL_REDUCE and state.word[at.COUNT, state.word[at.OWNER, source]] > 1:
+            return True
+    return False
 
 
 def _tokens(
-    state: State, names: Mapping[int, str], started: NDArray[np.int32], asynchronous: bool
+    state: State, names: Mapping[int, str], started: NDArray[np.int64], asynchronous: bool
 ) -> Iterator[str]:
     """Tokens in the order in which tasks of a ready queue start (and transfers end)."""
     for entry in started.tolist():
         task = entry if entry >= 0 else -1 - entry
         head, part = divmod(task, 3)
         name = names[head]
+        first = at.PACK if state.times[head, at.PACK] >= 0 else at.MAIN
         if name[0] != "b" or not asynchronous:
-            if part == (at.PACK_NS if state.time_ns[at.PACK_NS, head] >= 0 else at.MAIN_NS):
+            if part == first:
                 yield name
             continue
-        unpacks = state.time_ns[at.UNPACK_NS, head] >= 0
-        if entry >= 0 and part == (at.PACK_NS if unpacks else at.MAIN_NS):
+        unpacks = state.times[head, at.UNPACK] >= 0
+        if entry >= 0 and part == first:
             yield name + ".start"
-        ends = entry < 0 or not state.time_ns[at.ON_CHANNEL, head]
-        if part == at.UNPACK_NS or (part == at.MAIN_NS and ends and not unpacks):
+        ends = entry < 0 or not state.times[head, at.ON_CHANNEL]
+        if part == at.UNPACK or (part == at.MAIN and ends and not unpacks):
             yield name + ".done"
 
 
@@ -190,27 +219,28 @@ def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
 
 
 def written_group(graph: Graph, owned: Sequence[int], copies: Sequence[int]) -> Group:
-    """A group of the search as a :class:`Group`, with the bitcasts that lie between its members.
+    """A group of the search as a :class:`Group`, with the bitcasts that belong to it.
 
-    The group owns a bitcast that only it reads, of a value of its own; others it duplicates, so
-    that outside readers see the value itself.
+    These are the bitcasts between its members, and those through which it reads all-reduces (see
+    ``legality.add_bitcasts``). They are given as duplicates: outside readers see the value itself.
     """
     inside = {*owned, *copies}
-    source: dict[int, int] = {}
-    for x in (*owned, *copies):
+    bitcasts: set[int] = set()
+    for x in inside:
         for operand in graph.nodes[x].operands:
-            chain = []
-            while graph.nodes[operand].opcode == "bitcast":
-                chain.append(operand)
-                operand = graph.nodes[operand].operands[0]
-            if operand in inside:
-                source.update(dict.fromkeys(chain, operand))
-    private: set[int] = set()
-    for bitcast in sorted(source, reverse=True):
-        if source[bitcast] in owned and all(user in inside or user in private for user in graph.users[bitcast]):
-            private.add(bitcast)
-    duplicates = (source.keys() - private) | set(copies)
-    return Group(tuple(sorted({*owned, *private})), tuple(sorted(duplicates)), kind=_emitter(graph, inside))
+            chain = _bitcasts_to_source(graph, operand)
+            source = graph.nodes[chain[-1]].operands[0] if chain else operand
+            if source in inside or graph.nodes[source].kind is Kind.ALL_REDUCE:
+                bitcasts.update(chain)
+    return Group(tuple(owned), tuple(sorted({*copies, *bitcasts})), kind=_emitter(graph, inside))
+
+
+def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
+    chain = []
+    while graph.nodes[x].opcode == "bitcast":
+        chain.append(x)
+        x = graph.nodes[x].operands[0]
+    return chain
 
 
 def _emitter(graph: Graph, inside: Collection[int]) -> str:

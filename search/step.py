@@ -24,11 +24,11 @@ _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 class Step(NamedTuple):
     """One training step, read only. See ``layout`` for the rows."""
 
-    node: NDArray[np.int32]
+    node: NDArray[np.int64]
     """``[NODE_ROWS, nodes + 1]``"""
-    edge: NDArray[np.int32]
+    edge: NDArray[np.int64]
     """All adjacency lists, one after the other."""
-    limits: NDArray[np.int32]
+    limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel; see ``legality.Limits``."""
 
 
@@ -37,7 +37,7 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     sources = _sources(graph)
     earlier = _earlier(graph)
-    node = np.zeros((at.NODE_ROWS, count + 1), np.int32)
+    node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     edges: list[int] = []
     for row, lists in (
         (at.OPERANDS_AT, [list(n.operands) for n in graph.nodes]),
@@ -60,8 +60,8 @@ def build_step(graph: Graph) -> Step:
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
     limits = LIMITS[graph.backend]
-    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int32)
-    return Step(node, np.array(edges, np.int32), bounds)
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int64)
+    return Step(node, np.array(edges, np.int64), bounds)
 
 
 def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:
@@ -147,6 +147,7 @@ def _flags(graph: Graph, x: int, returned: set[int]) -> int:
         (at.ELEMENTWISE, is_elementwise(graph, node)),
         (at.REDUCE, node.opcode == "reduce"),
         (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
+        (at.UNPACKED, node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned))),
     )
     return sum(bit for bit, answer in answers if answer)
 
@@ -158,6 +159,11 @@ def _may_join(graph: Graph, node: Node, returned: bool) -> bool:
         return False
     # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
     return not any(_is_tuple_of_fusible(graph, operand) for operand in node.operands)
+
+
+def _only_joinable(graph: Graph, x: int, returned: set[int]) -> bool:
+    readers = {r for user in graph.users[x] for r in _running(graph, user)}
+    return all(_may_join(graph, graph.nodes[r], r in returned) for r in readers)
 
 
 def _is_tuple_of_fusible(graph: Graph, x: int) -> bool:

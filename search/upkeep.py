@@ -9,60 +9,59 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import fresh_stamp, link, remove_copy, take_out
+from disco_hlo.search.board import fresh_stamp, link, note_change, remove_copy, take_out
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import LEGAL, unit_refusal
 from disco_hlo.search.neighbours import is_read_inside, is_read_outside
 
 
 @compiled
-def adopt_orphans(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hand to ``unit`` the ops it duplicates that nobody needs their owner for; returns its head."""
-    word, orphans = state.word, scratch.row[at.NEEDED]
     count = 0
-    cell = word[at.COPIES, unit]
+    cell = s.copies[unit]
     while cell != -1:
-        orphans[count] = word[at.CELL_NODE, cell]
+        w.needed[count] = s.cell_node[cell]
+        # Part of the unit may have read it from its owner, who is then rid of a result.
+        note_change(w, w.needed[count])
         count += 1
-        cell = word[at.NEXT_OF_UNIT, cell]
+        cell = s.next_of_unit[cell]
     # Readers before what they read: an op may be orphaned by the one adopted before it.
     for i in range(count - 1, -1, -1):
-        x = orphans[i]
-        home = word[at.OWNER, x]
-        if home == unit or is_read_outside(step, state, x) or is_read_inside(step, state, home, x):
+        x = w.needed[i]
+        home = s.owner[x]
+        if home == unit or is_read_outside(g, s, x) or is_read_inside(g, s, home, x):
             continue
-        if word[at.COUNT, home] > 1:
-            drop_idle_copies(step, state, scratch, take_out(state, scratch, x))
-        unit = link(state, scratch, x, unit)
+        if s.count[home] > 1:
+            drop_idle_copies(g, s, w, take_out(s, w, x))
+        unit = link(s, w, x, unit)
     return unit
 
 
 @compiled
-def drop_idle_copies(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any) -> None:
     """Stop ``unit`` from recomputing what nothing in it reads any more."""
-    word = state.word
     found = True
     while found:
         found = False
-        cell = word[at.COPIES, unit]
+        cell = s.copies[unit]
         while cell != -1:
-            following, x = word[at.NEXT_OF_UNIT, cell], word[at.CELL_NODE, cell]
-            if not is_read_inside(step, state, unit, x):
-                remove_copy(state, scratch, unit, x)
+            following, x = s.next_of_unit[cell], s.cell_node[cell]
+            if not is_read_inside(g, s, unit, x):
+                remove_copy(s, w, unit, x)
                 found = True
             cell = following
 
 
 @compiled
-def all_stand(step: Any, state: Any, scratch: Any, changes: Any) -> Any:
+def all_stand(g: Any, s: Any, w: Any, changes: Any) -> Any:
     """Whether every unit noted as changed since entry ``changes`` is a legal kernel."""
-    word, judged = state.word, scratch.row[at.JUDGED]
-    stamp = fresh_stamp(scratch)
-    for i in range(changes, scratch.number[at.CHANGES]):
-        unit = word[at.OWNER, scratch.row[at.CHANGED, i]]
-        if judged[unit] == stamp:
+    stamp = fresh_stamp(w)
+    for i in range(changes, w.number[at.CHANGES]):
+        unit = s.owner[w.changed[i]]
+        if w.judged[unit] == stamp or not g.flags[unit] & at.FUSIBLE:
             continue
-        judged[unit] = stamp
-        if unit_refusal(step, state, scratch, unit) != LEGAL:
+        w.judged[unit] = stamp
+        if unit_refusal(g, s, w, unit) != LEGAL:
             return False
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import add_copy, computes, fresh_stamp, roll_back
+from disco_hlo.search.board import add_copy, computes, fresh_stamp, has_room, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
@@ -18,60 +18,57 @@ from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
 
 @compiled
-def duplicate(step: Any, state: Any, scratch: Any, consumer: Any, producer: Any) -> Any:
+def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
-    word, flags = state.word, step.node[at.FLAGS]
-    if consumer == producer or not flags[consumer] & flags[producer] & at.FUSIBLE:
+    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
-    low, high = word[at.PLACE, producer], word[at.PLACE, consumer]
+    low, high = s.place[producer], s.place[consumer]
     if low > high:
         return False
-    count = _needed(step, state, scratch, consumer, producer)
-    mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
-    if count and _copy(step, state, scratch, consumer, count):
-        unit = adopt_orphans(step, state, scratch, consumer)
-        if all_stand(step, state, scratch, changes) and settle(step, state, scratch, unit, low, high):
+    count = _needed(g, s, w, consumer, producer)
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    if count and _copy(s, w, consumer, count):
+        unit = adopt_orphans(g, s, w, consumer)
+        if all_stand(g, s, w, changes) and settle(g, s, w, unit, low, high):
             return True
-    roll_back(state, scratch, mark)
-    scratch.number[at.CHANGES] = changes
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
     return False
 
 
 @compiled
-def _needed(step: Any, state: Any, scratch: Any, consumer: Any, producer: Any) -> Any:
-    """Row NEEDED: what the producer computes to serve this one reader."""
-    node, edge, word = step.node, step.edge, state.word
-    needed, mark = scratch.row[at.NEEDED], scratch.row[at.INSIDE]
-    stamp = fresh_stamp(scratch)
-    _, members = gather_members(state, scratch, consumer, at.MEMBERS)
+def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+    """Row ``needed``: what the producer computes to serve this one reader."""
+    stamp = fresh_stamp(w)
+    _, members = gather_members(s, consumer, w.members)
     count = 0
     for i in range(members):
-        x = scratch.row[at.MEMBERS, i]
-        for e in range(node[at.SOURCES_AT, x], node[at.SOURCES_AT, x + 1]):
-            source = edge[e]
-            taken = word[at.OWNER, source] == producer and not computes(state, consumer, source)
-            if taken and mark[source] != stamp:
-                mark[source] = stamp
-                needed[count] = source
-                count += 1
+        x = w.members[i]
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            if s.owner[source] != producer or w.inside[source] == stamp or computes(s, consumer, source):
+                continue
+            w.inside[source] = stamp
+            w.needed[count] = source
+            count += 1
     i = 0
     while i < count:
-        x = needed[i]
+        x = w.needed[i]
         i += 1
-        for e in range(node[at.SOURCES_AT, x], node[at.SOURCES_AT, x + 1]):
-            source = edge[e]
-            if mark[source] == stamp or not computes(state, producer, source):
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            if w.inside[source] == stamp or not computes(s, producer, source):
                 continue
-            mark[source] = stamp
-            if not computes(state, consumer, source):
-                needed[count] = source
+            w.inside[source] = stamp
+            if not computes(s, consumer, source):
+                w.needed[count] = source
                 count += 1
     return count
 
 
 @compiled
-def _copy(step: Any, state: Any, scratch: Any, consumer: Any, count: Any) -> Any:
+def _copy(s: Any, w: Any, consumer: Any, count: Any) -> Any:
     for i in range(count):
-        if not add_copy(state, scratch, consumer, scratch.row[at.NEEDED, i]):
+        if not add_copy(s, w, consumer, w.needed[i]):
             return False
     return True

@@ -8,25 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import link, roll_back
+from disco_hlo.search.board import has_room, link, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
 
 @compiled
-def fuse(step: Any, state: Any, scratch: Any, consumer: Any, producer: Any) -> Any:
+def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
-    word, flags = state.word, step.node[at.FLAGS]
-    if consumer == producer or not flags[consumer] & flags[producer] & at.FUSIBLE:
+    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
-    low, high = word[at.PLACE, producer], word[at.PLACE, consumer]
+    low, high = s.place[producer], s.place[consumer]
     if low > high:
         return False
-    mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
-    unit = adopt_orphans(step, state, scratch, link(state, scratch, producer, consumer))
-    if all_stand(step, state, scratch, changes) and settle(step, state, scratch, unit, low, high):
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    unit = adopt_orphans(g, s, w, link(s, w, producer, consumer))
+    if all_stand(g, s, w, changes) and settle(g, s, w, unit, low, high):
         return True
-    roll_back(state, scratch, mark)
-    scratch.number[at.CHANGES] = changes
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
     return False

@@ -8,37 +8,35 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.arrays import link, roll_back
+from disco_hlo.search.board import has_room, link, roll_back
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import successors
 from disco_hlo.search.ordering import settle
 
 
 @compiled
-def merge(step: Any, state: Any, scratch: Any, a: Any, b: Any) -> Any:
+def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one bucket of two, given by their heads."""
-    word, node = state.word, step.node
-    if a == b or not node[at.FLAGS, a] & node[at.FLAGS, b] & at.ALL_REDUCE:
+    if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE or not has_room(g, w):
         return False
-    if node[at.CHANNEL, a] != node[at.CHANNEL, b]:
+    if g.channel[a] != g.channel[b]:
         return False
-    if word[at.PLACE, a] > word[at.PLACE, b]:
+    if s.place[a] > s.place[b]:
         a, b = b, a
-    for i in range(successors(step, state, scratch, a, at.NEIGHBOURS)):
-        if scratch.row[at.NEIGHBOURS, i] == b:
+    for i in range(successors(g, s, w, a, w.neighbours)):
+        if w.neighbours[i] == b:
             return False
-    low, high = word[at.PLACE, a], word[at.PLACE, b]
-    mark, changes = scratch.number[at.LOGGED], scratch.number[at.CHANGES]
-    unit = link(state, scratch, a, b)
-    if settle(step, state, scratch, unit, low, high):
+    low, high = s.place[a], s.place[b]
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    if settle(g, s, w, link(s, w, a, b), low, high):
         return True
-    roll_back(state, scratch, mark)
-    scratch.number[at.CHANGES] = changes
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
     return False
 
 
 @compiled
-def neighbouring_bucket(step: Any, state: Any, all_reduce: Any, direction: Any, ranked: Any) -> Any:
+def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, ranked: Any) -> Any:
     """The nearest other bucket in production order, -1 where there is none.
 
     Args:
@@ -46,10 +44,9 @@ def neighbouring_bucket(step: Any, state: Any, all_reduce: Any, direction: Any, 
         direction: 1 for the gradients produced later, -1 for those produced earlier.
         ranked: ``[all-reduces]``, node ids in production order.
     """
-    owner = state.word[at.OWNER]
-    rank = step.node[at.RANK, all_reduce] + direction
+    rank = g.rank[all_reduce] + direction
     while 0 <= rank < ranked.shape[0]:
-        if owner[ranked[rank]] != owner[all_reduce]:
-            return owner[ranked[rank]]
+        if s.owner[ranked[rank]] != s.owner[all_reduce]:
+            return s.owner[ranked[rank]]
         rank += direction
     return -1

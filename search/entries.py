@@ -1,0 +1,90 @@
+"""What Python calls of the compiled search: each opens the views and does one large piece of work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import roll_back
+from disco_hlo.search.digest import strategy_digest
+from disco_hlo.search.jit import compiled
+from disco_hlo.search.pricing import price_changed, set_prices
+from disco_hlo.search.proposals import make_move, random_apply
+from disco_hlo.search.ready_queue import ready_queue
+from disco_hlo.search.table import claim, find
+from disco_hlo.search.views import open_views
+
+
+@compiled
+def propose(
+    step: Any,
+    state: Any,
+    scratch: Any,
+    generator: Any,
+    pools: Any,
+    method: Any,
+    times: Any,
+    tries: Any,
+    made: Any,
+    prices: Any,
+    unknown: Any,
+) -> Any:
+    """Change the state by random moves; (number of moves, number of units with unknown prices)."""
+    g, s, w = open_views(step, state, scratch)
+    count = random_apply(g, s, w, generator, pools, method, times, tries, made)
+    return count, price_changed(g, s, w, prices, unknown)
+
+
+@compiled
+def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
+    """Make moves that were legal before; False where one is refused."""
+    g, s, w = open_views(step, state, scratch)
+    for i in range(moves.shape[0]):
+        if not make_move(g, s, w, moves[i, 0], moves[i, 1], moves[i, 2]):
+            return False
+        w.number[at.LOGGED] = 0
+    return True
+
+
+@compiled
+def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
+    """Fill in what the noted changes cost, as far as it is known; number of units listed as unknown."""
+    g, s, w = open_views(step, state, scratch)
+    return price_changed(g, s, w, prices, unknown)
+
+
+@compiled
+def fill_in(
+    step: Any, state: Any, scratch: Any, prices: Any, unknown: Any, count: Any, times: Any
+) -> None:
+    """Keep prices that were asked for, and fill them in."""
+    _, s, w = open_views(step, state, scratch)
+    set_prices(s, w, prices, unknown, count, times)
+
+
+@compiled
+def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, costs: Any, started: Any) -> Any:
+    """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
+    g, s, w = open_views(step, state, scratch)
+    digest = strategy_digest(s)
+    slot = find(costs, digest)
+    if slot >= 0:
+        return costs.value[slot, 0], digest
+    end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
+    costs.value[claim(costs, digest), 0] = end_ns
+    return end_ns, digest
+
+
+@compiled
+def schedule(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) -> Any:
+    """Cost in ns of a priced state, and number of entries of its order in ``started``."""
+    g, s, w = open_views(step, state, scratch)
+    return ready_queue(g, s, w, speed_ppm, started)
+
+
+@compiled
+def undo(step: Any, state: Any, scratch: Any, mark: Any) -> None:
+    """Undo all writes since the log had ``mark`` entries, and forget the noted changes."""
+    _, _, w = open_views(step, state, scratch)
+    roll_back(w, mark)
+    w.number[at.CHANGES] = 0

@@ -1,0 +1,70 @@
+"""A hash table for compiled code: 64-bit keys to rows of 64-bit values, open addressing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.search.jit import compiled
+
+
+class Table(NamedTuple):
+    """Key 0 stands for an empty slot; a key of 0 is kept as 1."""
+
+    key: NDArray[np.int64]
+    """``[slots]``, a power of two."""
+    value: NDArray[np.int64]
+    """``[slots, columns]``"""
+    used: NDArray[np.int64]
+    """``[1]``: number of keys."""
+
+
+def new_table(columns: int, slots: int = 1 << 12) -> Table:
+    """An empty table."""
+    return Table(np.zeros(slots, np.int64), np.zeros((slots, columns), np.int64), np.zeros(1, np.int64))
+
+
+def with_room(table: Table, wanted: int) -> Table:
+    """The table itself, or a larger copy, so that ``wanted`` more keys keep it at most half full."""
+    slots = table.key.size
+    while 2 * (int(table.used[0]) + wanted) > slots:
+        slots *= 2
+    if slots == table.key.size:
+        return table
+    larger = new_table(table.value.shape[1], slots)
+    _refill(table.key, table.value, larger.key, larger.value, larger.used)
+    return larger
+
+
+@compiled
+def find(table: Any, key: Any) -> Any:
+    """The slot that holds ``key``, or -1 - the slot where it belongs."""
+    key = key if key != 0 else 1
+    mask = table.key.size - 1
+    slot = (key ^ (key >> 29)) & mask
+    while table.key[slot] != key:
+        if table.key[slot] == 0:
+            return -1 - slot
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled
+def claim(table: Any, key: Any) -> Any:
+    """The slot for ``key``, made if it was not there. The caller sees to the room (``with_room``)."""
+    slot = find(table, key)
+    if slot < 0:
+        slot = -1 - slot
+        table.key[slot] = key if key != 0 else 1
+        table.used[0] += 1
+    return slot
+
+
+@compiled
+def _refill(key: Any, value: Any, new_key: Any, new_value: Any, new_used: Any) -> None:
+    larger = Table(new_key, new_value, new_used)
+    for slot in range(key.size):
+        if key[slot] != 0:
+            new_value[claim(larger, key[slot])] = value[slot]
