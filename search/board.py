@@ -63,9 +63,9 @@ def new_scratch(step: Step) -> Scratch:
     )
 
 
-def empty_state(step: Step) -> State:
-    """A state of the right size without any unit."""
-    width = _width(step)
+def empty_state(step: Step, copies: int = 0) -> State:
+    """A state of the right size without any unit, with room for ``copies`` duplicates and more."""
+    width = _width(step) + copies
     word = np.full((at.STATE_ROWS, width), -1, np.int64)
     word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = 0
     word[at.NEXT_OF_UNIT, :-1] = np.arange(1, width)

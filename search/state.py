@@ -52,7 +52,7 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
         IllegalStrategyError: as :func:`unit_graph`.
     """
     units = unit_graph(graph, strategy)
-    state = empty_state(step)
+    state = empty_state(step, sum(len(group.duplicates) for group in strategy.groups))
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
             _own(state, [x])
