@@ -246,16 +246,15 @@ def _add_before_pairs(graph: Graph, units: Sequence[Unit], dependencies: Sequenc
     for i, unit in enumerate(units):
         for node in (*unit.nodes, *unit.duplicates):
             computing.setdefault(node, []).append(i)
-    owned = {node for unit in units for node in unit.nodes}
 
     def running(node: int) -> set[int]:
-        """Units that execute a node; those that read through it where it is free and in no group."""
+        """Units that execute a node; for a member of a tuple, those that read it."""
         found: set[int] = set()
         pending = [node]
         while pending:
             current = pending.pop()
             found.update(computing.get(current, ()))
-            if graph.nodes[current].kind is Kind.FREE and current not in owned:
+            if graph.nodes[current].opcode == "get-tuple-element":
                 pending += graph.users[current]
         return found
 

@@ -13,6 +13,7 @@ KINDS = {
     "all-reduce": Kind.ALL_REDUCE,
     "tuple": Kind.FREE,
     "bitcast": Kind.FREE,
+    "get-tuple-element": Kind.FREE,
 }
 
 

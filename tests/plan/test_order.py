@@ -73,9 +73,20 @@ def test_free_nodes_outside_groups_pass_values_through() -> None:
     assert waits(chain, Strategy((Group((1, 2)), Group((3, 4))))) == {"g0": "", "g1": "g0"}
 
 
-def test_a_reader_through_a_bitcast_runs_before_the_write_in_place() -> None:
+def test_before_pairs_order_units() -> None:
+    shared = graph("param\nexp 0\ndot 0\ntuple 1 2", before=((1, 2),))
+    assert waits(shared, Strategy()) == {"n1": "", "n2": "n1"}
+
+
+def test_readers_of_a_tuple_member_run_before_the_tuple_is_overwritten() -> None:
+    loops = graph("param\ndot 0\nget-tuple-element 1\nexp 2\ndot 1\ntuple 3 4", before=((2, 4),))
+    assert waits(loops, Strategy()) == {"n1": "", "n3": "n1", "n4": "n1 n3"}
+
+
+def test_a_bitcast_outside_groups_orders_nothing() -> None:
     shared = graph("param\nbitcast 0\nexp 1\ndot 0\ntuple 2 3", before=((1, 3),))
-    assert waits(shared, Strategy()) == {"n2": "", "n3": "n2"}
+    assert waits(shared, Strategy()) == {"n2": "", "n3": ""}
+    assert waits(shared, Strategy((Group((1, 2)),))) == {"g0": "", "n3": "g0"}
 
 
 def test_everyone_who_recomputes_a_reader_runs_before_the_write_in_place() -> None:

@@ -1,0 +1,106 @@
+"""Random steps and random legal strategies for them, reproducible from a seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.plan.order import unit_graph
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import UnitGraph
+from tests.simulator.cost_models import TableCosts
+
+OPCODES = {
+    "add": Kind.FUSIBLE,
+    "exp": Kind.FUSIBLE,
+    "dot": Kind.FIXED,
+    "bitcast": Kind.FREE,
+    "all-reduce": Kind.ALL_REDUCE,
+}
+
+
+def random_step(random: Random, count: int) -> tuple[Graph, TableCosts]:
+    """A graph of ``count`` nodes between a parameter and the root, and what its nodes cost."""
+    nodes = [Node(0, "parameter", Shape("f32", (8,)), (), Kind.PARAMETER, key="")]
+    for i in range(1, count + 1):
+        opcode = random.choice([*OPCODES, "add", "exp"])
+        operands = random.sample(range(i), min(i, 2 if opcode == "add" else 1))
+        shape = Shape("f32", (random.randint(1, 20),))
+        nodes.append(Node(i, opcode, shape, tuple(operands), OPCODES[opcode], key=""))
+    read = {operand for node in nodes for operand in node.operands}
+    unread = tuple(node.id for node in nodes if node.id not in read)
+    nodes.append(Node(count + 1, "tuple", Shape("tuple"), unread, Kind.FREE, key=""))
+    before = []
+    for _ in range(random.randrange(3)):
+        first, second = sorted(random.sample(range(count + 1), 2)) if count else (0, 0)
+        before += [(first, second)] if first != second else []
+    costs = TableCosts(tuple(random.randrange(60) for _ in nodes))
+    return Graph(tuple(nodes), count + 1, tuple(before), "gpu", "jit_step", "f00d"), costs
+
+
+def random_strategy(
+    random: Random, graph: Graph, *, asynchronous: bool, groups: tuple[Group, ...] | None = None
+) -> Strategy:
+    """Groups (unless given), buckets and an order, each added only if the strategy stays legal."""
+    strategy = Strategy(groups or (), tuple(Bucket((node,)) for node in graph.all_reduces))
+    for _ in range(0 if groups is not None else random.randrange(6)):
+        strategy = _if_legal(graph, strategy, _with_group(random, graph, strategy))
+    for _ in range(random.randrange(4)):
+        strategy = _if_legal(graph, strategy, _with_merged_buckets(random, strategy))
+    order = random_tokens(random, unit_graph(graph, strategy), asynchronous)
+    return Strategy(strategy.groups, strategy.buckets, order)
+
+
+def _if_legal(graph: Graph, old: Strategy, new: Strategy) -> Strategy:
+    try:
+        unit_graph(graph, new)
+    except IllegalStrategyError:
+        return old
+    return new
+
+
+def _with_group(random: Random, graph: Graph, strategy: Strategy) -> Strategy:
+    owned = {node for group in strategy.groups for node in group.nodes}
+    free = [
+        n.id for n in graph.nodes if n.id not in owned and (n.kind is Kind.FUSIBLE or n.opcode == "bitcast")
+    ]
+    nodes = sorted(random.sample(free, min(len(free), random.randint(1, 4))))
+    read = {operand for node in nodes for operand in graph.nodes[node].operands} - {*nodes}
+    duplicates = sorted(
+        node for node in read if graph.nodes[node].kind is Kind.FUSIBLE and random.random() < 0.5
+    )
+    kind = random.choice(("loop", "input", "triton"))
+    return Strategy((*strategy.groups, Group(tuple(nodes), tuple(duplicates), kind)), strategy.buckets)
+
+
+def _with_merged_buckets(random: Random, strategy: Strategy) -> Strategy:
+    if len(strategy.buckets) < 2:
+        return strategy
+    first, second = random.sample(strategy.buckets, 2)
+    merged = Bucket(first.all_reduces + second.all_reduces, random.choice(("concat", "variadic")))
+    others = tuple(bucket for bucket in strategy.buckets if bucket not in (first, second))
+    return Strategy(strategy.groups, (*others, merged))
+
+
+def random_tokens(random: Random, units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
+    """A random legal order."""
+    missing = [len(needed) for needed in units.dependencies]
+    ready = [unit for unit, count in enumerate(missing) if not count]
+    flying: list[int] = []
+    order: list[str] = []
+    while ready or flying:
+        if flying and (not ready or random.random() < 0.2):
+            settled = flying.pop(random.randrange(len(flying)))
+            order.append(units.units[settled].done_token(asynchronous))
+        else:
+            settled = ready.pop(random.randrange(len(ready)))
+            order.append(units.units[settled].start_token(asynchronous))
+            if asynchronous and units.units[settled].is_bucket:
+                flying.append(settled)
+                continue
+        for dependent in units.dependents[settled]:
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                ready.append(dependent)
+    return tuple(order)

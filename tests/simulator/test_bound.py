@@ -1,0 +1,108 @@
+"""The bound, and that nothing is ever below it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
+from disco_hlo.simulator.timeline import simulate
+from tests.simulator.drawing import problem
+from tests.simulator.random_steps import random_step, random_strategy
+
+# Before x lie a, before y lie a and b; after x comes u, after y come v and u.
+STEP = """
+    a 3
+    b 4 after a
+    c 2 after b
+    x 5 on 1 after a
+    y 5 on 1 after b
+    v 1 after y
+    u 6 after x v
+"""
+LINE = LinearPieces((0,), (2.0,), (10.0,))
+
+
+def test_parts_of_the_bound() -> None:
+    found = bound(problem(STEP), communication_ns=20, overlaps=True)
+    assert found == Bound(compute_ns=16, before_ns=3, communication_ns=20, after_ns=6, overlaps=True)
+    assert found.makespan_ns == 3 + 20 + 6
+    assert found.full_overlap_ns == 20
+
+
+def test_compute_alone_can_be_the_bound() -> None:
+    assert bound(problem(STEP), communication_ns=2, overlaps=True).makespan_ns == 16
+
+
+def test_nothing_hides_where_collectives_block() -> None:
+    found = bound(problem(STEP), communication_ns=20, overlaps=False)
+    assert (found.makespan_ns, found.full_overlap_ns) == (36, 20)
+
+
+def test_without_communication_the_bound_is_the_compute() -> None:
+    assert bound(problem("a 3\nb 4"), 0, True) == Bound(7, 0, 0, 0, True)
+
+
+def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
+    assert least_communication_ns([100, 300], LINE, GPU) == pytest.approx(2 * 400 + 10, abs=1)
+
+
+def test_small_buckets_can_be_the_least_where_they_take_another_algorithm() -> None:
+    # Up to 99 bytes cost 1 ns per byte, more cost 3: ten times 40 are best left alone.
+    pieces = LinearPieces((0, 100), (1.0, 3.0), (0.0, 50.0))
+    assert 385 <= least_communication_ns([40] * 10, pieces, GPU) <= 400
+
+
+def test_all_reduces_on_the_compute_stream_do_not_count() -> None:
+    gpu = replace(GPU, one_shot_max_bytes=100)
+    assert least_communication_ns([100, 100], LINE, gpu) == 0
+    assert least_communication_ns([100, 300], LINE, gpu) == pytest.approx(300 * (2 + 10 / 400), abs=1)
+    assert least_communication_ns([100, 100], LINE, replace(CPU, one_shot_max_bytes=100)) > 0
+
+
+def test_channels_with_links_of_their_own_share_the_work() -> None:
+    own = replace(GPU, channels=2, shared_link=False)
+    assert least_communication_ns([100, 300], LINE, own) == pytest.approx(405, abs=1)
+    assert least_communication_ns([100, 300], LINE, replace(GPU, channels=2)) == pytest.approx(810, abs=1)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 30))
+@settings(max_examples=300)
+def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
+    random = Random(seed)
+    step, costs = random_step(random, nodes)
+    machine = replace(
+        random.choice((CPU, GPU)),
+        channels=random.choice((1, 1, 2)),
+        shared_link=random.random() < 0.5,
+        one_shot_max_bytes=random.choice((0, 30)),
+        launch_ns=random.choice((0, 2)),
+        memory_bytes_per_us=random.choice((0, 9000)),
+        compute_speed_ppm=random.choice((1_000_000, 700_000)),
+        transfer_speed_ppm=random.choice((1_000_000, 600_000)),
+    )
+    pieces = random.choice(
+        (
+            LinearPieces((0,), (1.0,), (5.0,)),
+            LinearPieces((0, 50), (0.4, 3.3), (0.3, 20.0)),
+            LinearPieces((0, 40, 90), (2.0, 0.1, 0.5), (0.0, 70.0, 33.3)),
+        )
+    )
+    costs = replace(costs, all_reduce=pieces)
+    groups = random_strategy(random, step, asynchronous=machine.asynchronous).groups
+    apart = Strategy(groups, tuple(Bucket((node,)) for node in step.all_reduces))
+    sizes = [step.nodes[node].shape.size_bytes for node in step.all_reduces]
+    least = least_communication_ns(sizes, pieces, machine)
+    found = bound(build(step, apart, costs, machine).problem, least, machine.asynchronous)
+    for _ in range(4):
+        strategy = random_strategy(random, step, asynchronous=machine.asynchronous, groups=groups)
+        for ready_queue in (False, True):
+            built = build(step, strategy, costs, machine, ready_queue=ready_queue)
+            assert found.makespan_ns <= simulate(built.problem).makespan_ns

@@ -1,0 +1,242 @@
+"""Strategies become problems."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from disco_hlo.errors import DiscoError, IllegalStrategyError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel
+from disco_hlo.simulator.problem import Problem
+from disco_hlo.simulator.timeline import simulate
+from tests.plan.small_graphs import graph
+from tests.simulator.cost_models import TableCosts
+from tests.simulator.random_steps import random_step, random_strategy
+from tests.simulator.reference import simulate_slowly
+
+# Two gradients of 12 and 24 bytes, each reduced and applied to the parameter.
+STEP = graph("""
+    param
+    dot 0
+    mul 1
+    all-reduce 2
+    add 3 0
+    mul 1
+    all-reduce 5
+    add 6 0
+    tuple 4 7
+""")
+SEPARATE = (Bucket((3,)), Bucket((6,)))
+TOGETHER = (Bucket((3, 6)),)
+COSTS = TableCosts((0, 50, 10, 0, 4, 20, 0, 5, 0))
+
+
+def listed(problem: Problem) -> dict[str, tuple[int, int, str]]:
+    """Duration, resource and predecessors of each task by name."""
+    return {
+        name: (
+            int(problem.duration_ns[task]),
+            int(problem.resource[task]),
+            " ".join(problem.names[earlier] for earlier in problem.predecessors[task]),
+        )
+        for task, name in enumerate(problem.names)
+    }
+
+
+def order_of(problem: Problem) -> str:
+    assert problem.order is not None
+    return " ".join(problem.names[e] if e >= 0 else "~" + problem.names[~e] for e in problem.order.tolist())
+
+
+def test_separate_buckets_on_a_channel() -> None:
+    built = build(STEP, Strategy(buckets=SEPARATE), COSTS, replace(GPU, launch_ns=1))
+    assert listed(built.problem) == {
+        "n1": (51, 0, ""),
+        "n2": (11, 0, "n1"),
+        "b0": (16 + 5, 1, "n2"),
+        "n4": (5, 0, "b0"),
+        "n5": (21, 0, "n1"),
+        "b1": (28 + 5, 1, "n5"),
+        "n7": (6, 0, "b1"),
+    }
+    assert order_of(built.problem) == "n1 n2 b0 n5 b1 ~b0 n4 ~b1 n7"
+    assert built.tokens == ("n1", "n2", "b0", "n4", "n5", "b1", "n7")
+
+
+def test_buckets_that_block_run_on_the_compute_stream() -> None:
+    built = build(STEP, Strategy(buckets=SEPARATE), COSTS, replace(CPU, launch_ns=1))
+    assert listed(built.problem)["b0"] == (16 + 5 + 1, 0, "n2")
+    assert order_of(built.problem) == "n1 n2 b0 n4 n5 b1 n7"
+    assert simulate(built.problem).makespan_ns == 51 + 11 + 22 + 5 + 21 + 34 + 6
+
+
+def test_an_explicit_order_is_followed() -> None:
+    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
+    built = build(STEP, Strategy((), SEPARATE, order), COSTS, GPU)
+    assert order_of(built.problem) == "n1 n5 b1 n2 b0 ~b1 n7 ~b0 n4"
+
+
+def test_an_order_for_the_other_kind_of_machine_is_refused() -> None:
+    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
+    with pytest.raises(IllegalStrategyError, match=r"does not have: b1\.start, b0\.start"):
+        build(STEP, Strategy((), SEPARATE, order), COSTS, CPU)
+
+
+def test_a_bucket_is_packed_and_kernels_read_their_gradients_in_it() -> None:
+    gpu = replace(GPU, launch_ns=1, memory_bytes_per_us=4000)
+    built = build(STEP, Strategy((Group((4, 7)),), TOGETHER), COSTS, gpu)
+    assert listed(built.problem) == {
+        "n1": (51, 0, ""),
+        "n2": (11, 0, "n1"),
+        "b0.pack": (1 + 2 * 44 // 4, 0, "n2 n5"),
+        "b0": (44 + 5, 1, "b0.pack"),
+        "g0": (10, 0, "b0"),
+        "n5": (21, 0, "n1"),
+    }
+    assert order_of(built.problem) == "n1 n2 n5 b0.pack b0 ~b0 g0"
+    assert built.tokens == ("n1", "n2", "b0", "b0", "g0", "n5")
+
+
+def test_gradients_are_unpacked_for_readers_that_do_not_cut() -> None:
+    step = graph("""
+        param
+        neg 0
+        all-reduce 1
+        exp 0
+        all-reduce 3
+        dot 2
+        tuple 5 4
+    """)
+    gpu = replace(GPU, memory_bytes_per_us=4000)
+    built = build(step, Strategy(buckets=(Bucket((2, 4)),)), COSTS, gpu)
+    assert order_of(built.problem) == "n1 n3 b0.pack b0 ~b0 b0.unpack2 n5 b0.unpack4"
+    assert listed(built.problem)["b0.unpack2"] == (2 * 12 // 4, 0, "b0")
+    assert listed(built.problem)["n5"][2] == "b0 b0.unpack2"
+
+
+def test_a_variadic_bucket_needs_no_packing() -> None:
+    bucket = (Bucket((3, 6), "variadic"),)
+    assert listed(build(STEP, Strategy(buckets=bucket), COSTS, GPU).problem)["b0"] == (44 + 5, 1, "n2 n5")
+    # XLA:CPU transfers the operands one after the other.
+    assert listed(build(STEP, Strategy(buckets=bucket), COSTS, CPU).problem)["b0"][0] == 16 + 5 + 28 + 5
+
+
+def test_a_small_bucket_is_a_kernel_on_the_compute_stream() -> None:
+    gpu = replace(GPU, one_shot_max_bytes=16, launch_ns=1)
+    problem = build(STEP, Strategy(buckets=SEPARATE), COSTS, gpu).problem
+    assert listed(problem)["b0"] == (16 + 5 + 1, 0, "n2")
+    assert listed(problem)["b1"] == (28 + 5, 1, "n5")
+    assert order_of(problem) == "n1 n2 b0 n5 b1 n4 ~b1 n7"
+    assert problem.communicates[problem.names.index("b0")]
+
+
+def test_transfers_take_channels_in_turn() -> None:
+    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
+    problem = build(STEP, Strategy((), SEPARATE, order), COSTS, replace(GPU, channels=2)).problem
+    assert [listed(problem)[name][1] for name in ("b1", "b0")] == [1, 2]
+
+
+def test_duplicated_ops_cost_their_readers_and_no_longer_run() -> None:
+    chain = graph("param\nneg 0\nexp 1\nmul 2\nadd 2\ntuple 3 4")
+    both = Strategy((Group((3,), duplicates=(1, 2)), Group((4,), duplicates=(1, 2))))
+    built = build(chain, both, TableCosts((0, 3, 5, 7, 11)), CPU)
+    assert listed(built.problem) == {"g0": (15, 0, ""), "g1": (19, 0, "")}
+
+
+def test_the_ready_queue_has_no_order_and_no_tokens() -> None:
+    built = build(STEP, Strategy(buckets=SEPARATE), COSTS, GPU, ready_queue=True)
+    assert built.problem.order is None
+    # n5 takes one less than b0, for which b1 has to wait.
+    assert simulate(built.problem).makespan_ns == 50 + 10 + 21 + 33 + 5
+
+
+def test_memory_of_a_step() -> None:
+    # At n4 live the parameter, both reduced gradients, the gradient in flight, and the result of n4.
+    problem = build(STEP, Strategy(buckets=SEPARATE), COSTS, GPU).problem
+    assert order_of(problem) == "n1 n2 b0 n5 b1 ~b0 n4 ~b1 n7"
+    assert simulate(problem).peak_bytes == 4 + 16 + 28 + 24 + 20
+
+
+def test_a_packed_bucket_frees_its_gradients_once_they_are_packed() -> None:
+    problem = build(STEP, Strategy((Group((4, 7)),), TOGETHER), COSTS, GPU).problem
+    # Gradients 12 + 24 go into 44 packed, 44 packed become 44 reduced, of which come 20 + 32.
+    assert simulate(problem).peak_bytes == 4 + max(12 + 24 + 44, 44 + 44, 44 + 20 + 32)
+
+
+def test_an_op_in_place_needs_no_memory_of_its_own() -> None:
+    text = "param\nexp 0\ndot 1\nneg 2\ntuple 3"
+    apart, shared = graph(text), graph(text, inplace=((1, 2),))
+    assert simulate(build(apart, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 12 + 16
+    assert simulate(build(shared, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 8 + 16
+
+
+def test_an_op_in_place_of_a_donated_parameter_needs_none_either() -> None:
+    donated = graph("param\nbitcast 0\ndot 1\ntuple 2", inplace=((1, 2),))
+    assert simulate(build(donated, Strategy(), COSTS, CPU).problem).peak_bytes == 4
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@given(st.integers(0, 2**32), st.integers(2, 40), st.booleans())
+@settings(max_examples=60)
+def test_random_strategies_become_sound_problems(
+    machine: MachineModel, seed: int, nodes: int, ready_queue: bool
+) -> None:
+    random = Random(seed)
+    step, costs = random_step(random, nodes)
+    strategy = random_strategy(random, step, asynchronous=machine.asynchronous)
+    model = replace(machine, channels=2, one_shot_max_bytes=40, launch_ns=3, memory_bytes_per_us=7)
+    built = build(step, strategy, costs, model, ready_queue=ready_queue)
+    slowly = simulate_slowly(built.problem)
+    assert simulate(built.problem).makespan_ns == slowly.now
+    ends = [slowly.end[task] for task in range(len(built.problem))]
+    for unit, needed in enumerate(built.units.dependencies):
+        mine = [task for task, other in enumerate(built.unit_of) if other == unit]
+        theirs = [task for task, other in enumerate(built.unit_of) if other in needed]
+        theirs = [task for task in theirs if "unpack" not in built.problem.names[task]]
+        assert all(ends[earlier] <= slowly.start[task] for task in mine for earlier in theirs)
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0.0, -50, 10, 0, 4, 20, 0, 5, 0], r"node 1 \(dot\) takes -50.0 ns, expected a number from 0"),
+        ([0, 50, math.nan, 0, 4, 20, 0, 5, 0], r"node 2 \(mul\) takes nan ns"),
+        ([0, 50, 10, 0, math.inf, 20, 0, 5, 0], r"node 4 \(add\) takes inf ns"),
+        ([0, 50, 10, 0, 4, 2**60, 0, 5, 0], r"node 5 \(mul\) takes 1152921504606846976 ns"),
+        ([0, 50], r"returned int64\[2\], expected 9 times"),
+        (["0"] * 9, r"returned <U1\[9\], expected 9 times"),
+    ],
+)
+def test_impossible_times_of_ops_are_refused(times: list[float], message: str) -> None:
+    class Costs(TableCosts):
+        def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+            return np.array(times)
+
+    with pytest.raises(DiscoError, match=message):
+        build(STEP, Strategy(buckets=SEPARATE), Costs(()), CPU)
+
+
+def test_impossible_times_of_groups_and_buckets_are_refused() -> None:
+    class Groups(TableCosts):
+        def groups_ns(self, graph: Graph, groups: object) -> NDArray[np.int64]:
+            return np.array([7, -1])
+
+    class Buckets(TableCosts):
+        def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.full(sizes_bytes.shape, -3)
+
+    grouped = Strategy((Group((1, 2, 5)), Group((4, 7))), SEPARATE)
+    with pytest.raises(DiscoError, match="g1 takes -1 ns"):
+        build(STEP, grouped, Groups(()), CPU)
+    with pytest.raises(DiscoError, match="b0 of 16 bytes takes -3 ns"):
+        build(STEP, grouped, Buckets(()), CPU)

@@ -1,0 +1,52 @@
+"""Where compiled functions are kept, and that importing compiles nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+import numpy as np
+import disco_hlo.simulator
+assert "numba" not in sys.modules, "importing the package imports numba"
+from disco_hlo.simulator.engine import evaluate, Memo, Tables
+assert not evaluate.signatures, "importing the engine compiles it"
+tables = Tables(np.array([4, 5]), np.zeros(2, np.int32), np.full((3, 1), 1_000_000))
+memo = Memo(
+    np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int32), np.zeros(2, np.int32),
+    np.zeros((2, 2), np.int64), np.zeros((2, 1), np.int64),
+)
+assert evaluate(np.array([0, 1], np.int32), tables, memo) == 9
+print("uncached" if not evaluate.stats.cache_path else "cached" if evaluate.stats.cache_hits else "compiled")
+"""
+
+
+def outcome(**environment: str) -> str:
+    dropped = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_the_cache_lies_where_numba_is_told_to_keep_it(tmp_path: Path) -> None:
+    assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
+    assert list(tmp_path.rglob("engine.evaluate*.nbi"))
+    assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
+
+
+def test_without_a_place_to_write_everything_works_uncached(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    assert outcome(HOME=str(blocked)) == "uncached"
+    assert outcome(NUMBA_CACHE_DIR=str(blocked)) == "uncached"
