@@ -56,6 +56,8 @@ class Memo(NamedTuple):
     """``[channels, 3]``: number of transfers finished, number issued, ``done`` when the one running ends."""
     queue: NDArray[np.int32]
     """``[channels, tasks]``: transfers in the order they were issued."""
+    queued_ns: NDArray[np.int64]
+    """``[channels, tasks]``: their durations."""
     place: NDArray[np.int32]
     """``[tasks]``: where in its queue each transfer stands."""
     spans_ns: NDArray[np.int64]
@@ -77,6 +79,7 @@ def new_memo(problem: Problem, entries: int | None = None) -> Memo:
     return Memo(
         np.zeros((channels, 3), np.int64),
         np.zeros((channels, tasks), np.int32),
+        np.zeros((channels, tasks), np.int64),
         np.zeros(tasks, np.int32),
         np.zeros((2, tasks), np.int64),
         np.zeros((longest // STRIDE + 2, 1 + 3 * channels), np.int64),
@@ -110,6 +113,7 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
         scratch.lane[c, HEAD], scratch.lane[c, TAIL], scratch.lane[c, ENDS_AT] = head, tail, IDLE
         if head < tail:
             scratch.queue[c, head:tail] = memo.queue[c, head:tail]
+            scratch.queued_ns[c, head:tail] = memo.queued_ns[c, head:tail]
             scratch.lane[c, ENDS_AT] = left
             nearest = min(nearest, left)
             busy += 1
@@ -132,13 +136,13 @@ def _pass(
         nearest: value of ``done`` at which the first of them ends.
     """
     duration_ns, resource, speed_ppm = tables
-    lane, queue, place, spans_ns, saved = memo
+    lane, queue, queued_ns, place, spans_ns, saved = memo
     done = np.int64(0)
     for at in range(STRIDE * row, order.size):
         if at % STRIDE == 0:
             if last < 0:
                 _save(now, done, lane, saved[at // STRIDE])
-            elif at > last and _is_known(done, lane, queue, known.queue, known.saved[at // STRIDE]):
+            elif at > last and _is_known(done, lane, queue, queued_ns, known, at // STRIDE):
                 return known.saved[-1, 0] + now - known.saved[at // STRIDE, 0]
         entry = order[at]
         if entry < 0:
@@ -148,17 +152,16 @@ def _pass(
                 elapsed = (nearest - done + speed - 1) // speed
                 now += elapsed
                 done += elapsed * speed
-                busy, nearest = _retire(now, done, busy, duration_ns, lane, queue, spans_ns)
+                busy, nearest = _retire(now, done, busy, lane, queue, queued_ns, spans_ns)
         elif resource[entry] > 0:
             c = resource[entry] - 1
             own = lane[c, TAIL]
-            queue[c, own] = entry
-            place[entry] = own
+            queue[c, own], queued_ns[c, own], place[entry] = entry, duration_ns[entry], own
             lane[c, TAIL] = own + 1
             if lane[c, HEAD] == own:
                 spans_ns[0, entry] = now
                 lane[c, ENDS_AT] = done + duration_ns[entry] * PPM
-                busy, nearest = _retire(now, done, busy + 1, duration_ns, lane, queue, spans_ns)
+                busy, nearest = _retire(now, done, busy + 1, lane, queue, queued_ns, spans_ns)
         else:
             spans_ns[0, entry] = now
             work = duration_ns[entry] * PPM
@@ -174,7 +177,7 @@ def _pass(
                 now += elapsed
                 done += elapsed * transfer_speed
                 work -= elapsed * speed
-                busy, nearest = _retire(now, done, busy, duration_ns, lane, queue, spans_ns)
+                busy, nearest = _retire(now, done, busy, lane, queue, queued_ns, spans_ns)
             if work > 0:
                 now += (work + PPM - 1) // PPM
             spans_ns[1, entry] = now
@@ -182,7 +185,7 @@ def _pass(
 
 
 @compiled
-def _retire(now: Any, done: Any, busy: Any, duration_ns: Any, lane: Any, queue: Any, spans_ns: Any) -> Any:
+def _retire(now: Any, done: Any, busy: Any, lane: Any, queue: Any, queued_ns: Any, spans_ns: Any) -> Any:
     """End transfers whose work is done and begin the next; number running, nearest end."""
     nearest = IDLE
     for c in range(lane.shape[0]):
@@ -193,9 +196,8 @@ def _retire(now: Any, done: Any, busy: Any, duration_ns: Any, lane: Any, queue: 
                 lane[c, ENDS_AT] = IDLE
                 busy -= 1
                 continue
-            task = queue[c, lane[c, HEAD]]
-            spans_ns[0, task] = now
-            lane[c, ENDS_AT] = done + duration_ns[task] * PPM
+            spans_ns[0, queue[c, lane[c, HEAD]]] = now
+            lane[c, ENDS_AT] = done + queued_ns[c, lane[c, HEAD]] * PPM
         nearest = min(nearest, lane[c, ENDS_AT])
     return busy, nearest
 
@@ -210,15 +212,15 @@ def _save(now: Any, done: Any, lane: Any, row: Any) -> None:
 
 
 @compiled
-def _is_known(done: Any, lane: Any, queue: Any, known_queue: Any, row: Any) -> Any:
-    """Whether the channels are in the state of ``row``, so that all that follows is but shifted."""
+def _is_known(done: Any, lane: Any, queue: Any, queued_ns: Any, known: Any, row: Any) -> Any:
+    """Whether the channels are as ``known`` says, so that all that follows is but shifted."""
     for c in range(lane.shape[0]):
-        head, tail = row[1 + 3 * c], row[2 + 3 * c]
+        head, tail, left = known.saved[row, 1 + 3 * c : 4 + 3 * c]
         if lane[c, HEAD] != head or lane[c, TAIL] != tail:
             return False
-        if head < tail and lane[c, ENDS_AT] - done != row[3 + 3 * c]:
+        if head < tail and (lane[c, ENDS_AT] - done != left or queue[c, head] != known.queue[c, head]):
             return False
-        for place in range(head, tail):
-            if queue[c, place] != known_queue[c, place]:
+        for place in range(head + 1, tail):
+            if queue[c, place] != known.queue[c, place] or queued_ns[c, place] != known.queued_ns[c, place]:
                 return False
     return True

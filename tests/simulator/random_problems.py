@@ -28,14 +28,14 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
         rows[task] = sorted(random.sample(near, min(count, len(near))))
     share = random.choice((0.1, 0.5)) if channels else 0.0
     resource = [random.randint(1, channels) if random.random() < share else 0 for _ in range(tasks)]
-    duration = random.choice(DURATIONS)
+    duration, longer = random.choice(DURATIONS), random.choice((1, 30))
     slowest = random.choice((MIN_SPEED_PPM, PPM))
     speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(3)]
     speeds[0][0] = PPM
     readers = random.randrange(min(4, tasks))
     posed = Problem(
         names=tuple(f"t{i}" for i in range(tasks)),
-        duration_ns=np.array([duration(random) for _ in range(tasks)], np.int64),
+        duration_ns=np.array([duration(random) * (longer if r else 1) for r in resource], np.int64),
         resource=np.array(resource, np.int32),
         predecessors=Lists.of(rows),
         communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
@@ -52,16 +52,20 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
 
 
 def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """A legal order: tasks as they become ready, each transfer waited for sooner or later."""
+    """A legal order: tasks as they become ready, each transfer waited for sooner or later, some again."""
     missing = np.diff(posed.predecessors.offset).tolist()
     ready = [task for task, count in enumerate(missing) if not count]
     flying: list[int] = []
+    landed: list[int] = []
     order: list[int] = []
     patience = random.random()
     while ready or flying:
+        if landed and random.random() < 0.1:
+            order.append(~random.choice(landed))
         if flying and (not ready or random.random() < patience * len(flying) / 20):
             settled = flying.pop(random.randrange(len(flying)))
             order.append(~settled)
+            landed.append(settled)
         else:
             settled = ready.pop(random.randrange(len(ready)))
             order.append(settled)

@@ -16,8 +16,8 @@ from disco_hlo.simulator.engine import evaluate, Memo, Tables
 assert not evaluate.signatures, "importing the engine compiles it"
 tables = Tables(np.array([4, 5]), np.zeros(2, np.int32), np.full((3, 1), 1_000_000))
 memo = Memo(
-    np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int32), np.zeros(2, np.int32),
-    np.zeros((2, 2), np.int64), np.zeros((2, 1), np.int64),
+    np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int64),
+    np.zeros(2, np.int32), np.zeros((2, 2), np.int64), np.zeros((2, 1), np.int64),
 )
 assert evaluate(np.array([0, 1], np.int32), tables, memo) == 9
 print("uncached" if not evaluate.stats.cache_path else "cached" if evaluate.stats.cache_hits else "compiled")

@@ -16,6 +16,7 @@ from disco_hlo.simulator.costs import MAX_TOTAL_NS
 from disco_hlo.simulator.engine import STRIDE, evaluate, evaluate_move, new_memo, tables_of
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
+from tests.simulator.drawing import problem
 from tests.simulator.random_problems import random_order, random_problem
 from tests.simulator.reference import peak_bytes_slowly, simulate_slowly, simulate_tick_by_tick
 
@@ -94,6 +95,44 @@ def test_a_move_that_changes_nothing_stops_at_the_next_saved_state() -> None:
         *seen,
         *(int(entry) for entry in posed.order[: 2 * STRIDE] if entry >= 0 and posed.resource[entry]),
     }
+
+
+def long_step(tasks: str, begin: str) -> Problem:
+    """A step that begins as given, computes 200 times 10 ns, and then waits for z, x and y."""
+    many = [f"t{i}" for i in range(200)]
+    lines = [*tasks.split(", "), "u 700", *(f"{name} 10" for name in many)]
+    return problem("\n".join(lines), " ".join([begin, *many, "~z ~x u ~y"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # The longer a is, the less is left of z at every later place.
+        (
+            ("a 10, z 3000 on 1, x 1 on 1, y 1 on 1", "z a x y"),
+            ("a 500, z 3000 on 1, x 1 on 1, y 1 on 1", "z a x y"),
+        ),
+        # As many transfers of the same length queue behind z, in another order.
+        (
+            ("z 3000 on 1, x 1500 on 1, y 1500 on 1", "z x y"),
+            ("z 3000 on 1, x 1500 on 1, y 1500 on 1", "z y x"),
+        ),
+        # The same transfers in the same order, but one that has not begun takes longer.
+        (
+            ("z 3000 on 1, x 1000 on 1, y 2000 on 1", "z x y"),
+            ("z 3000 on 1, x 1000 on 1, y 4000 on 1", "z x y"),
+        ),
+    ],
+    ids=["other work left", "other queue", "other durations queued"],
+)
+def test_a_move_is_followed_to_the_end_where_channels_differ(
+    old: tuple[str, str], new: tuple[str, str]
+) -> None:
+    posed, moved = long_step(*old), long_step(*new)
+    memo, scratch = new_memo(posed), new_memo(posed)
+    evaluate(posed.order, tables_of(posed), memo)
+    makespan = evaluate_move(moved.order, 0, 3, tables_of(moved), memo, scratch)
+    assert makespan == simulate_slowly(moved).now
 
 
 def test_a_memo_can_be_used_for_one_order_after_another() -> None:
