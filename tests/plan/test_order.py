@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.order import check_order, default_order, execution_order, unit_graph
+from disco_hlo.plan.order import check_order, default_order, default_unit_order, execution_order, unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from tests.plan.small_graphs import graph
+from tests.simulator.random_steps import random_step, random_strategy
 
 
 def waits(graph: Graph, strategy: Strategy) -> dict[str, str]:
@@ -174,6 +180,22 @@ def test_default_order_waits_for_a_bucket_that_only_the_root_reads_at_the_end() 
         *("n1", "b0.start", "n3", "b1.start"),
         *("b1.done", "n5", "b0.done"),
     )
+
+
+@given(st.integers(0, 2**32), st.integers(2, 60), st.booleans())
+@settings(max_examples=200)
+def test_default_orders_of_random_strategies_are_legal_and_wait_late(
+    seed: int, nodes: int, asynchronous: bool
+) -> None:
+    random = Random(seed)
+    step, _ = random_step(random, nodes)
+    units = unit_graph(step, random_strategy(random, step, asynchronous=asynchronous))
+    order = default_unit_order(units, asynchronous)
+    check_order(units, order, asynchronous)
+    for token, following in pairwise(order):
+        if token.endswith(".done") and not following.endswith(".done"):
+            reader = units.index[following.removesuffix(".start")]
+            assert units.index[token.removesuffix(".done")] in units.dependencies[reader]
 
 
 def test_default_order_of_a_unit_that_reads_two_buckets() -> None:

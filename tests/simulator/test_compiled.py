@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from disco_hlo.simulator import compiled
+
 PROGRAM = """
 import sys
 import numpy as np
@@ -43,6 +45,7 @@ def test_the_cache_lies_where_numba_is_told_to_keep_it(tmp_path: Path) -> None:
     assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
     assert list(tmp_path.rglob("engine.evaluate*.nbi"))
     assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
+    assert not list(Path(compiled.__file__).parent.rglob("*.nbi")), "the package may be read-only"
 
 
 def test_without_a_place_to_write_everything_works_uncached(tmp_path: Path) -> None:

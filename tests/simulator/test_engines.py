@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -95,6 +96,29 @@ def test_a_move_that_changes_nothing_stops_at_the_next_saved_state() -> None:
         *seen,
         *(int(entry) for entry in posed.order[: 2 * STRIDE] if entry >= 0 and posed.resource[entry]),
     }
+
+
+@numba.njit
+def best_place_of_a_wait(order, tables, memo, scratch, at):  # type: ignore[no-untyped-def]
+    """A search in miniature: let a wait change places with what follows, but the last, while that helps."""
+    best = evaluate(order, tables, memo)
+    while at + 2 < order.size:
+        order[at], order[at + 1] = order[at + 1], order[at]
+        makespan = evaluate_move(order, at, at + 1, tables, memo, scratch)
+        if makespan >= best:
+            order[at], order[at + 1] = order[at + 1], order[at]
+            return best
+        best = evaluate(order, tables, memo)
+        at += 1
+    return best
+
+
+def test_the_engine_can_be_called_from_compiled_functions() -> None:
+    posed = problem("a 2\nx 7 on 1 after a\nb 3\nc 3\nd 3 after x", "a x ~x b c d")
+    assert posed.order is not None
+    order, memo, scratch = posed.order.copy(), new_memo(posed), new_memo(posed)
+    assert best_place_of_a_wait(order, tables_of(posed), memo, scratch, 2) == 2 + 7 + 3
+    assert order.tolist() == [0, 1, 2, 3, ~1, 4]
 
 
 def long_step(tasks: str, begin: str) -> Problem:
