@@ -147,12 +147,12 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     started = time.monotonic()
     with search_progress(progress_wanted()) as on_progress:
         result = search(
-            graph, costs, machine, start=xla, settings=_search_settings(settings),
+            graph, costs, machine, start=unfused(graph), settings=_search_settings(settings),
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
     search_s = time.monotonic() - started
     session.say(
-        "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
+        "searched %d candidates in %.1f s: %.2f ms predicted, unfused %.2f ms",
         result.evaluations, search_s, result.predicted_ns / 1e6, result.start_ns / 1e6,
     )  # fmt: skip
 
