@@ -112,4 +112,6 @@ def is_inlinable_fusion(instruction: Message, contains_dot: Callable[[int], bool
         return False
     if instruction.fusion_kind in ("kLoop", "kInput", "kOutput"):
         return True
-    return custom_fusion_kind(instruction) == "__triton" and not contains_dot(instruction.called_computation_ids[0])
+    return custom_fusion_kind(instruction) == "__triton" and not contains_dot(
+        instruction.called_computation_ids[0]
+    )

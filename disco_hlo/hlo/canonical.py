@@ -80,7 +80,9 @@ def canonicalize(data: bytes) -> CanonicalModule:
         fingerprint=_fingerprint(nodes, numbering.root, aliases, backend),
         inplace=rules.inplace,
     )
-    return CanonicalModule(graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases)
+    return CanonicalModule(
+        graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases
+    )
 
 
 @dataclass
@@ -105,10 +107,15 @@ class _ComputationDigests:
             flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
             numbering = _number(flat, self)
             lines = [
-                digest(_structure(flat.ops[op], self), repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode())
+                digest(
+                    _structure(flat.ops[op], self),
+                    repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode(),
+                )
                 for op in numbering.representative
             ]
-            found = self.known[computation_id] = digest(*(line.encode() for line in lines), str(numbering.root).encode())
+            found = self.known[computation_id] = digest(
+                *(line.encode() for line in lines), str(numbering.root).encode()
+            )
         return found
 
 
@@ -128,7 +135,9 @@ def _shape_bytes(shape: Shape) -> bytes:
 
 def _is_mergeable(op: FlatOp) -> bool:
     """Pure ops. (A copy that keeps the layout gives a value its own buffer and is none.)"""
-    return op.proto.opcode not in NEVER_MERGED and (not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS)
+    return op.proto.opcode not in NEVER_MERGED and (
+        not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS
+    )
 
 
 def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
@@ -136,7 +145,7 @@ def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
 
 
 def _number(flat: FlatComputation, digests: _ComputationDigests) -> _Numbering:
-    """Merge identical ops, then number the live ones: parameters first, the rest in post-order from the root."""
+    """Merge identical ops, then number the live ones: parameters first, then in post-order from the root."""
     merged: list[int] = []
     seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
     for position, op in enumerate(flat.ops):
@@ -160,10 +169,14 @@ def _number(flat: FlatComputation, digests: _ComputationDigests) -> _Numbering:
 
 
 def _has_side_effect(proto: Message) -> bool:
-    return proto.opcode in SIDE_EFFECTS or (proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto)))
+    return proto.opcode in SIDE_EFFECTS or (
+        proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto))
+    )
 
 
-def _post_order(start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]) -> None:
+def _post_order(
+    start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]
+) -> None:
     stack = [(start, iter(ops[start].operands))]
     if start in number:
         return
@@ -239,7 +252,11 @@ def _backend(module: Message) -> str:
     for computation in module.computations:
         for instruction in computation.instructions:
             config = instruction.backend_config
-            if b"fusion_backend_config" in config or b"operation_queue_id" in config or b"gemm_backend_config" in config:
+            if (
+                b"fusion_backend_config" in config
+                or b"operation_queue_id" in config
+                or b"gemm_backend_config" in config
+            ):
                 return "gpu"
     return "cpu"
 
@@ -252,16 +269,24 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
     for entry in module.input_output_alias.entries:
         output = entry.output_shape_index[0] if entry.output_shape_index else 0
         if entry.parameter_number >= len(parameters) or output >= len(outputs):
-            raise ModuleError(f"module {module.name!r} aliases parameter {entry.parameter_number} with output {output}, which do not both exist")
+            raise ModuleError(
+                f"module {module.name!r} aliases parameter {entry.parameter_number} with output {output}, "
+                "which do not both exist"
+            )
         found.append((parameters[entry.parameter_number], output, outputs[output]))
     return tuple(sorted(found))
 
 
-def _control_pairs(flat: FlatComputation, numbering: _Numbering, nodes: tuple[Node, ...]) -> list[tuple[int, int]]:
+def _control_pairs(
+    flat: FlatComputation, numbering: _Numbering, nodes: tuple[Node, ...]
+) -> list[tuple[int, int]]:
     """Control dependencies between nodes; those of all-reduces are XLA's schedule, not the program's."""
     pairs = []
     for before, after in flat.control:
-        first, then = _live_nodes(flat.sources[before], numbering), _live_nodes(flat.sources[after], numbering)
+        first, then = (
+            _live_nodes(flat.sources[before], numbering),
+            _live_nodes(flat.sources[after], numbering),
+        )
         if any(nodes[n].kind is Kind.ALL_REDUCE for n in (*first, *then)) or not first or not then:
             continue
         pairs += [(a, b) for a in first for b in then if a != b]
@@ -282,10 +307,16 @@ def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tupl
         live = [op for op in source.ops if op in numbering.node_of]
         results = [op for op in live if op == flat.root or readers.get(op, set()) - {number}]
         needed = _needed(flat, results, set(live)) if source.role == "fusion" else live
-        nodes = [n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not is_cloned(graph.nodes[n])]
+        nodes = [
+            n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not is_cloned(graph.nodes[n])
+        ]
         returned = tuple(sorted({numbering.node_of[op] for op in results}))
         if nodes:
-            origins.append(Origin(source.proto.name, source.role, source.proto, tuple(sorted(nodes)), returned, tuple(nodes)))
+            origins.append(
+                Origin(
+                    source.proto.name, source.role, source.proto, tuple(sorted(nodes)), returned, tuple(nodes)
+                )
+            )
     return tuple(origins)
 
 
@@ -310,4 +341,3 @@ def _fingerprint(
         parts.append(struct.pack(f"<{len(node.operands)}q", *node.operands))
     parts.extend(struct.pack("<2q", parameter, output) for parameter, output, _ in aliases)
     return digest(*parts)
-

@@ -65,7 +65,9 @@ class ModuleIndex:
         """
         found = self.by_id.get(computation_id)
         if found is None:
-            raise ModuleError(f"module {self.module.name!r}: computation {computation_id} is called but missing")
+            raise ModuleError(
+                f"module {self.module.name!r}: computation {computation_id} is called but missing"
+            )
         return found
 
     def contains_dot(self, computation_id: int) -> bool:
@@ -91,13 +93,19 @@ def flatten(index: ModuleIndex, computation: Message) -> FlatComputation:
 
 def scheduled_instructions(index: ModuleIndex, computation: Message) -> list[Message]:
     """Instructions in schedule order, or in the proto's (valid dependency) order without a schedule."""
-    sequence = index.module.schedule.sequences.get(computation.id) if computation.id in index.module.schedule.sequences else None
+    sequence = (
+        index.module.schedule.sequences.get(computation.id)
+        if computation.id in index.module.schedule.sequences
+        else None
+    )
     if sequence is None:
         return list(computation.instructions)
     by_id = {instruction.id: instruction for instruction in computation.instructions}
     missing = [i for i in sequence.instruction_ids if i not in by_id]
     if missing or len(sequence.instruction_ids) != len(by_id):
-        raise ModuleError(f"computation {computation.name!r}: its schedule does not list its instructions exactly once")
+        raise ModuleError(
+            f"computation {computation.name!r}: its schedule does not list its instructions exactly once"
+        )
     return [by_id[i] for i in sequence.instruction_ids]
 
 
@@ -131,7 +139,9 @@ class _Flattener:
     def _operands(self, instruction: Message, values: dict[int, Value]) -> list[Value]:
         missing = [i for i in instruction.operand_ids if i not in values]
         if missing:
-            raise ModuleError(f"instruction {instruction.name!r} reads {missing}, which no earlier instruction defines")
+            raise ModuleError(
+                f"instruction {instruction.name!r} reads {missing}, which no earlier instruction defines"
+            )
         return [values[i] for i in instruction.operand_ids]
 
     def _as_op(self, value: Value, name: str) -> int:
@@ -184,10 +194,10 @@ class _Flattener:
 
     def _element(self, instruction: Message, operand: Value) -> Value:
         if isinstance(operand, list):
-            return operand[instruction.tuple_index]
+            return operand[int(instruction.tuple_index)]
         producer = self.ops[operand]
         if producer.proto.opcode == "tuple":
-            return producer.operands[instruction.tuple_index]
+            return producer.operands[int(instruction.tuple_index)]
         return self._emit(instruction, [operand])
 
     def _is_async_all_reduce(self, instruction: Message) -> bool:

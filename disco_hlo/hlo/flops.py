@@ -12,7 +12,9 @@ from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from disco_hlo.hlo.proto import Message, shape_of
 
-_NOT_ARITHMETIC = frozenset({"copy", "convert", "bitcast-convert", "real", "imag", "reduce-precision", "complex"})
+_NOT_ARITHMETIC = frozenset(
+    {"copy", "convert", "bitcast-convert", "real", "imag", "reduce-precision", "complex"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,10 @@ def _first_array(shape: Shape) -> Shape:
 
 
 def _convolution_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
-    """Each output element: one multiply-add per kernel element and input channel. The kernel holds
-    window * input channels * output channels elements, whatever its dimension order."""
-    window = prod(dimension.size for dimension in proto.window.dimensions)
-    kernel = operands[1]
-    channels = kernel.element_count // max(1, window)
-    output_channels = next((d for d in kernel.dims if d and channels % d == 0 and d in shape.dims), 1)
-    return 2 * _first_array(shape).element_count * window * max(1, channels // output_channels)
+    """For each output element one multiply-add per position in the window and input channel."""
+    window = prod(int(dimension.size) for dimension in proto.window.dimensions)
+    channels = operands[1].dims[proto.convolution_dimension_numbers.kernel_input_feature_dimension]
+    return 2 * _first_array(shape).element_count * window * channels
 
 
 def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:

@@ -40,12 +40,16 @@ COLLECTIVES = frozenset({
 })  # fmt: skip
 
 SIDE_EFFECTS = frozenset({
-    "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send", "send-done", "domain",
+    "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",
+    "send-done",
 })  # fmt: skip
 
-NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({"copy", "copy-start", "copy-done", "custom-call", "while"})
+NEVER_MERGED = (
+    COLLECTIVES | SIDE_EFFECTS | frozenset({"copy", "copy-start", "copy-done", "custom-call", "while"})
+)
 """Ops that common-subexpression elimination must leave alone: they communicate, act, or exist to
 give a value a buffer of its own."""
+
 
 def kind_of(opcode: str) -> Kind:
     """The :class:`Kind` of an opcode outside fusions (all-reduces are decided by the caller)."""

@@ -45,6 +45,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "lhs_batch_dimensions": (3, "int64*"),
         "rhs_batch_dimensions": (4, "int64*"),
     },
+    "ConvolutionDimensionNumbers": {"kernel_input_feature_dimension": (3, "int64")},
     "WindowDimension": {"size": (1, "int64"), "stride": (2, "int64")},
     "Window": {"dimensions": (1, "WindowDimension*")},
     "OutputOperandAliasing": {
@@ -63,6 +64,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "tuple_index": (13, "int64"),
         "dimensions": (14, "int64*"),
         "window": (15, "Window"),
+        "convolution_dimension_numbers": (16, "ConvolutionDimensionNumbers"),
         "slice_dimensions": (17, "SliceDimensions*"),
         "channel_id": (26, "int64"),
         "custom_call_target": (28, "string"),
@@ -198,7 +200,9 @@ def parse(data: bytes) -> Message:
     try:
         module.ParseFromString(data)
     except DecodeError as error:
-        raise ModuleError(f"expected a serialized HloModuleProto, got {len(data)} bytes that do not parse: {error}") from None
+        raise ModuleError(
+            f"expected a serialized HloModuleProto, got {len(data)} bytes that do not parse: {error}"
+        ) from None
     if not any(computation.id == module.entry_computation_id for computation in module.computations):
         raise ModuleError(
             f"expected an HLO module with an entry computation, got {len(data)} bytes naming "
@@ -220,7 +224,9 @@ def shape_of(proto: Message) -> Shape:
     """
     dtype = DTYPES.get(proto.element_type)
     if dtype is None:
-        raise ModuleError(f"element type {proto.element_type} of an HLO shape is unknown; expected one of {sorted(DTYPES)}")
+        raise ModuleError(
+            f"element type {proto.element_type} of an HLO shape is unknown; expected one of {sorted(DTYPES)}"
+        )
     if dtype == "tuple":
         return Shape("tuple", elements=tuple(shape_of(element) for element in proto.tuple_shapes))
     return Shape(dtype, tuple(proto.dimensions), tuple(proto.layout.minor_to_major))

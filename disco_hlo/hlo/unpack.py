@@ -70,7 +70,9 @@ class _Unpacker:
         elif opcode == "bitcast" or (opcode == "transpose" and self._moves_nothing(op)):
             self.new[position] = self._reshaped(self.new[op.operands[0]], op.proto, op.source)
         else:
-            self.new[position] = self._emit(op.proto, [self.new[operand] for operand in op.operands], op.source)
+            self.new[position] = self._emit(
+                op.proto, [self.new[operand] for operand in op.operands], op.source
+            )
 
     def _part_offsets(self, position: int, op: FlatOp) -> list[int] | None:
         """Start of each part, or None where this is not a packed all-reduce read part by part."""
@@ -82,7 +84,11 @@ class _Unpacker:
         offsets = [limit - size for limit, size in zip(limits, sizes, strict=True)]
         parts = set(zip(offsets, limits, strict=True))
         readers = self.users[position]
-        if position == self.flat.root or not readers or not all(self._slices_one_part(reader, parts) for reader in readers):
+        if (
+            position == self.flat.root
+            or not readers
+            or not all(self._slices_one_part(reader, parts) for reader in readers)
+        ):
             return None
         return offsets
 
@@ -95,7 +101,9 @@ class _Unpacker:
 
     def _unpack(self, position: int, op: FlatOp, offsets: list[int]) -> None:
         parts = self.flat.ops[op.operands[0]].operands
-        self.packed[position] = _Packed(offsets, [self._single(op, self._unshaped(self.new[part])) for part in parts])
+        self.packed[position] = _Packed(
+            offsets, [self._single(op, self._unshaped(self.new[part])) for part in parts]
+        )
 
     def _reduce_unshaped(self, position: int, op: FlatOp) -> None:
         base = self._unshaped(self.new[op.operands[0]])
@@ -108,7 +116,9 @@ class _Unpacker:
         return self._emit(proto, [operand], op.source)
 
     def _unshaped(self, value: int) -> int:
-        while self.ops[value].proto.opcode == "bitcast" and self._same_dtype(value, self.ops[value].operands[0]):
+        while self.ops[value].proto.opcode == "bitcast" and self._same_dtype(
+            value, self.ops[value].operands[0]
+        ):
             value = self.ops[value].operands[0]
         return value
 

@@ -87,13 +87,15 @@ class _ModuleWriter:
     def __post_init__(self) -> None:
         self.graph = self.source.graph
         module = self.source.module
-        self.next_id = 1 + max(computation.id for computation in module.computations)
-        self.next_channel = 1 + max(
+        self.next_id: int = 1 + max(computation.id for computation in module.computations)
+        self.next_channel: int = 1 + max(
             (i.channel_id for computation in module.computations for i in computation.instructions), default=0
         )
         old_entry = self.source.index.computation(module.entry_computation_id)
         self.entry = ComputationWriter(self._new_id(), old_entry.name)
-        self.wrapped = {o.nodes[0]: o for o in self.source.origins if o.role == "fusion" and len(o.nodes) == 1}
+        self.wrapped = {
+            o.nodes[0]: o for o in self.source.origins if o.role == "fusion" and len(o.nodes) == 1
+        }
 
     def _new_id(self) -> int:
         self.next_id += 1
@@ -102,7 +104,9 @@ class _ModuleWriter:
     def write(self, order: Sequence[str]) -> bytes:
         for node in self.graph.nodes:
             if node.kind is Kind.PARAMETER:
-                self.written[node.id] = self.entry.copy(self.source.protos[node.id], node.name or f"param.{node.id}", ())
+                self.written[node.id] = self.entry.copy(
+                    self.source.protos[node.id], node.name or f"param.{node.id}", ()
+                )
         for token in order:
             self._write_unit(token)
         root = self._value(self.graph.root)
@@ -121,7 +125,7 @@ class _ModuleWriter:
     # Values ---------------------------------------------------------------------------------
 
     def _value(self, node_id: int) -> Message:
-        """The entry instruction holding a node's value; free nodes, constants and slices are written on demand."""
+        """The entry instruction holding a node's value; free nodes, constants, slices are written on demand."""
         found = self.written.get(node_id)
         if found is not None:
             return found
@@ -175,7 +179,9 @@ class _ModuleWriter:
         body = ComputationWriter(self._new_id(), f"{token}_computation")
         local, operands = self._kernel_inputs(body, token, inside, cut_inside=group.kind in ("loop", "input"))
         for member in members:
-            reads = [self._local(body, token, local, operand) for operand in self.graph.nodes[member].operands]
+            reads = [
+                self._local(body, token, local, operand) for operand in self.graph.nodes[member].operands
+            ]
             local[member] = self._write_member(body, token, member, reads)
         outputs = [local[result] for result in results]
         root = outputs[0] if len(outputs) == 1 else body.tuple(f"{token}.tuple", outputs)
@@ -189,7 +195,9 @@ class _ModuleWriter:
         for position, result in enumerate(results):
             self.written[result] = self.entry.element(f"{token}_result", kernel, position)
 
-    def _write_member(self, body: ComputationWriter, token: str, member: int, reads: list[Message]) -> Message:
+    def _write_member(
+        self, body: ComputationWriter, token: str, member: int, reads: list[Message]
+    ) -> Message:
         proto, opcode = self.source.protos[member], self.graph.nodes[member].opcode
         if opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type:
             return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
@@ -236,7 +244,13 @@ class _ModuleWriter:
         )
 
     def _fusion(
-        self, name: str, group: Group, body: ComputationWriter, root: Message, operands: Sequence[Message], work: KernelWork
+        self,
+        name: str,
+        group: Group,
+        body: ComputationWriter,
+        root: Message,
+        operands: Sequence[Message],
+        work: KernelWork,
     ) -> Message:
         self.fused.append(body.finish(root, is_fusion=True))
         kernel = self.entry.add(name, "fusion", root.shape, operands)
@@ -301,7 +315,9 @@ class _ModuleWriter:
         distinct: list[Message] = []
         for member, operand in zip(members, operands, strict=True):
             if operand.id not in parameters:
-                parameters[operand.id] = body.parameter(len(distinct), operand.shape, f"{token}_pack.param_{len(distinct)}")
+                parameters[operand.id] = body.parameter(
+                    len(distinct), operand.shape, f"{token}_pack.param_{len(distinct)}"
+                )
                 distinct.append(operand)
             flat = vector_shape(operand.shape, self.graph.nodes[member].shape.element_count)
             vectors.append(body.reshaped(f"{token}_pack.bitcast", parameters[operand.id], flat))
@@ -315,14 +331,18 @@ class _ModuleWriter:
 
     def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
         """The all-reduce itself: synchronous on CPU, the start of an async pair on GPU."""
-        result = operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
+        result = (
+            operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
+        )
         if self.graph.backend != "gpu":
             reduced = self.entry.copy(like, f"{token}_all-reduce", operands)
             reduced.shape.CopyFrom(result)
             self._renew_channel(reduced)
             return reduced
         body = ComputationWriter(self._new_id(), f"{token}_async_computation")
-        parameters = [body.parameter(i, operand.shape, f"{token}.param_{i}") for i, operand in enumerate(operands)]
+        parameters = [
+            body.parameter(i, operand.shape, f"{token}.param_{i}") for i, operand in enumerate(operands)
+        ]
         inner = body.copy(like, f"{token}.all-reduce", parameters)
         inner.shape.CopyFrom(result)
         self._renew_channel(inner)
@@ -334,7 +354,7 @@ class _ModuleWriter:
         return start
 
     def _renew_channel(self, all_reduce: Message) -> None:
-        """All-reduces taken apart share a channel id; each needs its own. Zero means "no channel" and stays."""
+        """All-reduces taken apart share a channel id; each needs its own. Zero means no channel, and stays."""
         if all_reduce.channel_id > 0:
             all_reduce.channel_id = self.next_channel
             self.next_channel += 1
@@ -365,28 +385,42 @@ class _ModuleWriter:
     def _retained(self, entry: Message) -> set[int]:
         """Ids of the source's computations that are still called."""
         index = self.source.index
-        pending = [i for c in (entry, *self.fused) for instruction in c.instructions for i in instruction.called_computation_ids]
+        pending = [
+            i
+            for c in (entry, *self.fused)
+            for instruction in c.instructions
+            for i in instruction.called_computation_ids
+        ]
         found: set[int] = set()
         while pending:
             computation_id = pending.pop()
             if computation_id in found or computation_id not in index.by_id:
                 continue
             found.add(computation_id)
-            pending += [i for instruction in index.by_id[computation_id].instructions for i in instruction.called_computation_ids]
+            pending += [
+                i
+                for instruction in index.by_id[computation_id].instructions
+                for i in instruction.called_computation_ids
+            ]
         return found
 
     def _schedule(self, module: Message, entry: Message, retained: set[int]) -> None:
-        kept = {key: list(sequence.instruction_ids) for key, sequence in module.schedule.sequences.items() if key in retained}
+        kept = {
+            key: list(sequence.instruction_ids)
+            for key, sequence in module.schedule.sequences.items()
+            if key in retained
+        }
         module.schedule.sequences.clear()
         for key, ids in kept.items():
             module.schedule.sequences[key].instruction_ids.extend(ids)
         module.schedule.sequences[entry.id].instruction_ids.extend(i.id for i in entry.instructions)
         for computation in self.fused:
             if not computation.is_fusion_computation:
-                module.schedule.sequences[computation.id].instruction_ids.extend(i.id for i in computation.instructions)
+                module.schedule.sequences[computation.id].instruction_ids.extend(
+                    i.id for i in computation.instructions
+                )
 
 
 def _default_emitter(backend: str, opcode: str) -> str:
     """XLA:GPU labels reductions and transposes kInput; the emitter itself is chosen by what is inside."""
     return "input" if backend == "gpu" and opcode in ("reduce", "transpose", "scatter") else "loop"
-

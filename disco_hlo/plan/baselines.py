@@ -30,6 +30,9 @@ def all_reduce_depths(graph: Graph) -> list[int]:
     """For each node, how many all-reduces lie one behind the other on the way to it."""
     depth: list[int] = []
     for node in graph.nodes:
-        before = max((depth[operand] + (graph.nodes[operand].kind is Kind.ALL_REDUCE) for operand in node.operands), default=0)
+        before = max(
+            (depth[operand] + (graph.nodes[operand].kind is Kind.ALL_REDUCE) for operand in node.operands),
+            default=0,
+        )
         depth.append(before)
     return depth

@@ -56,7 +56,5 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
     for number in bucket.all_reduces[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:
-            return f"n{first.id} and n{number} reduce over other devices or in another way"
-        if bucket.form == "concat" and node.shape.dtype != first.shape.dtype:
-            return f"n{first.id} is {first.shape.dtype} and n{number} is {node.shape.dtype}: they cannot be concatenated"
+            return f"n{first.id} and n{number} reduce over other devices, in another way or in another type"
     return None

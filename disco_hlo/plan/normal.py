@@ -18,7 +18,9 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
         IllegalStrategyError: as :func:`~disco_hlo.plan.units.unit_graph`.
     """
     units = unit_graph(graph, strategy)
-    groups = _settled(strategy.groups, {value.node for value in units.values}, _standing_bitcasts(graph, units))
+    groups = _settled(
+        strategy.groups, {value.node for value in units.values}, _standing_bitcasts(graph, units)
+    )
     group_rank = sorted(range(len(groups)), key=lambda i: (groups[i].nodes, groups[i].duplicates))
     bucket_rank = sorted(range(len(strategy.buckets)), key=lambda i: strategy.buckets[i].all_reduces)
     renamed = {f"g{old}": f"g{new}" for new, old in enumerate(group_rank)}

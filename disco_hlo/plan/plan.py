@@ -120,7 +120,10 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode(plan: Plan) -> bytes:
     """The plan as readable JSON; equal plans give equal bytes."""
-    return _compact_lists(msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1)) + b"\n"
+    return (
+        _compact_lists(msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1))
+        + b"\n"
+    )
 
 
 def decode(data: bytes, source: str) -> Plan:
@@ -143,7 +146,10 @@ def decode(data: bytes, source: str) -> Plan:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise PlanError(f'{source}: expected a JSON object with "format": "{FORMAT}"')
     if raw.get("version") != VERSION:
-        raise PlanError(f"{source}: plan version {raw.get('version')!r}; this disco-hlo reads version {VERSION}; search again")
+        raise PlanError(
+            f"{source}: plan version {raw.get('version')!r}; this disco-hlo reads version {VERSION}; "
+            "search again"
+        )
     try:
         return msgspec.convert(raw, Plan)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -161,7 +167,9 @@ def _compact_lists(text: bytes) -> bytes:
     run: list[bytes] | None = None
     for line in text.split(b"\n"):
         stripped = line.strip()
-        if run is not None and (stripped in (b"]", b"],") or not stripped.endswith((b"[", b"{", b"]", b"}", b"],", b"},"))):
+        if run is not None and (
+            stripped in (b"]", b"],") or not stripped.endswith((b"[", b"{", b"]", b"}", b"],", b"},"))
+        ):
             run.append(stripped)
             if stripped in (b"]", b"],"):
                 lines.append(run[0] + b" ".join(run[1:-1]) + run[-1])

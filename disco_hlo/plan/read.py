@@ -40,7 +40,9 @@ def read(source: CanonicalModule) -> Strategy:
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
-    return tuple(n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE))
+    return tuple(
+        n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE)
+    )
 
 
 def _runs(graph: Graph, origin: Origin) -> bool:
@@ -60,7 +62,9 @@ def _owners(origins: tuple[Origin, ...]) -> dict[int, str]:
 
 
 def _tiles(kernel: Origin) -> str:
-    return json.dumps(backend_config(kernel.proto)["fusion_backend_config"], sort_keys=True, separators=(",", ":"))
+    return json.dumps(
+        backend_config(kernel.proto)["fusion_backend_config"], sort_keys=True, separators=(",", ":")
+    )
 
 
 def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...], dict[str, str]]:
@@ -68,7 +72,9 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
     token_of: dict[str, str] = {}
     seen: set[int] = set()
     for origin in source.origins:
-        members = tuple(n for n in origin.transfer_order if graph.nodes[n].kind is Kind.ALL_REDUCE and n not in seen)
+        members = tuple(
+            n for n in origin.transfer_order if graph.nodes[n].kind is Kind.ALL_REDUCE and n not in seen
+        )
         if origin.role == "done" or not members:
             continue
         seen.update(members)
@@ -78,7 +84,9 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
     return tuple(buckets), token_of
 
 
-def _order(graph: Graph, source: CanonicalModule, token_of: dict[str, str], bucket_of: dict[str, str]) -> tuple[str, ...]:
+def _order(
+    graph: Graph, source: CanonicalModule, token_of: dict[str, str], bucket_of: dict[str, str]
+) -> tuple[str, ...]:
     order: dict[str, None] = {}
     starts: dict[int, str] = {}
     for origin in source.origins:
@@ -86,7 +94,7 @@ def _order(graph: Graph, source: CanonicalModule, token_of: dict[str, str], buck
             token = token_of.get(origin.name)
         elif origin.name in bucket_of:
             token = bucket_of[origin.name] + (".start" if origin.role == "start" else "")
-            starts.update({node: bucket_of[origin.name] for node in origin.nodes})
+            starts.update(dict.fromkeys(origin.nodes, bucket_of[origin.name]))
         elif origin.role == "done":
             token = starts[origin.nodes[0]] + ".done"
         else:

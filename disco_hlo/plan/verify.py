@@ -34,7 +34,9 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
         )
     added = _doors(written) - _doors(source)
     if added:
-        raise PlanError(f"the optimized module adds {', '.join(sorted(added))}, which its source does not have")
+        raise PlanError(
+            f"the optimized module adds {', '.join(sorted(added))}, which its source does not have"
+        )
     difference = describe_difference(source.graph, read(written), strategy)
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: {difference}")
@@ -50,11 +52,16 @@ def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str 
         found = replace(found, order=())
     if found == wanted:
         return None
-    for what, have, want in (("op groups", found.groups, wanted.groups), ("buckets", found.buckets, wanted.buckets)):
+    for what, have, want in (
+        ("op groups", found.groups, wanted.groups),
+        ("buckets", found.buckets, wanted.buckets),
+    ):
         if have != want:
             differing = len(set(map(str, have)) ^ set(map(str, want)))
             return f"{len(have)} {what}, expected {len(want)} ({differing} differ)"
-    first = next(i for i, (a, b) in enumerate(zip((*found.order, ""), (*wanted.order, ""), strict=False)) if a != b)
+    first = next(
+        i for i, (a, b) in enumerate(zip((*found.order, ""), (*wanted.order, ""), strict=False)) if a != b
+    )
     return f"order differs from position {first}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from disco_hlo.hlo.graph import Shape
-from disco_hlo.hlo.proto import Computation, Instruction, Message, shape_of, shape_to_proto
+from disco_hlo.hlo.proto import Computation, Message, shape_of, shape_to_proto
 
 _STRUCTURAL_FIELDS = ("id", "operand_ids", "control_predecessor_ids")
 
@@ -111,7 +111,9 @@ class ComputationWriter:
 
 def _row_major(shape: Shape) -> Shape:
     """The shape whose dimensions stand in the order in which ``shape`` lies in memory."""
-    return Shape(shape.dtype, tuple(shape.dims[d] for d in shape.layout[::-1]), tuple(range(len(shape.dims)))[::-1])
+    return Shape(
+        shape.dtype, tuple(shape.dims[d] for d in shape.layout[::-1]), tuple(range(len(shape.dims)))[::-1]
+    )
 
 
 def tuple_shape(members: Iterable[Message]) -> Message:

@@ -10,8 +10,10 @@ from disco_hlo.plugin.jaxlink import CompileRequest
 from tests.steps.models import DEVICES
 
 
-def intercept(step: Callable[..., Any], arguments: tuple[Any, ...], body: Callable[[CompileRequest], Any]) -> Any:
-    """Call ``body`` with the compile request of ``step``, while JAX waits for it; returns what ``body`` returns.
+def intercept(
+    step: Callable[..., Any], arguments: tuple[Any, ...], body: Callable[[CompileRequest], Any]
+) -> Any:
+    """Call ``body`` with the compile request of ``step``, while JAX waits; returns what ``body`` returns.
 
     The step itself is not run. What ``body`` raises is raised here.
     """
@@ -26,7 +28,7 @@ def intercept(step: Callable[..., Any], arguments: tuple[Any, ...], body: Callab
             return None
         try:
             outcome.append(body(request))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again outside of JAX's compile
             failure.append(error)
         raise Stop
 

@@ -40,7 +40,13 @@ def tokens(seed: int, *shape: int, vocabulary: int = 32) -> Any:
 
 
 def trained(
-    name: str, loss: Callable[..., Any], parameters: Any, batch: tuple[Any, ...], optimizer: Any, *, donate: bool = True
+    name: str,
+    loss: Callable[..., Any],
+    parameters: Any,
+    batch: tuple[Any, ...],
+    optimizer: Any,
+    *,
+    donate: bool = True,
 ) -> Step:
     """The usual data-parallel step around a loss."""
 
@@ -57,18 +63,27 @@ def trained(
 
 
 def mlp(dtype: Any = np.float32, *, donate: bool = True) -> Step:
-    parameters = {f"w{i}": random(i, 48, 48, dtype=dtype) for i in range(3)} | {f"b{i}": random(9 + i, 48, dtype=dtype) for i in range(3)}
+    parameters = {f"w{i}": random(i, 48, 48, dtype=dtype) for i in range(3)} | {
+        f"b{i}": random(9 + i, 48, dtype=dtype) for i in range(3)
+    }
 
     def loss(p: Any, x: Any) -> Any:
         for i in range(3):
             x = jnp.tanh(x @ p[f"w{i}"] + p[f"b{i}"])
         return jnp.mean(x.astype(jnp.float32) ** 2)
 
-    return trained("mlp_step", loss, parameters, (random(1, 16, 48, dtype=dtype),), optax.sgd(0.1, momentum=0.9), donate=donate)
+    return trained(
+        "mlp_step",
+        loss,
+        parameters,
+        (random(1, 16, 48, dtype=dtype),),
+        optax.sgd(0.1, momentum=0.9),
+        donate=donate,
+    )
 
 
 def mixed_precision() -> Step:
-    """Gradients of two types travel as such: f32, and s32 by hand (XLA:CPU promotes bf16 all-reduces to f32)."""
+    """Gradients of two types travel as such: f32, and s32 by hand (XLA:CPU promotes bf16 ones to f32)."""
 
     def local(x: Any) -> Any:
         return jax.lax.psum(jnp.tanh(x), "data"), jax.lax.psum((x > 0).astype(jnp.int32) * 3, "data")
@@ -92,7 +107,7 @@ def mlp_wide() -> Step:
 
 
 def resnet(dtype: Any = np.float32) -> Step:
-    """Two residual blocks with batch norm over the whole batch, so with all-reduces in the forward pass too."""
+    """Two residual blocks with batch norm over the whole batch: all-reduces in the forward pass too."""
     parameters = {
         "stem": random(0, 3, 3, 3, 8, dtype=dtype),
         **{f"conv{i}": random(1 + i, 3, 3, 8, 8, dtype=dtype) for i in range(4)},
@@ -102,7 +117,9 @@ def resnet(dtype: Any = np.float32) -> Step:
     }  # fmt: skip
 
     def convolve(x: Any, kernel: Any) -> Any:
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def normalize(x: Any, scale: Any, shift: Any) -> Any:
         mean = x.mean((0, 1, 2))
@@ -113,7 +130,9 @@ def resnet(dtype: Any = np.float32) -> Step:
         x = convolve(images, p["stem"])
         for i in range(0, 4, 2):
             y = jax.nn.relu(normalize(convolve(x, p[f"conv{i}"]), p[f"scale{i}"], p[f"shift{i}"]))
-            x = jax.nn.relu(x + normalize(convolve(y, p[f"conv{i + 1}"]), p[f"scale{i + 1}"], p[f"shift{i + 1}"]))
+            x = jax.nn.relu(
+                x + normalize(convolve(y, p[f"conv{i + 1}"]), p[f"scale{i + 1}"], p[f"shift{i + 1}"])
+            )
         logits = (x.mean((1, 2)) @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -194,8 +213,14 @@ def lstm(dtype: Any = np.float32) -> Step:
 
 def scanned_layers(dtype: Any = np.float32) -> Step:
     """A transformer that scans over its stacked layers: most of the step lies inside loops."""
-    stacked = jax.tree.map(lambda *layers: np.stack(layers), *[_block_parameters(10 * i, 16, dtype) for i in (1, 2, 3)])
-    parameters = {"embedding": random(0, 32, 16, dtype=dtype), "layers": stacked, "head": random(3, 16, 32, dtype=dtype)}
+    stacked = jax.tree.map(
+        lambda *layers: np.stack(layers), *[_block_parameters(10 * i, 16, dtype) for i in (1, 2, 3)]
+    )
+    parameters = {
+        "embedding": random(0, 32, 16, dtype=dtype),
+        "layers": stacked,
+        "head": random(3, 16, 32, dtype=dtype),
+    }
 
     def loss(p: Any, text: Any) -> Any:
         x, _ = jax.lax.scan(lambda x, layer: (_block(x, layer), None), p["embedding"][text], p["layers"])
@@ -233,7 +258,11 @@ def mapped_by_hand(dtype: Any = np.float32) -> Step:
 
     def shard_map_step(p: Any, x: Any) -> Any:
         return jax.shard_map(
-            local, mesh=mesh(), in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec(), check_vma=False
+            local,
+            mesh=mesh(),
+            in_specs=(PartitionSpec(), PartitionSpec("data")),
+            out_specs=PartitionSpec(),
+            check_vma=False,
         )(p, x)
 
     placed = jax.device_put(parameters, replicated()), jax.device_put(random(4, 8, 32, dtype=dtype), split())
