@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 
 from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.errors import ActivationError
+from disco_hlo.plan.plan import MAX_BYTES
+from disco_hlo.plan.store import MAX_MODULE_BYTES
 
-MAX_PLAN_BYTES = 256 << 20
-MAX_MODULE_BYTES = (2 << 30) - 1
-"""protobuf's own limit on one message."""
 _FRAME = struct.Struct("<8sHxxQQQQ32s32s")
 _FRAME_MAGIC = b"DISCOPLN"
 _FRAME_VERSION = 1
@@ -209,7 +208,7 @@ def frame(plan: PlanBytes | None, reason: str = "") -> bytes:
     """
     first = plan.plan_json if plan is not None else _one_line(reason).encode()
     second = plan.module if plan is not None else b""
-    if len(first) > MAX_PLAN_BYTES or len(second) > MAX_MODULE_BYTES:
+    if len(first) > MAX_BYTES or len(second) > MAX_MODULE_BYTES:
         raise ActivationError(
             f"plan of {len(first)} bytes with a module of {len(second)} bytes is too large to send"
         )
@@ -233,7 +232,7 @@ def unframe(message: bytes) -> tuple[PlanBytes | None, str]:
     first_len, first_packed, second_len, second_packed, first_digest, second_digest = rest
     if _FRAME.size + first_packed + second_packed != len(message):
         raise ActivationError(f"the plan from rank 0 is incomplete: {len(message)} bytes")
-    if first_len > MAX_PLAN_BYTES or second_len > MAX_MODULE_BYTES:
+    if first_len > MAX_BYTES or second_len > MAX_MODULE_BYTES:
         raise ActivationError(f"the plan from rank 0 claims {first_len} and {second_len} bytes: too large")
     middle = _FRAME.size + first_packed
     first = _inflate(message[_FRAME.size : middle], first_len, first_digest, "plan")
