@@ -92,6 +92,36 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
     return _read_decision(channel.decide(_encode(proposal), rule, tag=tag, timeout_s=timeout_s), proposal)
 
 
+def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str:
+    """Whether a stage that all ranks go through succeeded on all of them.
+
+    Unlike an all-gather, whose receivers may each time out for themselves, the answer is a decision:
+    either every rank goes on with what the stage was for (a compiled plan), or none does.
+
+    Args:
+        failure: why this rank failed; empty if it did not.
+
+    Returns:
+        Empty if no rank failed, else one line on who failed and why; the same on every rank.
+
+    Raises:
+        ActivationError: the ranks cannot share a decision, because rank 0's process is gone.
+    """
+
+    def rule(answers: Mapping[int, bytes]) -> bytes:
+        missing = set(range(channel.size)) - set(answers)
+        if missing:
+            text = f"{name_ranks(missing)} of {channel.size} did not answer within {timeout_s:g} s"
+            return f"{tag}: {text}".encode()
+        failed = _ranks_by({rank: text.decode(errors="replace") for rank, text in answers.items() if text})
+        listed = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in failed.items())
+        return _one_line(f"{tag}: {listed}").encode() if listed else b""
+
+    return channel.decide(_one_line(failure).encode(), rule, tag=tag, timeout_s=timeout_s).decode(
+        errors="replace"
+    )
+
+
 def _verdict_of_answers(answers: Mapping[int, bytes], size: int, timeout_s: float) -> Agreement:
     missing = set(range(size)) - set(answers)
     if missing:

@@ -187,9 +187,13 @@ class PlanSlot:
     def compiling(self, module_sha256: str) -> Iterator[None]:
         """Stand around a compile: if it kills the process, :meth:`is_banned` will know the module.
 
-        Where nothing can be written (a plan directory shared read-only) the compile goes unguarded.
+        Where nothing can be written (a plan directory shared read-only) the compile goes unguarded; so
+        it does where there is no folder, on a rank that has its plan from another's directory.
         """
         prefix = f"compiling-{_checked_digest(module_sha256)}."
+        if not self.path.is_dir():
+            yield
+            return
         try:
             marker = OwnedFile.create_unique(self.path, prefix)
         except PlanError as error:
