@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 
 from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.errors import ActivationError
+from disco_hlo.plan.plan import MAX_BYTES
+from disco_hlo.plan.store import MAX_MODULE_BYTES
 
-MAX_PLAN_BYTES = 256 << 20
-MAX_MODULE_BYTES = (2 << 30) - 1
-"""protobuf's own limit on one message."""
 _FRAME = struct.Struct("<8sHxxQQQQ32s32s")
 _FRAME_MAGIC = b"DISCOPLN"
 _FRAME_VERSION = 1
@@ -91,6 +90,36 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
         ).encode()
 
     return _read_decision(channel.decide(_encode(proposal), rule, tag=tag, timeout_s=timeout_s), proposal)
+
+
+def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str:
+    """Whether a stage that all ranks go through succeeded on all of them.
+
+    Unlike an all-gather, whose receivers may each time out for themselves, the answer is a decision:
+    either every rank goes on with what the stage was for (a compiled plan), or none does.
+
+    Args:
+        failure: why this rank failed; empty if it did not.
+
+    Returns:
+        Empty if no rank failed, else one line on who failed and why; the same on every rank.
+
+    Raises:
+        ActivationError: the ranks cannot share a decision, because rank 0's process is gone.
+    """
+
+    def rule(answers: Mapping[int, bytes]) -> bytes:
+        missing = set(range(channel.size)) - set(answers)
+        if missing:
+            text = f"{name_ranks(missing)} of {channel.size} did not answer within {timeout_s:g} s"
+            return f"{tag}: {text}".encode()
+        failed = _ranks_by({rank: text.decode(errors="replace") for rank, text in answers.items() if text})
+        listed = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in failed.items())
+        return _one_line(f"{tag}: {listed}").encode() if listed else b""
+
+    return channel.decide(_one_line(failure).encode(), rule, tag=tag, timeout_s=timeout_s).decode(
+        errors="replace"
+    )
 
 
 def _verdict_of_answers(answers: Mapping[int, bytes], size: int, timeout_s: float) -> Agreement:
@@ -209,7 +238,7 @@ def frame(plan: PlanBytes | None, reason: str = "") -> bytes:
     """
     first = plan.plan_json if plan is not None else _one_line(reason).encode()
     second = plan.module if plan is not None else b""
-    if len(first) > MAX_PLAN_BYTES or len(second) > MAX_MODULE_BYTES:
+    if len(first) > MAX_BYTES or len(second) > MAX_MODULE_BYTES:
         raise ActivationError(
             f"plan of {len(first)} bytes with a module of {len(second)} bytes is too large to send"
         )
@@ -233,7 +262,7 @@ def unframe(message: bytes) -> tuple[PlanBytes | None, str]:
     first_len, first_packed, second_len, second_packed, first_digest, second_digest = rest
     if _FRAME.size + first_packed + second_packed != len(message):
         raise ActivationError(f"the plan from rank 0 is incomplete: {len(message)} bytes")
-    if first_len > MAX_PLAN_BYTES or second_len > MAX_MODULE_BYTES:
+    if first_len > MAX_BYTES or second_len > MAX_MODULE_BYTES:
         raise ActivationError(f"the plan from rank 0 claims {first_len} and {second_len} bytes: too large")
     middle = _FRAME.size + first_packed
     first = _inflate(message[_FRAME.size : middle], first_len, first_digest, "plan")

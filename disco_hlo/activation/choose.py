@@ -12,8 +12,9 @@ import importlib.util
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from disco_hlo.activation import mpi
 from disco_hlo.activation.channel import Channel, name_ranks
@@ -144,86 +145,106 @@ def open_channel(
             f"a job of {size} processes without jax.distributed's key-value store: cannot agree"
         )
     meeting = KvChannel(rank, size, job_id, store)
-    offers = _exchange_offers(meeting, offer(size, environ, preference), timeout_s)
-    name, why = choose(offers)
-    log.debug("channel between %d ranks: %s (%s)", size, name, why)
-    if name == "kv":
+    chosen = _decide(meeting, "choose", astuple(offer(size, environ, preference)), _choice, timeout_s)
+    log.debug("channel between %d ranks: %s (%s)", size, chosen["channel"], chosen["why"])
+    if chosen["channel"] == "kv":
         return meeting
     joined, problem = _join_mpi(meeting, job_id, store, timeout_s)
     if joined is not None:
         return joined
-    if any(one.preference == "mpi" for one in offers):
+    if chosen["insisted"]:
         raise ActivationError(f"DISCO_CHANNEL=mpi, but {problem}")
     log.warning("MPI does not join this job's ranks (%s); using %s", problem, meeting.description)
     return meeting
 
 
-def _exchange_offers(meeting: KvChannel, mine: Offer, timeout_s: float) -> list[Offer]:
-    text = json.dumps([mine.preference, mine.obstacle, mine.universe])
-    answers = meeting.all_gather(text.encode(), tag="choose", timeout_s=timeout_s)
-    try:
-        return [Offer(*map(str, json.loads(answer))) for answer in answers]
-    except (ValueError, TypeError) as error:
-        raise ActivationError(
-            f"a rank's offer is not readable; the same version of disco-hlo everywhere? {error}"
-        ) from error
+def _choice(answers: list[Any]) -> dict[str, Any]:
+    offers = [Offer(*answer) for answer in answers]
+    name, why = choose(offers)
+    return {"channel": name, "why": why, "insisted": any(one.preference == "mpi" for one in offers)}
+
+
+def _decide(
+    meeting: KvChannel, tag: str, item: object, rule: Callable[[list[Any]], dict[str, Any]], timeout_s: float
+) -> dict[str, Any]:
+    """What ``rule`` makes of the items of all ranks; where it cannot, all ranks raise the same error."""
+
+    def outcome(answers: Mapping[int, bytes]) -> bytes:
+        missing = set(range(meeting.size)) - set(answers)
+        try:
+            if missing:
+                raise ActivationError(
+                    f"{name_ranks(missing)} of {meeting.size} did not answer within {timeout_s:g} s"
+                )
+            result = rule([json.loads(answers[rank]) for rank in range(meeting.size)])
+        except ActivationError as error:
+            result = {"error": str(error)}
+        except (ValueError, TypeError, KeyError) as error:
+            result = {"error": f"a rank's answer is not readable; the same disco-hlo everywhere? ({error})"}
+        return json.dumps(result).encode()
+
+    decided: dict[str, Any] = json.loads(
+        meeting.decide(json.dumps(item).encode(), outcome, tag=tag, timeout_s=timeout_s)
+    )
+    if "error" in decided:
+        raise ActivationError(decided["error"])
+    return decided
 
 
 def _join_mpi(
     meeting: KvChannel, job_id: str, store: KeyValueStore, timeout_s: float
 ) -> tuple[mpi.MpiChannel | None, str]:
     """The MPI channel if it works on all ranks, else None and why; the same outcome on all."""
-    seat, problem = _sit_down(meeting.size)
-    seats = [
-        json.loads(text)
-        for text in meeting.all_gather(json.dumps(seat).encode(), tag="seats", timeout_s=timeout_s)
-    ]
+    problem, seat = "", None
+    try:
+        seat = astuple(mpi.take_seat())
+    except ActivationError as error:
+        problem = str(error)
+    item = {"seat": seat, "problem": problem, "secret": secrets.token_hex(16)}
+    plan = _decide(meeting, "seats", item, _seating, timeout_s)
+    if plan["problem"]:
+        return None, str(plan["problem"])
     channel = None
-    if (
-        all(seats)
-        and len({one[0] for one in seats}) == meeting.size
-        and len({tuple(one[1:]) for one in seats}) == 1
-    ):
-        channel, problem = _handshake([one[0] for one in seats], meeting, job_id, store, seats[0][2])
-    elif not problem:
-        problem = "the ranks are not in one MPI world"
-    problems = meeting.all_gather(problem.encode(), tag="joined", timeout_s=timeout_s + _HANDSHAKE_S)
-    for rank, theirs in enumerate(problems):
-        if theirs:
-            return None, f"rank {rank}: {theirs.decode(errors='replace')}"
-    if channel is not None:
-        channel.leave_together()
+    try:
+        channel = _handshake(meeting, job_id, store, plan)
+    except ActivationError as error:
+        problem = str(error)
+    problem = _decide(meeting, "joined", problem, _first_problem, timeout_s + 3 * _HANDSHAKE_S)["problem"]
+    if channel is None or problem:
+        return None, problem
+    channel.leave_together()
     return channel, ""
 
 
-def _sit_down(size: int) -> tuple[list[int | str] | None, str]:
-    try:
-        seat = mpi.take_seat()
-    except ActivationError as error:
-        return None, str(error)
-    if seat.size < size:
-        return (
-            None,
-            f"MPI's world has {seat.size} processes, the job {size} (another MPI than the launcher's?)",
-        )
-    return [seat.rank, seat.size, seat.library], ""
-
-
-def _handshake(
-    world_ranks: list[int], meeting: KvChannel, job_id: str, store: KeyValueStore, library: str
-) -> tuple[mpi.MpiChannel | None, str]:
-    """Make the communicator, and prove that it reaches the ranks of this job and no others."""
-    secret = meeting.broadcast(
-        secrets.token_bytes(16) if meeting.rank == 0 else None, tag="secret", timeout_s=_HANDSHAKE_S
+def _seating(answers: list[Any]) -> dict[str, Any]:
+    problem = _first_problem([answer["problem"] for answer in answers])["problem"]
+    if problem:
+        return {"problem": problem}
+    seats = [mpi.Seat(*answer["seat"]) for answer in answers]
+    first = seats[0]
+    world_ranks = [seat.rank for seat in seats]
+    one_world = len({(seat.size, seat.library) for seat in seats}) == 1 and len(set(world_ranks)) == len(
+        seats
     )
-    try:
-        channel = mpi.MpiChannel(
-            world_ranks, meeting.rank, job_id, store, library=library, timeout_s=_HANDSHAKE_S
-        )
-        mine = secret + meeting.rank.to_bytes(4, "little")
-        heard = channel.all_gather(mine, tag="handshake", timeout_s=_HANDSHAKE_S)
-    except ActivationError as error:
-        return None, str(error)
-    if heard != [secret + rank.to_bytes(4, "little") for rank in range(meeting.size)]:
-        return None, "MPI leads to other processes than this job's"
-    return channel, ""
+    if not one_world or first.size < len(seats):
+        # A launcher of another MPI than mpi4py's leaves every process alone in a world of one.
+        return {"problem": f"the ranks are not in one MPI world (the first is {first.rank} of {first.size})"}
+    secret = answers[0]["secret"]
+    return {"problem": "", "world_ranks": world_ranks, "library": first.library, "secret": secret}
+
+
+def _first_problem(problems: list[Any]) -> dict[str, Any]:
+    found = (f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)
+    return {"problem": next(found, "")}
+
+
+def _handshake(meeting: KvChannel, job_id: str, store: KeyValueStore, plan: dict[str, Any]) -> mpi.MpiChannel:
+    """Make the communicator, and prove that it reaches the ranks of this job and no others."""
+    channel = mpi.MpiChannel(
+        plan["world_ranks"], meeting.rank, job_id, store, library=plan["library"], timeout_s=_HANDSHAKE_S
+    )
+    mine = f"{plan['secret']} {meeting.rank}".encode()
+    heard = channel.all_gather(mine, tag="handshake", timeout_s=_HANDSHAKE_S)
+    if heard != [f"{plan['secret']} {rank}".encode() for rank in range(meeting.size)]:
+        raise ActivationError("MPI leads to other processes than this job's")
+    return channel

@@ -14,8 +14,6 @@ from typing import Protocol
 from disco_hlo.activation.channel import Deadline, Rule
 from disco_hlo.errors import ActivationError
 
-SLICE_S = 0.25
-"""A waiting rank asks again this often, so that Ctrl-C is noticed between two questions."""
 _PATIENCE = 0.8  # rank 0 stops collecting after this share of the timeout; the rest is for reading
 _READ_S = 5.0
 
@@ -45,6 +43,7 @@ class Decider:
         self._root = root
         self._rank = rank
         self._size = size
+        self._slice_s = slice_s(size)
         self._rounds: dict[str, int] = {}
 
     def decide(self, item: bytes, rule: Rule, tag: str, timeout_s: float) -> bytes:
@@ -67,16 +66,16 @@ class Decider:
         return outcome
 
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
-        outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), SLICE_S)
+        outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), self._slice_s)
         if outcome is None and "0" in self._store.names(f"{where}/from"):
             # It came after us and collects with a timeout of its own.
-            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), SLICE_S)
+            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), self._slice_s)
         return outcome
 
     def _collect(self, where: str, deadline: Deadline) -> dict[int, bytes]:
         items: dict[int, bytes] = {}
         for rank in range(self._size):
-            answer = wait(self._store, f"{where}/from/{rank}", deadline, SLICE_S)
+            answer = wait(self._store, f"{where}/from/{rank}", deadline, self._slice_s)
             if answer is None:
                 return self._present(where, range(self._size))
             items[rank] = answer
@@ -92,10 +91,16 @@ class Decider:
     def _settle(self, key: str, vote: bytes, timeout_s: float) -> bytes:
         if self._store.put(key, vote):
             return vote
-        outcome = wait(self._store, key, Deadline(max(_READ_S, timeout_s)), SLICE_S)
+        outcome = wait(self._store, key, Deadline(max(_READ_S, timeout_s)), self._slice_s)
         if outcome is None:
             raise ActivationError(f"{key} was decided, but cannot be read back")
         return outcome
+
+
+def slice_s(size: int) -> float:
+    """How long one question to the store lasts. Ctrl-C is noticed between two; with many ranks they
+    are fewer, so that the process that keeps the store keeps its cores."""
+    return min(2.0, max(0.25, size / 512))
 
 
 def wait(store: KeyValueStore, key: str, deadline: Deadline, slice_s: float) -> bytes | None:

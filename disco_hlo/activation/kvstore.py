@@ -15,7 +15,7 @@ import struct
 from typing import Protocol
 
 from disco_hlo.activation.channel import Deadline, Rule, name_ranks, pack, unpack
-from disco_hlo.activation.decision import SLICE_S, Decider, KeyValueStore, key_part, wait
+from disco_hlo.activation.decision import Decider, KeyValueStore, key_part, slice_s, wait
 from disco_hlo.errors import ActivationError
 
 CHUNK_BYTES = 2 << 20
@@ -102,8 +102,7 @@ class KvChannel:
         self._sequence = 0
         self._finished: list[str] = []
         self._broken = ""
-        # More ranks ask less often, so that the store's process keeps its cores.
-        self._slice_s = min(2.0, max(SLICE_S, size / 512))
+        self._slice_s = slice_s(size)
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""

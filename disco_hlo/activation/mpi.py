@@ -72,7 +72,9 @@ def take_seat() -> Seat:
     try:
         MPI = _import_mpi()
     except (ImportError, RuntimeError, OSError) as error:
-        raise ActivationError(f"mpi4py cannot be loaded: {error}") from error
+        raise ActivationError(
+            f"mpi4py cannot be loaded: {(str(error).splitlines() or ['no reason given'])[0]}"
+        ) from error
     if MPI.Is_finalized():
         raise ActivationError("MPI is finalized already in this process")
     if not MPI.Is_initialized():

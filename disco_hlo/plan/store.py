@@ -31,13 +31,14 @@ from pathlib import Path
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.files import read_bounded, remove_leftovers, replace_files
 from disco_hlo.plan.locks import Lock, OwnedFile
+from disco_hlo.plan.plan import MAX_BYTES
 
 PLAN_NAME = "plan.json"
 MODULE_NAME = "module.hlo.pb"
 TEXT_NAME = "module.hlo.txt"
 DEFAULT_NAME = "default.hlo.pb.gz"
-MAX_PLAN_BYTES = 256 << 20
 MAX_MODULE_BYTES = (2 << 30) - 1
+"""protobuf's own limit on one message."""
 _MAX_REASON_BYTES = 1 << 16
 _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
@@ -129,7 +130,7 @@ class PlanSlot:
             PlanError: they are unreadable, too large, not a plan, or not from one save.
         """
         for attempt in range(_READ_ATTEMPTS):
-            plan_json = self._read(PLAN_NAME, MAX_PLAN_BYTES)
+            plan_json = self._read(PLAN_NAME, MAX_BYTES)
             if plan_json is None:
                 return None
             expected = module_digest(plan_json, self.path / PLAN_NAME)
@@ -186,9 +187,13 @@ class PlanSlot:
     def compiling(self, module_sha256: str) -> Iterator[None]:
         """Stand around a compile: if it kills the process, :meth:`is_banned` will know the module.
 
-        Where nothing can be written (a plan directory shared read-only) the compile goes unguarded.
+        Where nothing can be written (a plan directory shared read-only) the compile goes unguarded; so
+        it does where there is no folder, on a rank that has its plan from another's directory.
         """
         prefix = f"compiling-{_checked_digest(module_sha256)}."
+        if not self.path.is_dir():
+            yield
+            return
         try:
             marker = OwnedFile.create_unique(self.path, prefix)
         except PlanError as error:

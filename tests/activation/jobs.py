@@ -44,7 +44,10 @@ def run_under_mpi(
 def run_alone(
     scenario: str, ranks: int, folder: Path, **settings: object
 ) -> tuple[dict[int, Any], list[int]]:
-    """The ranks as processes of nobody's; results by rank, and exit codes."""
+    """The ranks as processes of nobody's; results by rank, and exit codes.
+
+    Settings in capitals are environment variables, the others are for the scenario.
+    """
     processes = [
         _start(_worker(scenario), _environment(folder, {**settings, "rank": rank, "size": ranks}))
         for rank in range(ranks)
@@ -80,7 +83,7 @@ def _worker(scenario: str) -> list[str]:
 
 def _environment(folder: Path, settings: dict[str, object]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
-    told = {f"JOB_{name.upper()}": str(value) for name, value in settings.items()}
+    told = {name if name.isupper() else f"JOB_{name.upper()}": str(value) for name, value in settings.items()}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**kept, **root, **told, "JOB_FOLDER": str(folder), "JAX_PLATFORMS": "cpu"}
 

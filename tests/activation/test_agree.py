@@ -16,6 +16,7 @@ from disco_hlo.activation.agree import (
     agree,
     broadcast_plan,
     frame,
+    settle,
     unframe,
     verdict,
 )
@@ -117,6 +118,23 @@ def test_a_rank_out_of_step_does_not_enact_what_it_does_not_have() -> None:
     store.put("disco/job/decided/agree/0/outcome", b'{"enact_sha256": "' + b"b" * 64 + b'", "reason": ""}')
     with pytest.raises(ActivationError, match="this one has nothing: it is out of step"):
         agree(KvChannel(1, 2, "job", store), Proposal("a" * 64, "", "no plan"), 1)
+
+
+def test_a_stage_that_succeeds_everywhere_has_no_failure() -> None:
+    assert on_ranks(3, lambda one: settle(one, "", 10, tag="compile")) == [""] * 3
+
+
+def test_a_stage_that_fails_somewhere_fails_everywhere_with_one_line() -> None:
+    failures = ["", "no\nmemory", "no memory", "refused"]
+    outcomes = on_ranks(4, lambda one: settle(one, failures[one.rank], 10, tag="compile"))
+    assert outcomes == ["compile: ranks 1-2: no memory; rank 3: refused"] * 4
+
+
+def test_a_stage_that_a_rank_does_not_reach_fails() -> None:
+    store = MemoryStore()
+    outcome = settle(KvChannel(0, 2, "job", store), "", 0.2, tag="compile")
+    assert outcome == "compile: rank 1 of 2 did not answer within 0.2 s"
+    assert settle(KvChannel(1, 2, "job", store), "", 0.2, tag="compile") == outcome
 
 
 def test_a_plan_reaches_every_rank() -> None:

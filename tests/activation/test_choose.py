@@ -95,8 +95,26 @@ def test_without_mpi_it_is_the_key_value_store() -> None:
     assert all(isinstance(channel, KvChannel) for channel in opened)
 
 
+def test_a_preference_that_cannot_be_had_ends_every_rank_with_one_message() -> None:
+    store = MemoryStore()
+
+    def step(one: KvChannel) -> str:
+        with pytest.raises(ActivationError) as caught:
+            open_channel(one.rank, 2, "opened", store, {}, "mpi" if one.rank else "", timeout_s=10)
+        return str(caught.value)
+
+    assert on_ranks(2, step) == ["DISCO_CHANNEL=mpi, but not started under MPI (ranks 0-1)"] * 2
+
+
+def test_an_offer_from_another_version_is_an_error_not_a_crash() -> None:
+    store = MemoryStore()
+    store.put("disco/opened/decided/choose/0/from/1", b'["kv"]')
+    with pytest.raises(ActivationError, match="the same disco-hlo everywhere"):
+        open_channel(0, 2, "opened", store, {}, timeout_s=1)
+
+
 def test_ranks_that_do_not_come_to_the_choice_are_named() -> None:
-    with pytest.raises(ActivationError, match=r"choose: ranks 1-2 of 3 did not answer within 0\.1 s"):
+    with pytest.raises(ActivationError, match=r"ranks 1-2 of 3 did not answer within 0\.1 s"):
         open_channel(0, 3, "job", MemoryStore(), {}, timeout_s=0.1)
 
 

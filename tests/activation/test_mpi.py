@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.activation.jobs import at_every_moment, free_port, run_under_mpi
+from tests.activation.jobs import at_every_moment, free_port, run_alone, run_under_mpi
 from tests.activation.test_processes import DEFAULT, KV, assert_default_after, assert_exchange
 
 pytestmark = pytest.mark.mpi
@@ -56,6 +56,18 @@ def test_two_jobs_beside_the_users_own_mpi_keep_their_plans_and_messages_apart(t
 def test_a_script_that_initializes_mpi_itself_still_can(tmp_path: Path) -> None:
     results = run_under_mpi("uninitialized", 2, tmp_path)
     assert results == {rank: {"channel": KV, "sum": 2} for rank in range(2)}
+
+
+def test_a_launcher_of_another_mpi_leaves_the_job_to_the_key_value_store(tmp_path: Path) -> None:
+    # Its variables name a world of two, but each process finds itself alone in one of its own.
+    results, _ = run_alone("exchange", 2, tmp_path, PMI_SIZE=2)
+    assert_exchange(results, 2, KV)
+
+
+def test_a_launcher_of_another_mpi_is_an_error_where_mpi_is_insisted_on(tmp_path: Path) -> None:
+    results, _ = run_alone("exchange", 2, tmp_path, PMI_SIZE=2, channel="mpi")
+    assert results[0] == results[1]
+    assert results[0]["error"].startswith("DISCO_CHANNEL=mpi, but ")
 
 
 def test_waiting_for_a_rank_leaves_the_cores_alone(tmp_path: Path) -> None:

@@ -414,6 +414,14 @@ def test_leftovers_of_killed_savers_are_cleaned_up_when_they_are_old(saved: Plan
     assert names(saved) == sorted([".new-2-abc", *FOUR_FILES])
 
 
+def test_a_rank_without_the_plan_directory_compiles_without_making_one(
+    slot: PlanSlot, caplog: pytest.LogCaptureFixture
+) -> None:
+    with slot.compiling(sha256(MODULE)):
+        assert not slot.root.exists()
+    assert caplog.text == ""
+
+
 def test_a_compile_that_ends_leaves_no_mark(saved: PlanSlot) -> None:
     digest = sha256(MODULE)
 
