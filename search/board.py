@@ -67,7 +67,7 @@ def empty_state(step: Step) -> State:
     """A state of the right size without any unit."""
     width = _width(step)
     word = np.full((at.STATE_ROWS, width), -1, np.int64)
-    word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = 0
+    word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = word[at.WAITS] = 0
     word[at.NEXT_OF_UNIT, :-1] = np.arange(1, width)
     return State(word)
 
@@ -182,6 +182,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
     while cell != -1:
         following = s.next_of_unit[cell]
         if computes(s, head, s.cell_node[cell]):
+            note_change(w, s.cell_node[cell])
             _unlink_from_node(s, w, cell)
             _free_cell(s, w, cell)
         else:

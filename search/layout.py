@@ -78,11 +78,13 @@ NEXT_OF_NODE: Final = 10
 """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
 DIGEST: Final = 11
 """At a head: hash of what the unit executes."""
-TOTAL: Final = 12
+WAITS: Final = 12
+"""At a head: number of reads and orderings that the unit waits for; several may concern one unit."""
+TOTAL: Final = 13
 """Single numbers, see below."""
-TIMES: Final = 13
+TIMES: Final = 14
 """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 17
+STATE_ROWS: Final = 18
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0

@@ -12,7 +12,7 @@ from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp, put
 from disco_hlo.search.digest import unit_digest
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import add_bitcasts
-from disco_hlo.search.neighbours import gather_members, is_read_outside
+from disco_hlo.search.neighbours import count_waits, gather_members, is_read_outside
 from disco_hlo.search.table import claim, find
 
 
@@ -50,10 +50,13 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any) -> Any:
     stamp = fresh_stamp(w)
     count = 0
     for i in range(w.number[at.CHANGES]):
-        unit = s.owner[w.changed[i]]
+        x = w.changed[i]
+        _recount_later(g, s, w, x)
+        unit = s.owner[x]
         if w.judged[unit] == stamp:
             continue
         w.judged[unit] = stamp
+        put(w, s.waits, unit, count_waits(g, s, unit))
         digest = unit_digest(g, s, unit)
         if digest == s.digest[unit]:
             continue
@@ -80,6 +83,19 @@ def set_prices(s: Any, w: Any, prices: Any, unknown: Any, count: Any, times: Any
         for column in range(at.TIME_COLUMNS):
             prices.value[slot, column] = times[i, column]
             put(w, s.time_ns, at.TIME_COLUMNS * unit + column, times[i, column])
+
+
+@compiled
+def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
+    """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            put(w, s.waits, unit, count_waits(g, s, unit))
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
 
 
 @compiled

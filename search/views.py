@@ -52,6 +52,7 @@ class StateView(NamedTuple):
     time_ns: Any
     """Part p of the unit with head h takes time_ns[TIME_ROWS * h + p]."""
     digest: Any
+    waits: Any
     total: Any
 
 
@@ -135,6 +136,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.NEXT_OF_NODE),
         _row(word, at.TIMES),
         _row(word, at.DIGEST),
+        _row(word, at.WAITS),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
