@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.rng import mix
 from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
 
@@ -122,6 +123,21 @@ def note_change(w: Any, node: Any) -> None:
 
 
 @compiled
+def set_digest(s: Any, w: Any, unit: Any, digest: Any) -> None:
+    """Write a unit's digest, and its share in the strategy's."""
+    old = s.digest[unit]
+    if old == digest:
+        return
+    total = np.uint64(s.total[at.DIGEST_SUM])
+    if old != 0:
+        total -= mix(np.uint64(old))
+    if digest != 0:
+        total += mix(np.uint64(digest))
+    put(w, s.total, at.DIGEST_SUM, np.int64(total))
+    put(w, s.digest, unit, digest)
+
+
+@compiled
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
     """Whether ``unit`` recomputes ``node`` that another owns."""
     cell = s.copiers[node]
@@ -142,6 +158,8 @@ def computes(s: Any, unit: Any, node: Any) -> Any:
 def link(s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one unit of two and return its head; it stands at the place of ``b``."""
     place_a, place_b = s.place[a], s.place[b]
+    set_digest(s, w, a, 0)
+    set_digest(s, w, b, 0)
     head, other = min(a, b), max(a, b)
     x = other
     while x != -1:
@@ -292,6 +310,7 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
 @compiled
 def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
+    set_digest(s, w, old, 0)
     x = new
     while x != -1:
         put(w, s.owner, x, new)

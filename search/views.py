@@ -30,6 +30,8 @@ class GraphView(NamedTuple):
     geometry: Any
     rank: Any
     channel: Any
+    key: Any
+    alone: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -118,6 +120,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.GEOMETRY),
         _row(node, at.RANK),
         _row(node, at.CHANNEL),
+        _row(node, at.KEY),
+        _row(node, at.ALONE),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
