@@ -147,7 +147,7 @@ class _Search:
         times = draw(self.generator, settings.beta + 1)
         made, unknown = propose(
             self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
-            self.moves, self.costs.prices, self.costs.unknown,
+            self.moves, self.costs.prices, self.costs.special, self.costs.unknown,
         )  # fmt: skip
         self.costs.price_unknown(state, scratch, unknown)
         self.costs.price_changed(state, scratch)

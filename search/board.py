@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.rng import mix
 from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
 
@@ -67,7 +68,7 @@ def empty_state(step: Step, copies: int = 0) -> State:
     """A state of the right size without any unit, with room for ``copies`` duplicates and more."""
     width = _width(step) + copies
     word = np.full((at.STATE_ROWS, width), -1, np.int64)
-    word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = 0
+    word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = word[at.WAITS] = 0
     word[at.NEXT_OF_UNIT, :-1] = np.arange(1, width)
     return State(word)
 
@@ -122,6 +123,21 @@ def note_change(w: Any, node: Any) -> None:
 
 
 @compiled
+def set_digest(s: Any, w: Any, unit: Any, digest: Any) -> None:
+    """Write a unit's digest, and its share in the strategy's."""
+    old = s.digest[unit]
+    if old == digest:
+        return
+    total = np.uint64(s.total[at.DIGEST_SUM])
+    if old != 0:
+        total -= mix(np.uint64(old))
+    if digest != 0:
+        total += mix(np.uint64(digest))
+    put(w, s.total, at.DIGEST_SUM, np.int64(total))
+    put(w, s.digest, unit, digest)
+
+
+@compiled
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
     """Whether ``unit`` recomputes ``node`` that another owns."""
     cell = s.copiers[node]
@@ -142,6 +158,8 @@ def computes(s: Any, unit: Any, node: Any) -> Any:
 def link(s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one unit of two and return its head; it stands at the place of ``b``."""
     place_a, place_b = s.place[a], s.place[b]
+    set_digest(s, w, a, 0)
+    set_digest(s, w, b, 0)
     head, other = min(a, b), max(a, b)
     x = other
     while x != -1:
@@ -182,6 +200,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
     while cell != -1:
         following = s.next_of_unit[cell]
         if computes(s, head, s.cell_node[cell]):
+            note_change(w, s.cell_node[cell])
             _unlink_from_node(s, w, cell)
             _free_cell(s, w, cell)
         else:
@@ -291,6 +310,7 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
 @compiled
 def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
+    set_digest(s, w, old, 0)
     x = new
     while x != -1:
         put(w, s.owner, x, new)

@@ -15,11 +15,12 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
+from disco_hlo.search.digest import digest_of_members
 from disco_hlo.search.entries import fill_in, look_up
 from disco_hlo.search.pricing import Unknown, new_unknown
 from disco_hlo.search.state import Given, members_of, written_group
 from disco_hlo.search.step import Step
-from disco_hlo.search.table import new_table, with_room
+from disco_hlo.search.table import Table, claim, new_table, with_room
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 
@@ -52,9 +53,11 @@ class UnitCosts:
         self.model = model
         self.machine = machine
         self.kept = kept
-        self.alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
+        alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
+        step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
         self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
         self.prices = new_table(at.TIME_COLUMNS)
+        self.special = _special(kept)
         self.unknown = new_unknown(len(graph))
 
     def price_all(self, state: State, scratch: Scratch) -> None:
@@ -68,7 +71,9 @@ class UnitCosts:
     def price_changed(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of the units noted as changed."""
         while scratch.number[at.CHANGES]:
-            count = look_up(self.step, state, scratch, self.prices, self.unknown)
+            count = look_up(
+                self.step, state, scratch, self.prices, self.special, self.unknown
+            )
             self.price_unknown(state, scratch, count)
 
     def price_unknown(self, state: State, scratch: Scratch, count: int) -> None:
@@ -82,11 +87,10 @@ class UnitCosts:
         heads = unknown.head[:count]
         times = np.full((count, at.TIME_COLUMNS), -1, np.int64)
         times[:, at.ON_CHANNEL] = 0
-        times[:, at.MAIN] = self.alone_ns[heads] + self.machine.launch_ns
         is_bucket = (self.step.node[at.FLAGS, heads] & at.ALL_REDUCE) != 0
         for i in np.flatnonzero(is_bucket).tolist():
             times[i] = self._bucket_ns(members_of(state, int(heads[i]))[0])
-        groups = np.flatnonzero(~is_bucket & (np.diff(unknown.member_at[: count + 1]) > 1))
+        groups = np.flatnonzero(~is_bucket)
         if groups.size:
             times[groups, at.MAIN] = self._groups_ns(state, unknown, groups) + self.machine.launch_ns
         return times
@@ -131,6 +135,15 @@ class UnitCosts:
     def _copy_ns(self, size_bytes: int) -> int:
         rate = self.machine.memory_bytes_per_us
         return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
+
+
+def _special(kept: Given) -> Table:
+    """The groups that come with settings of an emitter, by what they compute."""
+    found = [digest_of_members(np.array(key[0], np.int64), np.array(key[1], np.int64)) for key, group in kept.groups.items() if group.kind == "triton"]
+    table = with_room(new_table(1, 16), len(found))
+    for digest in found:
+        claim(table, digest)
+    return table
 
 
 def _selected(

@@ -1,4 +1,4 @@
-"""Hashes of units and strategies: equal hash, equal kernel, equal cost."""
+"""Hashes of units: of the nodes themselves, and of their structure, which is all that cost depends on."""
 
 from __future__ import annotations
 
@@ -7,38 +7,87 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.search import layout as at
+from disco_hlo.search.board import fresh_stamp
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.rng import mix
 
-_INSIDE: Final = 1
-_RESULT: Final = 2
-_COPY: Final = 3
-_UNIT: Final = 4
+_OWNED: Final = 1
+_COPY: Final = 2
+_RESULT: Final = 3
+_READ: Final = 1 << 40
+_CLONED: Final = 1 << 41
+_SEED: Final = 0x5EED
 
 
 @compiled
-def unit_digest(g: Any, s: Any, unit: Any) -> Any:
-    """Hash of what a unit owns, duplicates and returns."""
-    total = np.uint64(0)
+def member_digest(s: Any, unit: Any) -> Any:
+    """Hash of what a unit owns and duplicates."""
+    total = np.uint64(1)
     x = unit
     while x != -1:
-        role = _RESULT if is_read_outside(g, s, x) else _INSIDE
-        total += mix(np.uint64(8 * x + role))
+        total += _share(x, _OWNED)
         x = s.next[x]
     cell = s.copies[unit]
     while cell != -1:
-        total += mix(np.uint64(8 * s.cell_node[cell] + _COPY))
+        total += _share(s.cell_node[cell], _COPY)
         cell = s.next_of_unit[cell]
     return np.int64(total)
 
 
 @compiled
-def strategy_digest(s: Any) -> Any:
-    """Hash of the strategy: of all units, wherever they stand in the order."""
+def digest_of_members(owned: Any, copies: Any) -> Any:
+    """:func:`member_digest` of a unit given by its nodes, ``[...]`` int64 each."""
+    total = np.uint64(1)
+    for x in owned:
+        total += _share(x, _OWNED)
+    for x in copies:
+        total += _share(x, _COPY)
+    return np.int64(total)
+
+
+@compiled
+def _share(x: Any, role: Any) -> Any:
+    return mix(np.uint64(8 * x + role))
+
+
+@compiled
+def result_digest(g: Any, s: Any, unit: Any) -> Any:
+    """Hash of what a unit returns."""
     total = np.uint64(0)
-    for slot in range(s.total[at.SLOTS]):
-        unit = s.order[slot]
-        if unit != -1:
-            total += mix(np.uint64(s.digest[unit] ^ _UNIT))
+    x = unit
+    while x != -1:
+        if is_read_outside(g, s, x):
+            total += _share(x, _RESULT)
+        x = s.next[x]
+    return np.int64(total)
+
+
+@compiled
+def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+    """Hash of the kernel whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
+
+    Equal for kernels in which the same ops feed each other, and leave, in the same way: the layers of
+    a model share their costs.
+    """
+    stamp = fresh_stamp(w)
+    total = mix(np.uint64(_SEED))
+    for i in range(count):
+        w.mark[w.members[i]] = stamp
+        w.value[w.members[i]] = i
+    known = count
+    for i in range(count):
+        x = w.members[i]
+        returned = s.owner[x] == unit and is_read_outside(g, s, x)
+        total = mix(total ^ np.uint64(2 * g.key[x] + returned))
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if g.flags[operand] & at.CLONED:
+                total = mix(total ^ np.uint64(_CLONED))
+                continue
+            if w.mark[operand] != stamp:
+                w.mark[operand] = stamp
+                w.value[operand] = known
+                known += 1
+            total = mix(total ^ np.uint64(_READ + w.value[operand]))
     return np.int64(total)

@@ -6,11 +6,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
-from disco_hlo.search.digest import strategy_digest
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
-from disco_hlo.search.ready_queue import ready_queue
+from disco_hlo.search.ready_queue import ready_queue, serial_ns
 from disco_hlo.search.table import claim, find
 from disco_hlo.search.views import open_views
 
@@ -27,12 +26,13 @@ def propose(
     tries: Any,
     made: Any,
     prices: Any,
+    special: Any,
     unknown: Any,
 ) -> Any:
     """Change the state by random moves; (number of moves, number of units with unknown prices)."""
     g, s, w = open_views(step, state, scratch)
     count = random_apply(g, s, w, generator, pools, method, times, tries, made)
-    return count, price_changed(g, s, w, prices, unknown)
+    return count, price_changed(g, s, w, prices, special, unknown)
 
 
 @compiled
@@ -47,10 +47,10 @@ def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
 
 
 @compiled
-def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
+def look_up(step: Any, state: Any, scratch: Any, prices: Any, special: Any, unknown: Any) -> Any:
     """Fill in what the noted changes cost, as far as it is known; number of units listed as unknown."""
     g, s, w = open_views(step, state, scratch)
-    return price_changed(g, s, w, prices, unknown)
+    return price_changed(g, s, w, prices, special, unknown)
 
 
 @compiled
@@ -66,11 +66,11 @@ def fill_in(
 def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, costs: Any, started: Any) -> Any:
     """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
     g, s, w = open_views(step, state, scratch)
-    digest = strategy_digest(s)
+    digest = s.total[at.DIGEST_SUM]
     slot = find(costs, digest)
     if slot >= 0:
         return costs.value[slot, 0], digest
-    end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
+    end_ns = serial_ns(s) if speed_ppm.shape[1] == 1 else ready_queue(g, s, w, speed_ppm, started)[0]
     costs.value[claim(costs, digest), 0] = end_ns
     return end_ns, digest
 

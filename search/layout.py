@@ -32,7 +32,11 @@ RANK: Final = 9
 """Place of an all-reduce among all of them in production order, 0 for other nodes."""
 CHANNEL: Final = 10
 """All-reduces with equal numbers may share a bucket: same devices, reduction and element type."""
-NODE_ROWS: Final = 11
+KEY: Final = 11
+"""Equal numbers, equal cost key."""
+ALONE: Final = 12
+"""ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
+NODE_ROWS: Final = 13
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -77,12 +81,14 @@ NEXT_OF_UNIT: Final = 9
 NEXT_OF_NODE: Final = 10
 """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
 DIGEST: Final = 11
-"""At a head: hash of what the unit executes."""
-TOTAL: Final = 12
+"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere."""
+WAITS: Final = 12
+"""At a head: number of reads and orderings that the unit waits for; several may concern one unit."""
+TOTAL: Final = 13
 """Single numbers, see below."""
-TIMES: Final = 13
+TIMES: Final = 14
 """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 17
+STATE_ROWS: Final = 18
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0
@@ -100,7 +106,9 @@ UNITS: Final = 0
 SLOTS: Final = 1
 """Length of ORDER."""
 FREE_CELL: Final = 2
-TOTALS: Final = 3
+DIGEST_SUM: Final = 3
+"""Hash of the strategy: of all units, wherever they stand in the order."""
+TOTALS: Final = 4
 
 # Scratch.row: working space; contents mean nothing between calls.
 MARK: Final = 0

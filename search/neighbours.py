@@ -132,3 +132,31 @@ def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
         if computes(s, unit, g.edge[e]):
             return True
     return False
+
+
+@compiled
+def count_waits(g: Any, s: Any, unit: Any) -> Any:
+    """Number of reads and orderings that a unit waits for; several may concern one unit."""
+    count = 0
+    x, cell = unit, s.copies[unit]
+    while x != -1:
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            count += not computes(s, unit, g.edge[e])
+        for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
+            count += _computing_besides(s, unit, g.edge[e])
+        following = s.next[x] if s.owner[x] == unit else -1
+        if following == -1 and cell != -1:
+            following = s.cell_node[cell]
+            cell = s.next_of_unit[cell]
+        x = following
+    return count
+
+
+@compiled
+def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
+    count = 1 if s.owner[x] != unit else 0
+    cell = s.copiers[x]
+    while cell != -1:
+        count += s.cell_unit[cell] != unit
+        cell = s.next_of_node[cell]
+    return count

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp, put
-from disco_hlo.search.digest import unit_digest
+from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp, put, set_digest
+from disco_hlo.search.digest import member_digest, result_digest, structure_digest
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import add_bitcasts
-from disco_hlo.search.neighbours import gather_members, is_read_outside
+from disco_hlo.search.neighbours import count_waits, gather_members, is_read_outside
 from disco_hlo.search.table import claim, find
 
 
@@ -20,7 +20,8 @@ class Unknown(NamedTuple):
     """Units whose cost was never asked for, as flat lists."""
 
     head: NDArray[np.int64]
-    """``[...]``"""
+    key: NDArray[np.int64]
+    """What each is kept under once it is known."""
     member_at: NDArray[np.int64]
     """Unit i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
     member: NDArray[np.int64]
@@ -33,6 +34,7 @@ def new_unknown(nodes: int) -> Unknown:
     """Room for ``nodes`` units that compute 32 nodes each on average."""
     return Unknown(
         np.zeros(nodes, np.int64),
+        np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
         np.zeros(32 * nodes + 8192, np.int64),
         np.zeros(nodes + 1, np.int64),
@@ -41,8 +43,13 @@ def new_unknown(nodes: int) -> Unknown:
 
 
 @compiled
-def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any) -> Any:
-    """Fill in digest and times of the units noted as changed, as far as they are known.
+def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: Any) -> Any:
+    """Fill in digest, waits and times of the units noted as changed, as far as they are known.
+
+    Args:
+        prices: a table from price keys (:func:`_price_key`) to times.
+        special: a table whose keys are the :func:`member_digest` of kernels that do not cost what
+            their structure says, because they come with an emitter of their own.
 
     Returns how many are listed in ``unknown``. Where that is full, changes remain noted: ask for
     those prices and call again.
@@ -50,22 +57,30 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any) -> Any:
     stamp = fresh_stamp(w)
     count = 0
     for i in range(w.number[at.CHANGES]):
-        unit = s.owner[w.changed[i]]
+        x = w.changed[i]
+        _recount_later(g, s, w, x)
+        unit = s.owner[x]
         if w.judged[unit] == stamp:
             continue
         w.judged[unit] = stamp
-        digest = unit_digest(g, s, unit)
+        put(w, s.waits, unit, count_waits(g, s, unit))
+        members = member_digest(s, unit)
+        digest = members + result_digest(g, s, unit)
         if digest == s.digest[unit]:
             continue
         if not _fits(unknown, count):
             return count
-        put(w, s.digest, unit, digest)
-        slot = find(prices, digest)
+        set_digest(s, w, unit, digest)
+        if s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE:
+            _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
+            continue
+        key, size = _price_key(g, s, w, unit, members, digest, special)
+        slot = find(prices, key)
         if slot >= 0:
-            for column in range(at.TIME_COLUMNS):
-                put(w, s.time_ns, at.TIME_COLUMNS * unit + column, prices.value[slot, column])
+            value = prices.value[slot]
+            _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
         else:
-            _list(g, s, w, unknown, count, unit)
+            _list(g, s, w, unknown, count, unit, key, size)
             count += 1
     w.number[at.CHANGES] = 0
     return count
@@ -76,10 +91,44 @@ def set_prices(s: Any, w: Any, prices: Any, unknown: Any, count: Any, times: Any
     """Keep the times (``[count, TIME_COLUMNS]``) that were asked for, and fill them in."""
     for i in range(count):
         unit = unknown.head[i]
-        slot = claim(prices, s.digest[unit])
+        slot = claim(prices, unknown.key[i])
         for column in range(at.TIME_COLUMNS):
             prices.value[slot, column] = times[i, column]
             put(w, s.time_ns, at.TIME_COLUMNS * unit + column, times[i, column])
+
+
+@compiled
+def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_channel: Any) -> None:
+    first = at.TIME_COLUMNS * unit
+    put(w, s.time_ns, first + at.PACK, pack)
+    put(w, s.time_ns, first + at.MAIN, main)
+    put(w, s.time_ns, first + at.UNPACK, unpack)
+    put(w, s.time_ns, first + at.ON_CHANNEL, on_channel)
+
+
+@compiled
+def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any, special: Any) -> Any:
+    """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
+    _, count = gather_members(s, unit, w.members)
+    if g.flags[unit] & at.ALL_REDUCE:
+        return digest, count
+    count, _ = add_bitcasts(g, w, count)
+    if find(special, members) >= 0:
+        return digest, count
+    return structure_digest(g, s, w, unit, count), count
+
+
+@compiled
+def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
+    """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            put(w, s.waits, unit, count_waits(g, s, unit))
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
 
 
 @compiled
@@ -89,18 +138,15 @@ def _fits(unknown: Any, count: Any) -> Any:
 
 
 @compiled
-def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any) -> None:
-    owned, count = gather_members(s, unit, w.members)
-    returned = unknown.result_at[i]
-    for k in range(owned):
-        if is_read_outside(g, s, w.members[k]):
-            unknown.result[returned] = w.members[k]
+def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
+    start, returned = unknown.member_at[i], unknown.result_at[i]
+    for k in range(size):
+        x = w.members[k]
+        unknown.member[start + k] = x
+        if s.owner[x] == unit and is_read_outside(g, s, x):
+            unknown.result[returned] = x
             returned += 1
-    if count > 1:
-        count, _ = add_bitcasts(g, w, count)
-    start = unknown.member_at[i]
-    for k in range(count):
-        unknown.member[start + k] = w.members[k]
     unknown.head[i] = unit
-    unknown.member_at[i + 1] = start + count
+    unknown.key[i] = key
+    unknown.member_at[i + 1] = start + size
     unknown.result_at[i + 1] = returned

@@ -35,9 +35,9 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
     queue = np.empty((resources, 3 * g.nodes), np.int64)
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
     running, left = np.full(resources, -1), np.zeros(resources, np.int64)
-    _count_missing(g, s, w.value)
     found = 0
     for x in range(g.nodes):
+        w.value[x] = s.waits[x]
         if s.owner[x] == x and w.value[x] == 0:
             w.neighbours[found] = _first_task(s, x)
             found += 1
@@ -94,44 +94,21 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
 
 
 @compiled
+def serial_ns(s: Any) -> Any:
+    """What the queues come to where everything runs on one resource: all times added up."""
+    total = 0
+    for slot in range(s.total[at.SLOTS]):
+        unit = s.order[slot]
+        if unit == -1:
+            continue
+        for part in range(at.UNPACK + 1):
+            total += max(0, s.time_ns[at.TIME_COLUMNS * unit + part])
+    return total
+
+
+@compiled
 def _first_task(s: Any, unit: Any) -> Any:
     return 3 * unit + (at.PACK if s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0 else at.MAIN)
-
-
-@compiled
-def _count_missing(g: Any, s: Any, missing: Any) -> None:
-    """For each unit, how many reads and orderings it waits for (several may concern one unit)."""
-    for x in range(g.nodes):
-        missing[x] = 0
-    for y in range(g.nodes):
-        if s.owner[y] == -1:
-            continue
-        unit, cell = s.owner[y], s.copiers[y]
-        while True:
-            missing[unit] += _waits(g, s, unit, y)
-            if cell == -1:
-                break
-            unit = s.cell_unit[cell]
-            cell = s.next_of_node[cell]
-
-
-@compiled
-def _waits(g: Any, s: Any, unit: Any, y: Any) -> Any:
-    """For how much a unit waits in order to compute node ``y``."""
-    count = 0
-    for e in range(g.sources_at[y], g.sources_at[y + 1]):
-        if not computes(s, unit, g.edge[e]):
-            count += 1
-    for e in range(g.earlier_at[y], g.earlier_at[y + 1]):
-        x = g.edge[e]
-        if s.owner[x] != unit:
-            count += 1
-        cell = s.copiers[x]
-        while cell != -1:
-            if s.cell_unit[cell] != unit:
-                count += 1
-            cell = s.next_of_node[cell]
-    return count
 
 
 @compiled
@@ -176,7 +153,7 @@ def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any
 @compiled
 def _count_off(s: Any, w: Any, found: Any, unit: Any) -> Any:
     w.value[unit] -= 1
-    if w.value[unit] > 0:
+    if w.value[unit] != 0:
         return found
     return _add(w.neighbours, found, _first_task(s, unit))
 

@@ -57,6 +57,7 @@ def build_step(graph: Graph) -> Step:
     node[at.SHAPE, :count] = _numbered((n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes)
     node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
     node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
+    node[at.KEY, :count] = _numbered(n.key for n in graph.nodes)
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
     limits = LIMITS[graph.backend]

@@ -30,6 +30,8 @@ class GraphView(NamedTuple):
     geometry: Any
     rank: Any
     channel: Any
+    key: Any
+    alone: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -52,6 +54,7 @@ class StateView(NamedTuple):
     time_ns: Any
     """Part p of the unit with head h takes time_ns[TIME_ROWS * h + p]."""
     digest: Any
+    waits: Any
     total: Any
 
 
@@ -117,6 +120,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.GEOMETRY),
         _row(node, at.RANK),
         _row(node, at.CHANNEL),
+        _row(node, at.KEY),
+        _row(node, at.ALONE),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
@@ -135,6 +140,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.NEXT_OF_NODE),
         _row(word, at.TIMES),
         _row(word, at.DIGEST),
+        _row(word, at.WAITS),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
