@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import Plan
@@ -19,11 +20,13 @@ from disco_hlo.report.printable import size_text, time_text
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A plan, its folder, or the start of its fingerprint.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A plan, its folder, or the start of its fingerprint.")
+    ],
     b: Annotated[str | None, typer.Argument(metavar="[B]", help="The plan to compare it with.")] = None,
-    default: Annotated[bool, typer.Option("--default", help="Compare with XLA's own plan for the step.")] = False,
+    default: Annotated[bool, typer.Option("--default", help="Compare with XLA's own plan.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many differences of each kind to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show exactly how plan B differs from plan A, or how plan A differs from XLA's own (--default)."""
     if default == (b is not None):
@@ -93,7 +96,10 @@ def _print(
 ) -> None:
     a, b = names
     if found.same:
-        show(f"{a} and {b} execute the same: {found.common_groups} groups, {found.common_buckets} buckets, same order.")
+        show(
+            f"{a} and {b} execute the same: {found.common_groups} groups, "
+            f"{found.common_buckets} buckets, same order."
+        )
     else:
         show(
             f"groups: {found.common_groups} in both, {len(found.groups_a)} only in {a}, "
@@ -115,7 +121,11 @@ def _print(
     if changed:
         made = table("field", a, b)
         for name, pair in changed.items():
-            add_row(made, name, *(time_text(v) if name.endswith("_ns") and isinstance(v, int) else v for v in pair))
+            add_row(
+                made,
+                name,
+                *(time_text(v) if name.endswith("_ns") and isinstance(v, int) else v for v in pair),
+            )
         show(made)
 
 
@@ -145,9 +155,7 @@ def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, to
         show(made)
 
 
-def _as_json(
-    found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]]
-) -> dict[str, Any]:
+def _as_json(found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
     body = {"a": names[0], "b": names[1], "same": found.same, **asdict(found)}
     for side in ("buckets_a", "buckets_b"):
         body[side] = [{"token": token, **bucket} for token, bucket in body[side]]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.plan.plan import Plan
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
@@ -26,9 +27,9 @@ from disco_hlo.report.printable import printable, size_text, time_text
 
 
 def inspect(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, its folder, or the start of its fingerprint.")],
+    plan: PlanName,
     top: Annotated[int, typer.Option(min=0, help="How many groups and buckets to show.")] = 15,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a plan does: kernels, largest first, buckets, order, times before and after."""
     bundle = open_bundle(locate(plan, plan_directory()))
@@ -66,13 +67,12 @@ def _times(plan: Plan) -> list[Any]:
         ("XLA default", predicted.default_ns, before),
         ("this plan", predicted.plan_ns, after),
     ):
-        ran = candidate is not None
         add_row(
             made,
             name,
             time_text(prediction),
-            time_text(candidate.median_ns) if ran else "not measured",
-            f"± {time_text(candidate.spread_ns)}" if ran else "",
+            time_text(candidate.median_ns) if candidate else "not measured",
+            f"± {time_text(candidate.spread_ns)}" if candidate else "",
         )
     for name, prediction in (
         ("unfused", predicted.unfused_ns),
@@ -94,7 +94,9 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
     duplicates = sum(len(group.duplicates) for group in groups)
     fused = sum(len(group.nodes) for group in groups)
     heading = f"{len(groups)} op groups with {fused} ops, {duplicates} duplicated"
-    made = table("group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5))
+    made = table(
+        "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
+    )
     for group in groups[:top]:
         what = ", ".join(f"{count} {opcode}" for opcode, count in group.opcodes[:4])
         saved = size_text(group.bytes_saved) if group.opcodes else ""
@@ -113,7 +115,14 @@ def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     made = table("bucket", "all-reduces", "size", "form", "first", right=(1, 2))
     for bucket in buckets[:top]:
         size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
-        add_row(made, bucket.token, len(bucket.all_reduces), size, bucket.form, _called(bundle, bucket.all_reduces[0]))
+        add_row(
+            made,
+            bucket.token,
+            len(bucket.all_reduces),
+            size,
+            bucket.form,
+            _called(bundle, bucket.all_reduces[0]),
+        )
     return [heading, *([made] if buckets and top else []), *_more(len(buckets), top)]
 
 
@@ -131,8 +140,9 @@ def _more(count: int, top: int) -> list[str]:
 def _order_line(order: OrderFacts) -> str:
     made = "the plan's own" if order.explicit else "the default one"
     return (
-        f"order ({made}): {order.units} units; {order.kernels_before_first_bucket} of {order.kernels} kernels before "
-        f"the first bucket, {order.kernels_after_last_bucket} after the last, {order.most_in_flight} in flight at most"
+        f"order ({made}): {order.units} units; {order.kernels_before_first_bucket} of {order.kernels} "
+        f"kernels before the first bucket, {order.kernels_after_last_bucket} after the last, "
+        f"{order.most_in_flight} in flight at most"
     )
 
 

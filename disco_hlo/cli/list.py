@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import decode
@@ -14,7 +13,7 @@ from disco_hlo.report.facts import step_times
 from disco_hlo.report.printable import printable, time_text
 
 
-def list_plans(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_plans(as_json: AsJson = False) -> None:
     """List the plans in the plan directory (DISCO_DIR), with what they gain; damaged ones with the reason."""
     directory = plan_directory()
     rows = [_row(listed) for listed in PlanStore(directory).list_plans()]
@@ -22,7 +21,7 @@ def list_plans(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
         print_json({"directory": str(directory), "plans": rows})
         return
     if not rows:
-        show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command searches one.")
+        show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command finds one.")
         return
     made = table("fingerprint", "step", "devices", "before", "after", "speed-up", "created", right=(3, 4, 5))
     for row in rows:

@@ -33,7 +33,7 @@ COMMANDS = {
         "disco capture -o captured -- python train.py",
     ),
     "list": Entry("list_plans", "List the plans in the plan directory.", "disco list --json"),
-    "inspect": Entry("inspect", "Show what a plan does: kernels, buckets, order, times.", "disco inspect 3f2a"),
+    "inspect": Entry("inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
     "diff": Entry("diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),
     "simulate": Entry(
         "simulate", "Predict the time of a step, with or without a plan.",
@@ -52,7 +52,9 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update({name: TyperCommand(name, help=entry.summary) for name, entry in COMMANDS.items()})
+        self.commands.update(
+            {name: TyperCommand(name, help=entry.summary) for name, entry in COMMANDS.items()}
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -64,7 +66,9 @@ def load(name: str) -> Any:
     entry = COMMANDS[name]
     function = getattr(importlib.import_module(f"disco_hlo.cli.{name}"), entry.function)
     app = typer.Typer(add_completion=False)
-    app.command(name, epilog=f"Example: {entry.example}", no_args_is_help=name not in _WITHOUT_ARGUMENTS)(function)
+    app.command(name, epilog=f"Example: {entry.example}", no_args_is_help=name not in _WITHOUT_ARGUMENTS)(
+        function
+    )
     return typer.main.get_command(app)
 
 
@@ -83,7 +87,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback(epilog="Example: disco inspect 3f2a")
 def _disco(
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_version, is_eager=True
+    ),
 ) -> None:
     """Look at plans, search them offline, and see why a training step got faster."""
 

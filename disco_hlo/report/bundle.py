@@ -92,8 +92,11 @@ def locate(name: str, directory: Path) -> Path:
     return found[0]
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     """Read a plan file and what lies beside it.
+
+    Args:
+        source: the module to read it with, in the place of the one beside it.
 
     Raises:
         PlanError: the plan cannot be read, or is illegal on the module beside it. What else is wrong
@@ -105,7 +108,11 @@ def open_bundle(path: Path) -> Bundle:
     plan = decode(data, str(path))
     _check_tokens(plan.strategy, path)
     missing: list[str] = []
-    source = _source_beside(path, plan, missing)
+    if source is None:
+        source = _source_beside(path, plan, missing)
+    elif source.graph.fingerprint != plan.target.fingerprint:
+        source = None
+        missing.append("the module at hand is of another plan")
     profile = profile_beside(path, missing)
     if source is not None:
         _check(source, plan, path)

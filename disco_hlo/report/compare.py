@@ -54,9 +54,7 @@ class Difference:
     @property
     def same(self) -> bool:
         """Whether both execute the same."""
-        return not (
-            self.groups_a or self.groups_b or self.buckets_a or self.buckets_b or self.moved_units
-        )
+        return not (self.groups_a or self.groups_b or self.buckets_a or self.buckets_b or self.moved_units)
 
 
 def require_comparable(a: Plan, b: Plan) -> None:
@@ -131,7 +129,9 @@ def _unit_keys(strategy: Strategy) -> dict[str, Hashable]:
     return keys
 
 
-def _moved(place_a: Sequence[Hashable], place_b: Sequence[Hashable], names_b: Sequence[str]) -> tuple[str, ...]:
+def _moved(
+    place_a: Sequence[Hashable], place_b: Sequence[Hashable], names_b: Sequence[str]
+) -> tuple[str, ...]:
     """The units of B outside a longest run of units that stand in the same order in A."""
     rank = {key: i for i, key in enumerate(place_a)}
     shared = [(rank[key], name) for key, name in zip(place_b, names_b, strict=True) if key in rank]
