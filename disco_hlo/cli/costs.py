@@ -133,7 +133,9 @@ def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) ->
     """
     if profile is None:
         return _analytic(graph.backend)
-    profile.require(device_kind or profile.platform.device_kind, graph.backend)
+    # On CPU the profile names the processor, which JAX does not.
+    known = device_kind if graph.backend == "gpu" else None
+    profile.require(known or profile.platform.device_kind, graph.backend)
     model = costs_of(profile, [graph])
     lines = [f"times from the profile of {profile.platform}"]
     unmeasured = model.unmeasured(graph)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from disco_hlo.errors import DiscoError, ModuleError, PlanError
+from disco_hlo.errors import DiscoError, ModuleError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.files import read_bounded
-from disco_hlo.plan.plan import Target
-from disco_hlo.plan.store import DEFAULT_NAME
+from disco_hlo.plan.plan import MAX_BYTES, Plan, Target, decode
+from disco_hlo.plan.store import DEFAULT_NAME, PLAN_NAME
+from disco_hlo.plugin.capture_record import RECORD_NAME, CaptureRecord
+from disco_hlo.plugin.capture_record import load as load_record
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.report.bundle import open_module, profile_beside
-
-CAPTURE_NAME = "capture.json"
-CAPTURE_FORMAT = "disco-hlo capture"
-
-
-class CaptureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``capture.json`` says: where the step beside it runs."""
-
-    format: str
-    version: int
-    target: Target
-    versions: dict[str, str]
+from disco_hlo.report.bundle import PROFILE_NAME, load_beside, open_module
 
 
 @dataclass(frozen=True)
@@ -34,14 +23,16 @@ class Opened:
 
     path: Path
     source: CanonicalModule
-    capture: CaptureRecord | None
+    target: Target | None
+    """Where the step runs, if a capture or a plan beside the module says so."""
+    versions: Mapping[str, str]
     profile: Profile | None
     missing: tuple[str, ...]
 
     @property
     def device_kind(self) -> str | None:
-        """What the step was captured on, where that is known."""
-        return None if self.capture is None else self.capture.target.device_kind
+        """What the step runs on, where that is known."""
+        return None if self.target is None else self.target.device_kind
 
 
 def open_named(name: Path) -> Opened:
@@ -53,31 +44,21 @@ def open_named(name: Path) -> Opened:
     """
     path = name / DEFAULT_NAME if name.is_dir() else name
     if name.is_dir() and not path.exists():
-        raise ModuleError(
-            f"{name} is a folder without {DEFAULT_NAME}; name a module file or a captured folder"
-        )
+        raise ModuleError(f"{name} has no {DEFAULT_NAME}; name a module file or a captured folder")
     source = open_module(path)
+    prefix = path.name.removesuffix(DEFAULT_NAME) if path.name.endswith(DEFAULT_NAME) else ""
+    record = _record(path, f"{prefix}{PLAN_NAME}") if path.name.endswith(DEFAULT_NAME) else None
+    if record is not None and record.target.fingerprint != source.graph.fingerprint:
+        raise DiscoError(f"what lies beside {path} describes another module; capture or search again")
     missing: list[str] = []
-    capture = _capture(path.with_name(CAPTURE_NAME)) if path.name == DEFAULT_NAME else None
-    if capture is not None and capture.target.fingerprint != source.graph.fingerprint:
-        raise DiscoError(
-            f"{path.with_name(CAPTURE_NAME)} describes another module than {path.name}; capture again"
-        )
-    plan_file = path.with_name(path.name.removesuffix(DEFAULT_NAME) + "plan.json")
-    profile = profile_beside(plan_file, missing)
-    return Opened(path, source, capture, profile, tuple(missing))
+    profile = load_beside(path.with_name(f"{prefix}{PROFILE_NAME}"), missing)
+    target, versions = (None, {}) if record is None else (record.target, record.versions)
+    return Opened(path, source, target, versions, profile, tuple(missing))
 
 
-def _capture(path: Path) -> CaptureRecord | None:
-    try:
-        data = read_bounded(path, 1 << 20)
-        if data is None:
-            return None
-        record = msgspec.json.decode(data, type=CaptureRecord)
-    except (PlanError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DiscoError(f"{path}: {error}; capture again") from None
-    if (record.format, record.version) != (CAPTURE_FORMAT, 1):
-        raise DiscoError(
-            f"{path}: format {record.format!r} version {record.version}; this reads {CAPTURE_FORMAT!r} 1"
-        )
-    return record
+def _record(module: Path, plan_name: str) -> CaptureRecord | Plan | None:
+    captured = load_record(module.with_name(RECORD_NAME))
+    if captured is not None:
+        return captured
+    data = read_bounded(module.with_name(plan_name), MAX_BYTES)
+    return None if data is None else decode(data, str(module.with_name(plan_name)))

@@ -170,7 +170,7 @@ def _save(
         format=plans.FORMAT,
         version=plans.VERSION,
         target=_target(opened),
-        versions={"disco_hlo": __version__, **(opened.capture.versions if opened.capture else {})},
+        versions={**opened.versions, "disco_hlo": __version__},
         strategy=found.strategy,
         chosen=found.chosen,
         prediction=found.prediction,
@@ -198,8 +198,8 @@ def _save(
 
 def _target(opened: Opened) -> plans.Target:
     """Where the plan may be enacted; where the module alone is known, only what it says."""
-    if opened.capture is not None:
-        return opened.capture.target
+    if opened.target is not None:
+        return opened.target
     graph = opened.source.graph
     return plans.Target(graph.fingerprint, graph.module_name[:4096], graph.backend, "unknown", 1, 1)
 

@@ -113,7 +113,7 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     elif source.graph.fingerprint != plan.target.fingerprint:
         source = None
         missing.append("the module at hand is of another plan")
-    profile = profile_beside(path, missing)
+    profile = load_beside(beside(path, PROFILE_NAME), missing)
     if source is not None:
         _check(source, plan, path)
     return Bundle(path, plan, source, profile, tuple(missing))
@@ -157,9 +157,8 @@ def open_module(path: Path) -> CanonicalModule:
         raise ModuleError(f"{path}: {error}.{text}") from error
 
 
-def profile_beside(path: Path, missing: list[str]) -> Profile | None:
-    """The profile that lies beside a plan or module; why there is none goes into ``missing``."""
-    place = beside(path, PROFILE_NAME)
+def load_beside(place: Path, missing: list[str]) -> Profile | None:
+    """The profile in a file that need not be there; why it cannot be used goes into ``missing``."""
     if not place.exists():
         return None
     try:

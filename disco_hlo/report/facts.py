@@ -199,6 +199,6 @@ def order_facts(order: Sequence[str], explicit: bool) -> OrderFacts:
 def step_times(plan: Plan) -> StepTimes:
     """Step time before and after, predicted and measured."""
     ran = {} if plan.measured is None else {c.name: c for c in plan.measured.candidates if not c.error}
-    return StepTimes(
-        plan.prediction.default_ns, plan.prediction.plan_ns, ran.get(DEFAULT_NAME), ran.get(plan.chosen)
-    )
+    chosen = ran.get(plan.chosen)
+    predicted_ns = chosen.predicted_ns if chosen and chosen.predicted_ns else plan.prediction.plan_ns
+    return StepTimes(plan.prediction.default_ns, predicted_ns, ran.get(DEFAULT_NAME), chosen)
