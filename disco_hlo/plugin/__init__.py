@@ -1,7 +1,7 @@
 """The plugin: what JAX calls when it discovers backends, and all that runs inside a user's training.
 
 ``ENABLE_SEARCH`` unset: nothing is installed and nothing is imported. ``=1``: search phase.
-``=0``: enactment phase. (DisCo, section 5: the switch the user sets.)
+``=0``: enactment phase. ``DISCO_CAPTURE=folder``: save the step, whatever the switch says. (DisCo, section 5: the switch the user sets.)
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 def initialize() -> None:
     """Install the plugin as ``ENABLE_SEARCH`` says. JAX calls it when it discovers backends. Never raises."""
     switch = os.environ.get("ENABLE_SEARCH", "").strip()
+    if os.environ.get("DISCO_CAPTURE", "").strip():
+        switch = "0"
     if not switch:
         return
     if switch not in ("0", "1"):

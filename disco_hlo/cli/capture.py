@@ -1,0 +1,94 @@
+"""``disco capture``: run a training command, and save its step on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disco_hlo.cli.output import print_json, say, show
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.capture_record import RECORD_NAME, VARIABLE, CaptureRecord, load
+from disco_hlo.report.printable import printable
+
+
+def capture(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The training command.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the step.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once the command has ended.")] = False,
+) -> None:
+    """Run a training command unchanged and save its step: modules, measured times, and where it ran.
+
+    The command runs to its end; once the line "captured ..." has appeared, Ctrl-C may end it. The exit
+    code is the command's, or 1 where it compiled no training step.
+    """
+    if shutil.which(command[0]) is None:
+        raise DiscoError(f"{command[0]}: no such command; expected: disco capture -o DIR -- python train.py")
+    if output.exists() and not output.is_dir():
+        raise DiscoError(f"{output} is a file; name a folder")
+    before = _stamp(output)
+    code = _run(command, output.absolute())
+    if _stamp(output) == before:
+        say(
+            f"the command ended with exit code {code} and compiled no training step: no module on several "
+            "devices with an all-reduce of a computed value (DISCO_MODULE=name names one)"
+        )
+        raise typer.Exit(code or 1)
+    record = load(output / RECORD_NAME)
+    assert record is not None
+    if as_json:
+        print_json(_as_json(record, output))
+    else:
+        _print(record, output)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(command: list[str], folder: Path) -> int:
+    """Exit code of the command; as shells say it, 128 + n where signal n ended it."""
+    environment = {**os.environ, VARIABLE: str(folder)}
+    environment.pop("ENABLE_SEARCH", None)
+    process = subprocess.Popen(command, env=environment)
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:
+            # The command got the same Ctrl-C and decides; a second one does not make us leave it alone.
+            continue
+    return 128 - code if code < 0 else code
+
+
+def _stamp(folder: Path) -> int | None:
+    try:
+        return (folder / RECORD_NAME).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _print(record: CaptureRecord, folder: Path) -> None:
+    target = record.target
+    name = printable(str(folder))
+    show(
+        f"captured {printable(target.module_name)} ({target.fingerprint[:16]}) on {target.device_count} x "
+        f"{printable(target.device_kind)} in {name}",
+        f"next: disco search {name} -o found",
+    )
+
+
+def _as_json(record: CaptureRecord, folder: Path) -> dict[str, object]:
+    target = record.target
+    return {
+        "folder": str(folder),
+        "files": sorted(path.name for path in folder.iterdir() if path.is_file()),
+        "fingerprint": target.fingerprint,
+        "module": target.module_name,
+        "backend": target.backend,
+        "device_kind": target.device_kind,
+        "device_count": target.device_count,
+        "process_count": target.process_count,
+    }

@@ -1,0 +1,178 @@
+"""What the offline commands compute with: a profile, or stated constants where there is none.
+
+The what-if replaces the measured all-reduce line by a formula over the number of devices N, the
+bandwidth B of a device's link in each direction and the latency a of one message, for S bytes:
+
+* ring:  T = 2 (N - 1) a + 2 (N - 1)/N S/B   (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+  algorithms for clusters of workstations", JPDC 69(2), 2009; alpha-beta model as in Thakur,
+  Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+  19(1), 2005);
+* two binary trees: T = 2 ceil(log2 N) a + 2 S/B   (Sanders, Speck and Traeff, "Two-tree algorithms
+  for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009; NCCL since 2.4).
+
+Libraries take whichever is faster for a size, and so does the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Group
+from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """A device that nobody measured."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops_per_s: float
+    launch_ns: int
+    all_reduce_ns_per_byte: float
+    all_reduce_fixed_ns: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.memory_bytes_per_s / 1e9:g} GB/s of memory, "
+            f"{self.flops_per_s / 1e12:g} TFLOP/s, {self.launch_ns / 1e3:g} µs a kernel, "
+            f"all-reduce {self.all_reduce_fixed_ns / 1e3:g} µs + {self.all_reduce_ns_per_byte:g} ns/byte"
+        )
+
+
+CONSTANTS = {
+    "gpu": Constants("an H200 on NVLink", 4.0e12, 4.0e14, 2000, 0.0063, 20_000.0),
+    "cpu": Constants("two CPU cores, gloo on one host", 1.0e10, 5.0e10, 2000, 1.0, 150_000.0),
+}
+"""Rounded from measurements of one machine of each kind: the shape is right, the scale is that machine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network to imagine."""
+
+    devices: int
+    gigabytes_per_s: float
+    """Of one device's link, in each direction."""
+    latency_us: float
+    """Of one message."""
+
+    def __post_init__(self) -> None:
+        if self.devices < 2:
+            raise DiscoError(f"{self.devices} GPUs: expected at least 2, one has nothing to reduce with")
+
+    def __str__(self) -> str:
+        return f"{self.devices} GPUs at {self.gigabytes_per_s:g} GB/s, {self.latency_us:g} µs a message"
+
+
+class Costs:
+    """A cost model for the simulator, with its machine and the words that say where it comes from."""
+
+    def __init__(
+        self,
+        model: AnalyticModel | MeasuredCosts,
+        machine: MachineModel,
+        pieces: LinearPieces,
+        lines: Sequence[str],
+    ) -> None:
+        self.model = model
+        self.machine = machine
+        self.pieces = pieces
+        self.lines = tuple(lines)
+        """What a reader must know of these costs, one sentence each."""
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``."""
+        return self.model.nodes_ns(graph)
+
+    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
+        """Time of each op group as one kernel, ``[len(groups)]``."""
+        return self.model.groups_ns(graph, groups)
+
+    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Time of an all-reduce of each size, same shape."""
+        return self.pieces(sizes_bytes)
+
+    def imagine(self, link: Link) -> Costs:
+        """The same devices on another network."""
+        lines = [*self.lines, f"what if: {link}; all-reduce by the faster of ring and two trees"]
+        return Costs(self.model, self.machine, formula(link), lines)
+
+
+def formula(link: Link) -> LinearPieces:
+    """All-reduce time over size on a network: the faster of ring and two binary trees."""
+    n, per_byte, latency_ns = link.devices, 1.0 / link.gigabytes_per_s, link.latency_us * 1e3
+    ring = (2 * (n - 1) / n * per_byte, 2 * (n - 1) * latency_ns)
+    tree = (2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
+    crossing = int((ring[1] - tree[1]) / (tree[0] - ring[0]))
+    if crossing <= 0:
+        return LinearPieces((0,), (ring[0],), (ring[1],))
+    return LinearPieces((0, crossing), (tree[0], ring[0]), (tree[1], ring[1]))
+
+
+def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) -> Costs:
+    """Costs of a step from a profile, or from constants, which ``lines`` then state.
+
+    Args:
+        device_kind: what the step runs on, where that is known.
+
+    Raises:
+        ProfileError: the profile was taken on another kind of device.
+    """
+    if profile is None:
+        return _analytic(graph.backend)
+    # On CPU the profile names the processor, which JAX does not.
+    known = device_kind if graph.backend == "gpu" else None
+    profile.require(known or profile.platform.device_kind, graph.backend)
+    model = costs_of(profile, [graph])
+    lines = [f"times from the profile of {profile.platform}"]
+    unmeasured = model.unmeasured(graph)
+    if unmeasured:
+        first = unmeasured[0]
+        lines.append(
+            f"{len(unmeasured)} ops are not in the profile and are estimated from bytes and flops, "
+            f"first n{first.id} ({first.opcode} {first.shape})"
+        )
+    pieces = pieces_of(profile)
+    if pieces is None:
+        pieces = _line(CONSTANTS[graph.backend])
+        lines.append(f"the profile has no all-reduce sweep; taken instead: {CONSTANTS[graph.backend]}")
+    return Costs(model, machine_of(profile), pieces, lines)
+
+
+def _analytic(backend: str) -> Costs:
+    constants = CONSTANTS[backend]
+    machine = replace(
+        GPU if backend == "gpu" else CPU,
+        launch_ns=constants.launch_ns,
+        memory_bytes_per_us=round(constants.memory_bytes_per_s / 1e6),
+    )
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend == "cpu")
+    return Costs(
+        AnalyticModel(device), machine, _line(constants), [f"no profile: analytic model of {constants}"]
+    )
+
+
+def _line(constants: Constants) -> LinearPieces:
+    return LinearPieces((0,), (constants.all_reduce_ns_per_byte,), (constants.all_reduce_fixed_ns,))
+
+
+def find_profile(named: Path | None, beside: Profile | None) -> Profile | None:
+    """The profile named on the command line, else the one that lies beside the module.
+
+    Raises:
+        ProfileError: the named file cannot be read.
+    """
+    return beside if named is None else load_profile(named)

@@ -1,0 +1,162 @@
+"""``disco diff``: how two plans of one training step differ, or a plan and XLA's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from disco_hlo.cli.options import AsJson
+from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
+from disco_hlo.errors import PlanError
+from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.report.bundle import Bundle, locate, open_bundle
+from disco_hlo.report.compare import Difference, GroupChange, compare, require_comparable
+from disco_hlo.report.order import with_order
+from disco_hlo.report.printable import size_text, time_text
+
+
+def diff(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A plan, its folder, or the start of its fingerprint.")
+    ],
+    b: Annotated[str | None, typer.Argument(metavar="[B]", help="The plan to compare it with.")] = None,
+    default: Annotated[bool, typer.Option("--default", help="Compare with XLA's own plan.")] = False,
+    top: Annotated[int, typer.Option(min=0, help="How many differences of each kind to show.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show exactly how plan B differs from plan A, or how plan A differs from XLA's own (--default)."""
+    if default == (b is not None):
+        raise PlanError("expected two plans, or one plan and --default")
+    directory = plan_directory()
+    first = open_bundle(locate(a, directory))
+    if b is None:
+        names, left, right, fields = ("XLA default", "plan"), _xla(first), first.strategy, {}
+        reader = first
+    else:
+        reader = second = open_bundle(locate(b, directory))
+        require_comparable(first.plan, second.plan)
+        reader = first if first.source is not None else second
+        names, left, right = ("A", "B"), first.plan.strategy, second.plan.strategy
+        fields = _fields(first.plan, second.plan)
+    left, right = _alike(reader, left), _alike(reader, right)
+    found = compare(left, right)
+    if as_json:
+        print_json(_as_json(found, names, fields))
+        return
+    warn_all(reader.missing)
+    _print(found, names, fields, reader, top)
+
+
+def _xla(bundle: Bundle) -> Strategy:
+    if bundle.default is None:
+        raise PlanError(f"{bundle.path}: XLA's own plan cannot be read: {'; '.join(bundle.missing)}")
+    return bundle.default
+
+
+def _alike(reader: Bundle, strategy: Strategy) -> Strategy:
+    """In normal form and with its order, as far as the module is at hand."""
+    if reader.source is None:
+        return strategy
+    from disco_hlo.plan.normal import normal_form
+
+    graph = reader.source.graph
+    return normal_form(graph, with_order(graph, strategy))
+
+
+def _fields(a: Plan, b: Plan) -> dict[str, tuple[Any, Any]]:
+    """Fields beside the strategy in which two plans differ, by dotted name."""
+    left, right = _flat(a), _flat(b)
+    return {
+        name: (left.get(name), right.get(name))
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name) != right.get(name)
+    }
+
+
+def _flat(plan: Plan) -> dict[str, Any]:
+    body = msgspec.to_builtins(plan)
+    del body["strategy"]
+    flat: dict[str, Any] = {}
+    pending = [("", body)]
+    while pending:
+        prefix, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{prefix}.{key}" if prefix else key, inner) for key, inner in value.items()]
+        else:
+            flat[prefix] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _print(
+    found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]], reader: Bundle, top: int
+) -> None:
+    a, b = names
+    if found.same:
+        show(
+            f"{a} and {b} execute the same: {found.common_groups} groups, "
+            f"{found.common_buckets} buckets, same order."
+        )
+    else:
+        show(
+            f"groups: {found.common_groups} in both, {len(found.groups_a)} only in {a}, "
+            f"{len(found.groups_b)} only in {b}"
+        )
+        _print_groups(found.groups_a, f"only in {a}", b, top)
+        _print_groups(found.groups_b, f"only in {b}", a, top)
+        show(
+            f"buckets: {found.common_buckets} in both, {len(found.buckets_a)} only in {a}, "
+            f"{len(found.buckets_b)} only in {b}; {len(found.moved_all_reduces)} all-reduces travel otherwise"
+        )
+        _print_buckets(found, names, reader, top)
+        moved = ", ".join(found.moved_units[:top]) + (", ..." if len(found.moved_units) > top else "")
+        show(
+            f"order: {len(found.moved_units)} of {found.common_units} common units are moved"
+            + (f" ({moved} of {b})" if moved else "")
+        )
+    changed = {name: pair for name, pair in fields.items() if not isinstance(pair[0] or pair[1], list)}
+    if changed:
+        made = table("field", a, b)
+        for name, pair in changed.items():
+            add_row(
+                made,
+                name,
+                *(time_text(v) if name.endswith("_ns") and isinstance(v, int) else v for v in pair),
+            )
+        show(made)
+
+
+def _print_groups(changes: tuple[GroupChange, ...], heading: str, other: str, top: int) -> None:
+    if not changes or not top:
+        return
+    made = table(heading, "ops", "dup", "kind", f"its ops in {other}", right=(1, 2))
+    largest = sorted(changes, key=lambda change: -len(change.group.nodes) - len(change.group.duplicates))
+    for change in largest[:top]:
+        shares = ", ".join(change.shares_with[:8]) + (", ..." if len(change.shares_with) > 8 else "")
+        size = len(change.group.nodes) + len(change.group.duplicates)
+        add_row(made, change.token, size, len(change.group.duplicates), change.group.kind, shares)
+    show(made)
+
+
+def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, top: int) -> None:
+    graph = reader.source.graph if reader.source else None
+    for name, buckets in zip(names, (found.buckets_a, found.buckets_b), strict=True):
+        if not buckets or not top:
+            continue
+        made = table(f"only in {name}", "all-reduces", "size", "form", "members", right=(1, 2))
+        for token, bucket in buckets[:top]:
+            members = bucket.all_reduces
+            size = "" if graph is None else size_text(sum(graph.nodes[n].shape.size_bytes for n in members))
+            listed = ", ".join(f"n{n}" for n in members[:8]) + (", ..." if len(members) > 8 else "")
+            add_row(made, token, len(members), size, bucket.form, listed)
+        show(made)
+
+
+def _as_json(found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    body = {"a": names[0], "b": names[1], "same": found.same, **asdict(found)}
+    for side in ("buckets_a", "buckets_b"):
+        body[side] = [{"token": token, **bucket} for token, bucket in body[side]]
+    return {**body, "fields": {name: {"a": left, "b": right} for name, (left, right) in fields.items()}}

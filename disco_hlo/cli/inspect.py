@@ -1,0 +1,192 @@
+"""``disco inspect``: what a plan does, in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from disco_hlo.cli.options import AsJson, PlanName
+from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
+from disco_hlo.plan.plan import Plan
+from disco_hlo.report.bundle import Bundle, locate, open_bundle
+from disco_hlo.report.facts import (
+    BucketFacts,
+    GroupFacts,
+    OrderFacts,
+    StepTimes,
+    bucket_facts,
+    group_facts,
+    op_facts,
+    order_facts,
+    step_times,
+)
+from disco_hlo.report.order import order_of
+from disco_hlo.report.printable import printable, size_text, time_text
+
+
+def inspect(
+    plan: PlanName,
+    top: Annotated[int, typer.Option(min=0, help="How many groups and buckets to show.")] = 15,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a plan does: kernels, largest first, buckets, order, times before and after."""
+    bundle = open_bundle(locate(plan, plan_directory()))
+    if as_json:
+        print_json(_as_json(bundle))
+        return
+    warn_all(bundle.missing)
+    groups = group_facts(bundle)
+    buckets = bucket_facts(bundle.strategy, bundle.source.graph if bundle.source else None)
+    order, explicit = order_of(bundle)
+    show(*_head(bundle.plan), "", *_times(bundle.plan), "")
+    show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
+    show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan), *_notes(bundle.plan))
+
+
+def _head(plan: Plan) -> list[str]:
+    target = plan.target
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
+    created = f", {plan.measured.created}" if plan.measured else ""
+    return [
+        f"{printable(target.module_name)}  fingerprint {target.fingerprint[:16]}",
+        f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
+        f"{target.process_count} processes; {printable(versions)}{printable(created)}",
+        f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
+        f"in {plan.search.evaluations} evaluations",
+    ]
+
+
+def _times(plan: Plan) -> list[Any]:
+    times = step_times(plan)
+    made = table("step time", "predicted", "measured", "spread", right=(1, 2, 3))
+    predicted = plan.prediction
+    before, after = times.measured_default, times.measured_plan
+    for name, prediction, candidate in (
+        ("XLA default", predicted.default_ns, before),
+        ("this plan", predicted.plan_ns, after),
+    ):
+        add_row(
+            made,
+            name,
+            time_text(prediction),
+            time_text(candidate.median_ns) if candidate else "not measured",
+            f"± {time_text(candidate.spread_ns)}" if candidate else "",
+        )
+    for name, prediction in (
+        ("unfused", predicted.unfused_ns),
+        ("bound", predicted.bound_ns),
+        ("full overlap", predicted.full_overlap_ns),
+    ):
+        add_row(made, name, time_text(prediction), "", "")
+    return [made, _speedup_line(times)]
+
+
+def _speedup_line(times: StepTimes) -> str:
+    predicted = f"{times.predicted_speedup:.2f}x" if times.predicted_speedup else "unknown"
+    if times.measured_speedup is None:
+        return f"speed-up: predicted {predicted}, not measured"
+    return f"speed-up: measured {times.measured_speedup:.2f}x, predicted {predicted}"
+
+
+def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
+    duplicates = sum(len(group.duplicates) for group in groups)
+    fused = sum(len(group.nodes) for group in groups)
+    heading = f"{len(groups)} op groups with {fused} ops, {duplicates} duplicated"
+    made = table(
+        "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
+    )
+    for group in groups[:top]:
+        what = ", ".join(f"{count} {opcode}" for opcode, count in group.opcodes[:4])
+        saved = size_text(group.bytes_saved) if group.opcodes else ""
+        measured = "" if group.measured_ns is None else time_text(group.measured_ns)
+        add_row(
+            made, group.token, group.size, len(group.duplicates), group.kind, saved, measured,
+            what + (", ..." if len(group.opcodes) > 4 else ""), group.source,
+        )  # fmt: skip
+    return [heading, *([made] if groups and top else []), *_more(len(groups), top)]
+
+
+def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
+    count = sum(len(bucket.all_reduces) for bucket in buckets)
+    total = sum(bucket.size_bytes or 0 for bucket in buckets)
+    heading = f"{len(buckets)} buckets with {count} all-reduces" + (f", {size_text(total)}" if total else "")
+    made = table("bucket", "all-reduces", "size", "form", "first", right=(1, 2))
+    for bucket in buckets[:top]:
+        size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
+        add_row(
+            made,
+            bucket.token,
+            len(bucket.all_reduces),
+            size,
+            bucket.form,
+            _called(bundle, bucket.all_reduces[0]),
+        )
+    return [heading, *([made] if buckets and top else []), *_more(len(buckets), top)]
+
+
+def _called(bundle: Bundle, node: int) -> str:
+    if bundle.source is None:
+        return f"n{node}"
+    found = bundle.source.graph.nodes[node]
+    return f"n{node} {found.shape} {found.op_name or found.name}"
+
+
+def _more(count: int, top: int) -> list[str]:
+    return [f"  and {count - top} more (--top, or --json for all)"] if count > top else []
+
+
+def _order_line(order: OrderFacts) -> str:
+    made = "the plan's own" if order.explicit else "the default one"
+    return (
+        f"order ({made}): {order.units} units; {order.kernels_before_first_bucket} of {order.kernels} "
+        f"kernels before the first bucket, {order.kernels_after_last_bucket} after the last, "
+        f"{order.most_in_flight} in flight at most"
+    )
+
+
+def _all_reduce(plan: Plan) -> list[str]:
+    lines = plan.measured.all_reduce if plan.measured else ()
+    return [
+        f"all-reduce from {size_text(line.from_bytes)}: T = {line.ns_per_byte:.4g} ns/byte x size "
+        f"+ {time_text(line.offset_ns)}"
+        for line in lines
+    ]
+
+
+def _notes(plan: Plan) -> list[str]:
+    return [f"note: {printable(note, 1000)}" for note in plan.notes]
+
+
+def _as_json(bundle: Bundle) -> dict[str, Any]:
+    plan = bundle.plan
+    graph = bundle.source.graph if bundle.source else None
+    times = step_times(plan)
+    order, explicit = order_of(bundle)
+    groups = [asdict(group) | {"opcodes": dict(group.opcodes)} for group in group_facts(bundle)]
+    used = sorted({node for group in bundle.strategy.groups for node in (*group.nodes, *group.duplicates)})
+    members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
+    return {
+        "path": str(bundle.path),
+        "target": _plain(plan.target),
+        "chosen": plan.chosen,
+        "versions": plan.versions,
+        "predicted": _plain(plan.prediction),
+        "measured": _plain(plan.measured),
+        "predicted_speedup": times.predicted_speedup,
+        "measured_speedup": times.measured_speedup,
+        "search": _plain(plan.search),
+        "groups": groups,
+        "buckets": [asdict(bucket) for bucket in bucket_facts(bundle.strategy, graph)],
+        "order": asdict(order_facts(order, explicit)) | {"tokens": list(order)},
+        "ops": {} if graph is None else {n: asdict(op_facts(graph.nodes[n])) for n in (*used, *members)},
+        "notes": list(plan.notes),
+        "missing": list(bundle.missing),
+    }
+
+
+def _plain(record: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(record)

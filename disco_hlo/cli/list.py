@@ -1,0 +1,62 @@
+"""``disco list``: the plans in the plan directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.cli.options import AsJson
+from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table
+from disco_hlo.errors import PlanError
+from disco_hlo.plan.plan import decode
+from disco_hlo.plan.store import Listed, PlanStore
+from disco_hlo.report.facts import step_times
+from disco_hlo.report.printable import printable, time_text
+
+
+def list_plans(as_json: AsJson = False) -> None:
+    """List the plans in the plan directory (DISCO_DIR), with what they gain; damaged ones with the reason."""
+    directory = plan_directory()
+    rows = [_row(listed) for listed in PlanStore(directory).list_plans()]
+    if as_json:
+        print_json({"directory": str(directory), "plans": rows})
+        return
+    if not rows:
+        show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command finds one.")
+        return
+    made = table("fingerprint", "step", "devices", "before", "after", "speed-up", "created", right=(3, 4, 5))
+    for row in rows:
+        if row["problem"]:
+            add_row(made, row["fingerprint"], "cannot be used", row["problem"], "", "", "", "")
+            continue
+        devices = f"{row['device_count']} x {row['device_kind']}"
+        speedup = f"{row['speedup']:.2f}x" if row["speedup"] else ""
+        before, after = time_text(row["default_ns"]), time_text(row["plan_ns"])
+        add_row(made, row["fingerprint"], row["module_name"], devices, before, after, speedup, row["created"])
+    show(made)
+
+
+def _row(listed: Listed) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "path": str(listed.path), "fingerprint": listed.path.parent.name, "problem": listed.problem,
+    }  # fmt: skip
+    if listed.problem:
+        return row
+    try:
+        plan = decode(listed.plan_json, str(listed.path))
+    except PlanError as error:
+        return {**row, "problem": str(error)}
+    times = step_times(plan)
+    measured = times.measured_speedup is not None
+    before, after = times.measured_default, times.measured_plan
+    return {
+        **row,
+        "module_name": plan.target.module_name,
+        "device_kind": plan.target.device_kind,
+        "device_count": plan.target.device_count,
+        "process_count": plan.target.process_count,
+        "measured": measured,
+        "default_ns": before.median_ns if measured and before else times.predicted_default,
+        "plan_ns": after.median_ns if measured and after else times.predicted_plan,
+        "speedup": times.measured_speedup or times.predicted_speedup,
+        "created": plan.measured.created if plan.measured else "",
+    }

@@ -1,0 +1,107 @@
+"""The ``disco`` command: which subcommands there are, and what becomes of errors.
+
+A subcommand is imported when it is called, so that none of them waits for the imports of another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from disco_hlo.errors import DiscoError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One subcommand."""
+
+    function: str
+    """In the module ``disco_hlo.cli.<name>``."""
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "doctor": Entry("doctor", "Check that everything the plugin needs is here.", "disco doctor"),
+    "capture": Entry(
+        "capture", "Run a training script and save its step for offline search.",
+        "disco capture -o captured -- python train.py",
+    ),
+    "list": Entry("list_plans", "List the plans in the plan directory.", "disco list --json"),
+    "inspect": Entry("inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
+    "diff": Entry("diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),
+    "simulate": Entry(
+        "simulate", "Predict the time of a step, with or without a plan.",
+        "disco simulate captured --gpus 256 --bandwidth 12.5 --latency 10",
+    ),
+    "search": Entry(
+        "search", "Search a plan for a captured step, without a device.",
+        "disco search captured --seconds 30 -o found --json",
+    ),
+    "report": Entry("report", "Write a plan as one HTML page.", "disco report 3f2a -o plan.html"),
+}  # fmt: skip
+
+
+class _Commands(TyperGroup):
+    """Knows names and summaries from the table; imports a subcommand only to run or complete it."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update(
+            {name: TyperCommand(name, help=entry.summary) for name, entry in COMMANDS.items()}
+        )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """The subcommand ``name``, imported."""
+    entry = COMMANDS[name]
+    function = getattr(importlib.import_module(f"disco_hlo.cli.{name}"), entry.function)
+    app = typer.Typer(add_completion=False)
+    app.command(name, epilog=f"Example: {entry.example}", no_args_is_help=name not in _WITHOUT_ARGUMENTS)(
+        function
+    )
+    return typer.main.get_command(app)
+
+
+_WITHOUT_ARGUMENTS = ("doctor", "list")
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from disco_hlo import __version__
+
+        print(f"disco-hlo {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: disco inspect 3f2a")
+def _disco(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_version, is_eager=True
+    ),
+) -> None:
+    """Look at plans, search them offline, and see why a training step got faster."""
+
+
+def main() -> None:
+    """Run ``disco``. Bad input ends it with exit code 2 and one message, Ctrl-C with 130."""
+    try:
+        app(prog_name="disco")
+    except DiscoError as error:
+        sys.stderr.write(f"disco: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the subcommands print and write."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.plan.files import replace_files
+from disco_hlo.report.printable import printable
+
+
+def plan_directory() -> Path:
+    """The plan store that the environment names.
+
+    Raises:
+        SettingsError: a ``DISCO_*`` variable has a value that cannot be used.
+    """
+    from disco_hlo.plugin.settings import Settings
+
+    return Settings.from_environment({**os.environ, "ENABLE_SEARCH": "0"}).directory
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; ASCII, so that no name in it can reach the terminal."""
+    print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def say(line: str) -> None:
+    """A remark for people, on stderr, where it is in no machine's way."""
+    sys.stderr.write(f"disco: {printable(line, 2000)}\n")
+
+
+def warn_all(lines: tuple[str, ...] | list[str]) -> None:
+    """Say every line."""
+    for line in lines:
+        say(line)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files into a folder, which is made if need be; each appears whole or not at all.
+
+    Raises:
+        DiscoError: that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiscoError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+    for name in files:
+        if (folder / name).is_dir():
+            raise DiscoError(f"{folder / name} is a folder; name a file")
+    try:
+        replace_files(folder, files)
+    except PlanError as error:
+        raise DiscoError(str(error)) from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write one file, whole or not at all.
+
+    Raises:
+        DiscoError: that is not possible.
+    """
+    write_files(path.parent, {path.name: data})
+
+
+def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
+    """A plain table; columns whose numbers are in ``right`` are right-aligned."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        made.add_column(heading, justify="right" if number in right else "left", overflow="fold")
+    return made
+
+
+def add_row(made: Table, *cells: object) -> None:
+    """Add a row whose cells are shown as they are, whatever is in them."""
+    made.add_row(*(Text(printable(str(cell), 400)) for cell in cells))
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and lines on stdout."""
+    console = Console(highlight=False, soft_wrap=False)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(Text(part), soft_wrap=True)
+        else:
+            console.print(part)

@@ -1,0 +1,252 @@
+"""``disco search``: a plan for a captured step, found without a device (DisCo, section 4.5)."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from disco_hlo import __version__
+from disco_hlo.cli.costs import Costs, costs_for, find_profile
+from disco_hlo.cli.modules import Opened, open_named
+from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
+from disco_hlo.cli.output import print_json, say, show, warn_all, write_files
+from disco_hlo.errors import DiscoError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.progress import search_progress
+from disco_hlo.profiler.profile import Profile, to_json
+from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
+from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
+from disco_hlo.report.order import with_order
+from disco_hlo.report.predict import lower_bound, predict
+from disco_hlo.report.printable import printable, time_text
+from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.run import search as run_search
+
+_IS = SearchSettings()
+"""What is used where an option is not given."""
+
+
+def search(
+    module: ModulePath,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="PLAN", help="Folder of the plan, or a file NAME.json.")
+    ],
+    profile: ProfilePath = None,
+    method: Annotated[
+        str, typer.Option(help="backtracking (the paper's Algorithm 1) or joint.")
+    ] = _IS.method,
+    alpha: Annotated[
+        float, typer.Option(min=1, help="Explore candidates up to alpha times the best.")
+    ] = _IS.alpha,
+    beta: Annotated[int, typer.Option(min=1, max=10**6, help="Most moves of a method at once.")] = _IS.beta,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal plans.")] = _IS.seed,
+    evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.001, help="Stop after this long.")] = None,
+    patience: Annotated[
+        int, typer.Option(min=1, help="Stop after this many candidates without improvement.")
+    ] = _IS.unchanged,
+    as_json: AsJson = False,
+) -> None:
+    """Search a plan for a step. Ctrl-C ends it early and keeps the best plan found."""
+    settings = SearchSettings(
+        method=method,
+        alpha=alpha,
+        beta=beta,
+        seed=seed,
+        evaluations=evaluations,
+        seconds=seconds,
+        unchanged=patience,
+    )  # fmt: skip
+    plan_file = output if output.suffix == ".json" else output / PLAN_NAME
+    _check_place(plan_file)
+    opened = open_named(module)
+    known = find_profile(profile, opened.profile)
+    costs = costs_for(opened.source.graph, known, opened.device_kind)
+    warn_all((*opened.missing, *([] if as_json else costs.lines)))
+    started = read(opened.source)
+    with _interruptible() as interruption, search_progress(sys.stderr.isatty()) as on_progress:
+        result = run_search(
+            opened.source.graph, costs, costs.machine,
+            start=started, settings=settings, on_progress=on_progress, stop=lambda: interruption.asked,
+        )  # fmt: skip
+    found = _judge(opened, costs, started, result)
+    _save(opened, known, plan_file, found, result, settings)
+    outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)
+    if as_json:
+        print_json(outcome)
+        return
+    _print(outcome, found)
+
+
+@dataclass
+class _Interruption:
+    asked: bool = False
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[_Interruption]:
+    """The first Ctrl-C ends the search between two candidates, the second ends the program."""
+    interruption = _Interruption()
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(_number: int, _frame: types.FrameType | None) -> None:
+        interruption.asked = True
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _check_place(plan_file: Path) -> None:
+    """Refuse now what could not be written later."""
+    if plan_file.is_dir():
+        raise DiscoError(f"{plan_file} is a folder; name a file or another folder")
+    existing = next(path for path in plan_file.absolute().parents if path.exists())
+    if not existing.is_dir():
+        raise DiscoError(f"{existing} is not a folder; the plan cannot be written below it")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The plan to save."""
+
+    strategy: Strategy
+    chosen: str
+    prediction: plans.Prediction
+    notes: tuple[str, ...]
+
+
+def _judge(opened: Opened, costs: Costs, xla: Strategy, result: SearchResult) -> _Found:
+    """The search's best in the order in which it will run, unless XLA's own plan is predicted faster."""
+    graph = opened.source.graph
+    strategy = normal_form(graph, with_order(graph, result.strategy))
+    best, default, alone = (predict(graph, s, costs).timeline for s in (strategy, xla, unfused(graph)))
+    limit = lower_bound(graph, [strategy, xla], costs)
+    notes = [*costs.lines, "found offline: nothing was measured"]
+    chosen = "plan"
+    if best.makespan_ns >= default.makespan_ns:
+        strategy, best, chosen = xla, default, XLA_DEFAULT
+        notes.append("nothing found is predicted to be faster than XLA's own plan, so this is XLA's own")
+    prediction = plans.Prediction(
+        plan_ns=best.makespan_ns,
+        default_ns=default.makespan_ns,
+        unfused_ns=alone.makespan_ns,
+        full_overlap_ns=limit.full_overlap_ns,
+        bound_ns=limit.makespan_ns,
+        peak_memory_bytes=best.peak_bytes,
+    )
+    return _Found(strategy, chosen, prediction, tuple(notes))
+
+
+def _save(
+    opened: Opened,
+    profile: Profile | None,
+    plan_file: Path,
+    found: _Found,
+    result: SearchResult,
+    settings: SearchSettings,
+) -> None:
+    written = apply(found.strategy, opened.source)
+    plan = plans.Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=_target(opened),
+        versions={**opened.versions, "disco_hlo": __version__},
+        strategy=found.strategy,
+        chosen=found.chosen,
+        prediction=found.prediction,
+        search=plans.SearchRecord(
+            settings.method,
+            {name: value for name, value in asdict(settings).items() if not isinstance(value, tuple)}
+            | {"moves": " ".join(settings.moves)},
+            result.evaluations,
+            tuple((step.evaluation, step.cost_ns) for step in result.trace),
+        ),
+        module_sha256=hashlib.sha256(written).hexdigest(),
+        notes=found.notes,
+    )
+    files = {
+        MODULE_NAME: written,
+        DEFAULT_NAME: gzip.compress(read_module(opened.path), 6, mtime=0),
+        **({PROFILE_NAME: to_json(profile).encode()} if profile else {}),
+    }
+    write_files(
+        plan_file.parent,
+        {beside(plan_file, name).name: data for name, data in files.items()}
+        | {plan_file.name: plans.encode(plan)},
+    )
+
+
+def _target(opened: Opened) -> plans.Target:
+    """Where the plan may be enacted; where the module alone is known, only what it says."""
+    if opened.target is not None:
+        return opened.target
+    graph = opened.source.graph
+    return plans.Target(graph.fingerprint, graph.module_name[:4096], graph.backend, "unknown", 1, 1)
+
+
+def _outcome(
+    opened: Opened,
+    costs: Costs,
+    plan_file: Path,
+    found: _Found,
+    result: SearchResult,
+    settings: SearchSettings,
+    interrupted: bool,
+) -> dict[str, Any]:
+    predicted = found.prediction
+    return {
+        "module": opened.source.graph.module_name,
+        "fingerprint": opened.source.graph.fingerprint,
+        "plan": str(plan_file),
+        "chosen": found.chosen,
+        "method": settings.method,
+        "settings": asdict(settings),
+        "evaluations": result.evaluations,
+        "distinct_evaluations": result.distinct_evaluations,
+        "evaluations_per_s": round(result.evaluations / max(result.wall_s, 1e-9), 1),
+        "wall_s": round(result.wall_s, 6),
+        "stopped": "interrupted" if interrupted else result.stopped,
+        "predicted": {
+            "default_ns": predicted.default_ns,
+            "plan_ns": predicted.plan_ns,
+            "unfused_ns": predicted.unfused_ns,
+            "bound_ns": predicted.bound_ns,
+            "full_overlap_ns": predicted.full_overlap_ns,
+        },
+        "speedup": predicted.default_ns / max(predicted.plan_ns, 1),
+        "costs": list(costs.lines),
+        "notes": list(found.notes),
+    }
+
+
+def _print(outcome: dict[str, Any], found: _Found) -> None:
+    predicted = found.prediction
+    show(
+        f"{outcome['evaluations']} candidates in {outcome['wall_s']:.1f} s "
+        f"({outcome['evaluations_per_s']:.0f} a second), ended by: {outcome['stopped']}",
+        f"XLA's default {time_text(predicted.default_ns)}, plan {time_text(predicted.plan_ns)} "
+        f"({outcome['speedup']:.2f}x), bound {time_text(predicted.bound_ns)}, all predicted",
+        f"saved {printable(outcome['plan'])}; look at it with: disco inspect {printable(outcome['plan'])}",
+    )
+    if found.chosen == XLA_DEFAULT:
+        say(found.notes[-1])

@@ -1,0 +1,145 @@
+"""``disco simulate``: what a step takes, where the time goes, what it would take elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from disco_hlo.cli.costs import Costs, Link, costs_for, find_profile
+from disco_hlo.cli.modules import Opened, open_named
+from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
+from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all, write_file
+from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.report.bundle import locate, open_bundle
+from disco_hlo.report.predict import Predicted, lower_bound, predict
+from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.simulator.bound import Bound
+from disco_hlo.simulator.timeline import Timeline
+from disco_hlo.simulator.trace import chrome_trace
+
+DEFAULT_LATENCY_US = 10.0
+_BANDWIDTH_HELP = "What if: GB/s of each GPU's link, in each direction (100 GbE is 12.5)."
+_LATENCY_HELP = f"What if: microseconds that a message takes; {DEFAULT_LATENCY_US:g} where not given."
+
+
+def simulate(
+    module: ModulePath,
+    plan: Annotated[
+        str | None, typer.Option(metavar="PLAN", help="A plan of this step, beside XLA's own.")
+    ] = None,
+    profile: ProfilePath = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace (ui.perfetto.dev) here.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, max=1 << 20, help="What if: this many GPUs.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help=_BANDWIDTH_HELP)] = None,
+    latency: Annotated[float | None, typer.Option(min=0, max=1e9, help=_LATENCY_HELP)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
+    link = _link(gpus, bandwidth, latency)
+    opened = open_named(module)
+    graph = opened.source.graph
+    costs = costs_for(graph, find_profile(profile, opened.profile), opened.device_kind)
+    costs = costs.imagine(link) if link else costs
+    strategies = {"XLA default": read(opened.source)}
+    if plan is not None:
+        strategies["plan"] = _strategy(opened, plan)
+    found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+    limit = lower_bound(graph, list(strategies.values()), costs)
+    if trace is not None:
+        last = list(found)[-1]
+        title = f"{printable(graph.module_name)}: {last}"
+        body = chrome_trace(found[last].timeline, title)
+        write_file(trace, json.dumps(body, separators=(",", ":")).encode())
+    if as_json:
+        print_json(_as_json(opened, costs, link, found, limit))
+        return
+    warn_all((*opened.missing, *costs.lines))
+    _print(found, limit)
+    if trace is not None:
+        show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
+
+
+def _link(gpus: int | None, bandwidth: float | None, latency: float | None) -> Link | None:
+    if gpus is None and bandwidth is None and latency is None:
+        return None
+    if gpus is None or bandwidth is None:
+        raise DiscoError("a what-if needs both --gpus and --bandwidth (GB/s of each GPU's link)")
+    return Link(gpus, bandwidth, DEFAULT_LATENCY_US if latency is None else latency)
+
+
+def _strategy(opened: Opened, name: str) -> Strategy:
+    bundle = open_bundle(locate(name, plan_directory()), opened.source)
+    if bundle.source is None:
+        raise PlanError(
+            f"{bundle.path} is a plan for {bundle.plan.target.module_name!r} "
+            f"({bundle.plan.target.fingerprint[:16]}), this module is {opened.source.graph.module_name!r} "
+            f"({opened.source.graph.fingerprint[:16]})"
+        )
+    return bundle.strategy
+
+
+def _print(found: dict[str, Predicted], limit: Bound) -> None:
+    made = table("", *found, right=(1, 2))
+    rows: list[tuple[str, Any]] = [
+        ("step", lambda t: time_text(t.makespan_ns)),
+        ("  compute", lambda t: time_text(t.compute_ns)),
+        ("  communication", lambda t: time_text(t.communication_ns)),
+        ("  overlap", lambda t: time_text(t.overlap_ns)),
+        ("  exposed communication", lambda t: time_text(t.exposed_ns)),
+        ("peak memory", lambda t: size_text(t.peak_bytes)),
+    ]
+    for name, text in rows:
+        add_row(made, name, *(text(one.timeline) for one in found.values()))
+    show(made, "")
+    show(
+        f"no order and no buckets can beat {time_text(limit.makespan_ns)} with these kernels "
+        f"(compute before the first all-reduce {time_text(limit.before_ns)}, communication at least "
+        f"{time_text(limit.communication_ns)}, compute after the last {time_text(limit.after_ns)}); "
+        f"full overlap, the looser bound: {time_text(limit.full_overlap_ns)}"
+    )
+    if len(found) > 1:
+        default, plan = (one.timeline.makespan_ns for one in found.values())
+        show(f"speed-up predicted: {default / plan:.2f}x")
+
+
+def _as_json(
+    opened: Opened, costs: Costs, link: Link | None, found: dict[str, Predicted], limit: Bound
+) -> dict[str, Any]:
+    graph = opened.source.graph
+    times = {name: _times(one.timeline) for name, one in found.items()}
+    return {
+        "module": graph.module_name,
+        "fingerprint": graph.fingerprint,
+        "backend": graph.backend,
+        "costs": list(costs.lines),
+        "what_if": None if link is None else {
+            "gpus": link.devices, "bandwidth_gb_per_s": link.gigabytes_per_s, "latency_us": link.latency_us,
+        },
+        "default": times["XLA default"],
+        "plan": times.get("plan"),
+        "bound": {
+            "bound_ns": limit.makespan_ns,
+            "full_overlap_ns": limit.full_overlap_ns,
+            "compute_ns": limit.compute_ns,
+            "before_first_all_reduce_ns": limit.before_ns,
+            "communication_ns": limit.communication_ns,
+            "after_last_all_reduce_ns": limit.after_ns,
+        },
+        "missing": list(opened.missing),
+    }  # fmt: skip
+
+
+def _times(timeline: Timeline) -> dict[str, int]:
+    return {
+        "step_ns": timeline.makespan_ns,
+        "compute_ns": timeline.compute_ns,
+        "communication_ns": timeline.communication_ns,
+        "overlap_ns": timeline.overlap_ns,
+        "exposed_ns": timeline.exposed_ns,
+        "peak_bytes": timeline.peak_bytes,
+    }

@@ -1,0 +1,222 @@
+"""A plan together with what lies beside it: the module it was made from and the profile it was made with.
+
+    plan.json  module.hlo.pb  module.hlo.txt  default.hlo.pb.gz  profile.json
+
+A plan by itself speaks of nodes by number; the module says what they are. A plan file of another
+name, ``mine.json``, has ``mine.default.hlo.pb.gz`` and so on beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from disco_hlo.errors import DiscoError, ModuleError, PlanError, ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.files import read_bounded
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.plan import MAX_BYTES, Plan, decode
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, PLAN_NAME
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import load as load_profile
+
+PROFILE_NAME = "profile.json"
+_GZIP = b"\x1f\x8b"
+_TOKEN = re.compile(r"([gbn])(\d{1,9})(?:\.(?:start|done))?")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A plan and what lies beside it, checked against each other."""
+
+    path: Path
+    """Of the plan file."""
+    plan: Plan
+    source: CanonicalModule | None
+    """The module it was made from; None where that is missing or is another one."""
+    profile: Profile | None
+    missing: tuple[str, ...]
+    """What could not be used, and why."""
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The plan's strategy, in normal form where the module is at hand."""
+        if self.source is None:
+            return self.plan.strategy
+        return normal_form(self.source.graph, self.plan.strategy)
+
+    @cached_property
+    def default(self) -> Strategy | None:
+        """XLA's own plan for the same step."""
+        return None if self.source is None else read(self.source)
+
+
+def locate(name: str, directory: Path) -> Path:
+    """The plan file that ``name`` means: a file, its folder, or the start of a fingerprint in the store.
+
+    Args:
+        directory: the plan store (``DISCO_DIR``).
+
+    Raises:
+        PlanError: there is none, or a fingerprint fits several plans.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if not (path / PLAN_NAME).exists():
+            raise PlanError(f"{path} is a folder without {PLAN_NAME}; name a plan or its folder")
+        return path / PLAN_NAME
+    if path.exists():
+        return path
+    if not re.fullmatch(r"[0-9a-f]{1,64}", name):
+        raise PlanError(f"{name}: no such file or folder, and not the start of a fingerprint")
+    found = sorted(plan for plan in directory.glob(f"{name[:16]}*/*/{PLAN_NAME}") if plan.is_file())
+    if len(name) > 16:
+        found = [plan for plan in found if _fingerprint(plan).startswith(name)]
+    if not found:
+        raise PlanError(f"no plan in {directory} has a fingerprint that starts with {name}; see: disco list")
+    if len(found) > 1:
+        listed = "".join(f"\n  {plan.parent}" for plan in found[:8])
+        raise PlanError(f"{name} fits {len(found)} plans; name one of these folders:{listed}")
+    return found[0]
+
+
+def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
+    """Read a plan file and what lies beside it.
+
+    Args:
+        source: the module to read it with, in the place of the one beside it.
+
+    Raises:
+        PlanError: the plan cannot be read, or is illegal on the module beside it. What else is wrong
+            beside it goes into ``missing``.
+    """
+    data = read_bounded(path, MAX_BYTES)
+    if data is None:
+        raise PlanError(f"{path}: no such file")
+    plan = decode(data, str(path))
+    _check_tokens(plan.strategy, path)
+    missing: list[str] = []
+    if source is None:
+        source = _source_beside(path, plan, missing)
+    elif source.graph.fingerprint != plan.target.fingerprint:
+        source = None
+        missing.append("the module at hand is of another plan")
+    profile = load_beside(beside(path, PROFILE_NAME), missing)
+    if source is not None:
+        _check(source, plan, path)
+    return Bundle(path, plan, source, profile, tuple(missing))
+
+
+def beside(plan_file: Path, name: str) -> Path:
+    """Where the file called ``name`` of a plan lies."""
+    return plan_file.with_name(name if plan_file.name == PLAN_NAME else f"{plan_file.stem}.{name}")
+
+
+def read_module(path: Path) -> bytes:
+    """A serialized HloModuleProto from a file, gzipped or not.
+
+    Raises:
+        ModuleError: the file is missing, empty, too large or damaged.
+    """
+    try:
+        data = read_bounded(path, MAX_MODULE_BYTES)
+    except PlanError as error:
+        raise ModuleError(str(error)) from error
+    if data is None:
+        raise ModuleError(f"{path}: no such file")
+    if data[:2] == _GZIP:
+        data = _unzipped(data, path)
+    if not data:
+        raise ModuleError(f"{path} is empty; expected a serialized HloModuleProto")
+    return data
+
+
+def open_module(path: Path) -> CanonicalModule:
+    """The canonical form of the module in a file.
+
+    Raises:
+        ModuleError: it is no module; names the file.
+    """
+    data = read_module(path)
+    try:
+        return canonicalize(data)
+    except ModuleError as error:
+        text = " It looks like HLO text; the serialized proto is needed." if data[:9] == b"HloModule" else ""
+        raise ModuleError(f"{path}: {error}.{text}") from error
+
+
+def load_beside(place: Path, missing: list[str]) -> Profile | None:
+    """The profile in a file that need not be there; why it cannot be used goes into ``missing``."""
+    if not place.exists():
+        return None
+    try:
+        return load_profile(place)
+    except ProfileError as error:
+        missing.append(str(error))
+        return None
+
+
+def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModule | None:
+    place = beside(path, DEFAULT_NAME)
+    if not place.exists():
+        missing.append(f"{DEFAULT_NAME} does not lie beside the plan: ops are known by number alone")
+        return None
+    try:
+        source = open_module(place)
+    except DiscoError as error:
+        missing.append(str(error))
+        return None
+    if source.graph.fingerprint != plan.target.fingerprint:
+        missing.append(f"{place} is the module of another plan (fingerprint {source.graph.fingerprint[:16]})")
+        return None
+    return source
+
+
+def _check_tokens(strategy: Strategy, path: Path) -> None:
+    limits = {"g": len(strategy.groups), "b": len(strategy.buckets), "n": 1 << 31}
+    for token in strategy.order:
+        match = _TOKEN.fullmatch(token)
+        if match is None or int(match[2]) >= limits[match[1]]:
+            raise PlanError(f"{path}: the order names {token[:80]!r}, which is no unit of this plan")
+
+
+def _check(source: CanonicalModule, plan: Plan, path: Path) -> None:
+    graph, strategy = source.graph, plan.strategy
+    try:
+        units = unit_graph(graph, strategy)
+        check_strategy(graph, strategy, units, attested_groups(source))
+        if strategy.order:
+            check_order(units, strategy.order, graph.backend == "gpu")
+    except PlanError as error:
+        raise PlanError(f"{path} is illegal on the module beside it: {error}") from error
+
+
+def _unzipped(data: bytes, path: Path) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            unzipped = file.read(MAX_MODULE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ModuleError(f"{path} is a damaged gzip file: {error}") from error
+    if len(unzipped) > MAX_MODULE_BYTES:
+        raise ModuleError(f"{path} unzips to more than {MAX_MODULE_BYTES} bytes; that is no HLO module")
+    return unzipped
+
+
+def _fingerprint(plan_file: Path) -> str:
+    try:
+        fields = json.loads(read_bounded(plan_file, MAX_BYTES) or b"")
+        return str(fields["target"]["fingerprint"])
+    except (PlanError, ValueError, RecursionError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,66 @@
+"""Play plans of one step on the simulator, and state what none of them could beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
+from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.timeline import Timeline, simulate
+
+
+class Costs(CostModel, Protocol):
+    """A cost model with its machine and its all-reduce line."""
+
+    @property
+    def machine(self) -> MachineModel:
+        """How kernels and collectives run beside each other."""
+
+    @property
+    def pieces(self) -> LinearPieces:
+        """The all-reduce time over size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """A strategy and its simulated step."""
+
+    strategy: Strategy
+    built: Built
+    timeline: Timeline
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """For each task of the timeline, the unit it belongs to."""
+        return self.built.tokens
+
+
+def predict(graph: Graph, strategy: Strategy, costs: Costs) -> Predicted:
+    """Simulate one strategy.
+
+    Raises:
+        IllegalStrategyError: it does not fit the graph.
+    """
+    built = build(graph, strategy, costs, costs.machine)
+    return Predicted(strategy, built, simulate(built.problem))
+
+
+def lower_bound(graph: Graph, strategies: Sequence[Strategy], costs: Costs) -> Bound:
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order."""
+    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
+    least_ns = least_communication_ns(sizes, costs.pieces, costs.machine)
+    found = [
+        bound(
+            build(graph, replace(unfused(graph), groups=groups), costs, costs.machine).problem,
+            least_ns,
+            costs.machine.asynchronous,
+        )
+        for groups in dict.fromkeys(strategy.groups for strategy in strategies)
+    ]
+    return min(found, key=lambda one: one.makespan_ns)

@@ -1,0 +1,33 @@
+"""Names from modules and plans, made safe to print: they may hold anything, terminal commands included."""
+
+from __future__ import annotations
+
+_FULL_CHARACTERS = 160
+
+
+def printable(text: str, limit: int = _FULL_CHARACTERS) -> str:
+    """``text`` on one line: what a terminal would obey is written as an escape, what is too long is cut.
+
+    Control characters, terminal escapes, direction marks and lone surrogates all become ``\\x1b``-like
+    escapes. The length of what was cut is told.
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])
+    return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"
+
+
+def size_text(size_bytes: int) -> str:
+    """A number of bytes for people: ``1.5 MiB``."""
+    amount = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
+def time_text(time_ns: float) -> str:
+    """A time for people: ``1.234 ms``."""
+    for unit, ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(time_ns) >= ns:
+            return f"{time_ns / ns:.4g} {unit}"
+    return f"{time_ns:.0f} ns"
