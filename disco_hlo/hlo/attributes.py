@@ -4,6 +4,11 @@ Fingerprints and cost keys rest on :func:`attribute_digest`: it keeps every attr
 what an instruction computes, and leaves out names, metadata, channel numbers, shardings already
 applied, parallel partitions, stream numbers, autotuned algorithms, and the process-local handles
 of Python callbacks.
+
+The hook hands over a module as XLA holds it; an executable's module comes back through a proto,
+and XLA fills in defaults on the way (the precision of a library call, the type of a comparison).
+So an attribute that says no more than its default counts as absent. Of XLA:GPU's backend configs
+only the settings that say what is computed count; a config of a kind unknown here counts whole.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.proto import Message, digest, shape_of
@@ -29,7 +36,35 @@ _NOT_STRUCTURE_IN_CONFIG = frozenset({
     "autotuned",
 })  # fmt: skip
 
-_TRITON_GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion"})
+_GPU_STRUCTURE: dict[str, frozenset[str]] = {
+    "gemm_backend_config": frozenset({
+        "alpha_real", "alpha_imag", "beta", "dot_dimension_numbers", "precision_config", "epilogue",
+        "grad_x", "grad_y", "damax_output", "scale_mode",
+    }),
+    "cudnn_conv_backend_config": frozenset({
+        "conv_result_scale", "activation_mode", "side_input_scale", "leakyrelu_alpha",
+        "reordered_int8_nchw_vect", "serialized_graph",
+    }),
+    "cudnn_norm_backend_config": frozenset({"epsilon", "kind"}),
+    "fusion_backend_config": frozenset({"kind", "custom_fusion_config"}),
+    "collective_backend_config": frozenset(),
+    "native_emitter_backend_config": frozenset(),
+    "bitcast_backend_config": frozenset(),
+}  # fmt: skip
+"""Of each config that XLA:GPU writes (``backend_configs.proto``), the fields that say what is computed.
+The others are the autotuner's, the scheduler's, or follow from the shapes."""
+
+_GPU_BOOKKEEPING = frozenset({
+    "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost", "device_type",
+})  # fmt: skip
+_AUTOTUNED = frozenset({"algorithm", "kernel_index", "plan_id"})
+_GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion", "__cudnn$fusion"})
+"""Fusions around one matmul: which compiler emits it is the autotuner's choice."""
+
+_DEFAULT_ACCURACY = b"\x08\x00"
+"""ResultAccuracy.mode = DEFAULT, written out."""
+_DEFAULTS = frozenset({"", "0", "DEFAULT", "ALG_UNSET", "kNone"})
+"""Strings that stand for nothing in a config: 64-bit zero, and the zeros of its enums."""
 
 
 def backend_config(instruction: Message) -> dict[str, Any]:
@@ -85,7 +120,40 @@ def _config_digest_bytes(instruction: Message) -> bytes:
     config = backend_config(instruction)
     if not config:
         return bytes(instruction.backend_config) if not instruction.backend_config.startswith(b"{") else b""
-    return json.dumps(_without(config, _NOT_STRUCTURE_IN_CONFIG), sort_keys=True).encode()
+    if instruction.opcode == "dot":
+        return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
+    kept = _without(config, _NOT_STRUCTURE_IN_CONFIG) if "operation_queue_id" not in config else _gpu_structure(config)
+    return json.dumps(kept, sort_keys=True).encode() if kept else b""
+
+
+def _gpu_structure(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a GpuBackendConfig that say what is computed, without those at their default."""
+    kept: dict[str, Any] = {}
+    for name, settings in config.items():
+        if name in _GPU_BOOKKEEPING:
+            continue
+        fields = _GPU_STRUCTURE.get(name)
+        if fields is not None and isinstance(settings, dict):
+            settings = {field: value for field, value in settings.items() if field in fields}
+        kept[name] = _without_defaults(_without(settings, _AUTOTUNED))
+    fusion = kept.get("fusion_backend_config")
+    if isinstance(fusion, dict) and fusion.get("kind") in _GEMM_KINDS:
+        fusion["kind"] = "gemm"
+    return {name: settings for name, settings in kept.items() if settings}
+
+
+def _without_defaults(value: Any) -> Any:
+    """JSON without the fields that hold what protobuf reads where they are left out."""
+    if not isinstance(value, dict):
+        return value
+    kept = {name: _without_defaults(inner) for name, inner in value.items()}
+    return {name: inner for name, inner in kept.items() if not _is_default(inner)}
+
+
+def _is_default(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(inner == "DEFAULT" for inner in value)  # a precision for each operand, or nothing
+    return value in _DEFAULTS if isinstance(value, str) else not value
 
 
 def attribute_digest(instruction: Message, computation_digest: Callable[[int], str]) -> str:
@@ -101,8 +169,32 @@ def attribute_digest(instruction: Message, computation_digest: Callable[[int], s
         stripped.ClearField(name)
     if instruction.opcode != "fusion":
         stripped.ClearField("fusion_kind")
+    _clear_defaults(stripped)
     called = [computation_digest(called_id).encode() for called_id in instruction.called_computation_ids]
-    return digest(stripped.SerializeToString(deterministic=True), _config_digest_bytes(instruction), *called)
+    return digest(_significant_bytes(stripped), _config_digest_bytes(instruction), *called)
+
+
+def _clear_defaults(instruction: Message) -> None:
+    """Clear the attributes that say no more than their absence would."""
+    for name in ("window", "dot_dimension_numbers"):
+        if not getattr(instruction, name).ByteSize():
+            instruction.ClearField(name)
+    precision = instruction.precision_config
+    if not precision.algorithm and not any(precision.operand_precision):
+        instruction.ClearField("precision_config")
+    if instruction.comparison_type != "TOTALORDER":
+        instruction.ClearField("comparison_type")  # follows from the operands' type
+    if instruction.result_accuracy in (b"", _DEFAULT_ACCURACY):
+        instruction.ClearField("result_accuracy")
+
+
+def _significant_bytes(instruction: Message) -> bytes:
+    """All fields that hold something, those that this schema does not name included."""
+    unnamed = [
+        (field.field_number, field.data) for field in UnknownFieldSet(instruction) if field.data not in (b"", 0)
+    ]
+    instruction.DiscardUnknownFields()
+    return bytes(instruction.SerializeToString(deterministic=True)) + repr(sorted(unnamed)).encode()
 
 
 def is_inlinable_fusion(instruction: Message, contains_dot: Callable[[int], bool]) -> bool:
