@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo import __version__
+from disco_hlo.activation.agree import settle
 from disco_hlo.activation.channel import Channel
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
@@ -68,12 +69,11 @@ class Session:
         except Exception as error:
             failure = error
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
-        answers = self.channel.all_gather(reason.encode(), tag=f"stage {name}", timeout_s=self.timeout_s)
+        verdict = settle(self.channel, reason, self.timeout_s, tag=name)
         if failure is not None:
             raise failure
-        failed = [(rank, answer.decode(errors="replace")) for rank, answer in enumerate(answers) if answer]
-        if failed:
-            raise ActivationError("; ".join(f"rank {rank}, {name}: {why}" for rank, why in failed[:3]))
+        if verdict:
+            raise ActivationError(verdict)
 
     def tell(self, value: Any, tag: str) -> Any:
         """Rank 0's JSON value, on every rank."""
