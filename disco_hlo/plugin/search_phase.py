@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.errors import DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import execution_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
@@ -28,7 +28,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
-from disco_hlo.plugin.logs import LOGGER, progress_wanted
+from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.session import Interruption, Session, join, versions
@@ -40,6 +40,7 @@ from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
+from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
@@ -48,6 +49,12 @@ from disco_hlo.simulator.timeline import simulate
 PROFILE_NAME = "profile.json"
 STORE_NAME = "profile.sqlite"
 MEASURE_BUDGET_S = 40.0
+NO_FUSION = "no fusion"
+ONE_BUCKET = "one bucket, XLA's op fusion"
+PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
+PLAN = "plan"
+MEMORY_SHARE = 0.1
+"""How much more memory than XLA's own plan a plan may be predicted to need."""
 MINIMUM_GAIN = 0.01
 """A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""
 
@@ -112,10 +119,12 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     measure_s = time.monotonic() - started
     winner = trials[session.tell(_winner(trials) if session.leads and not interrupted else 0, "winner")]
     if session.leads and found is not None:
-        chosen = next(trial for trial in trials if trial.name == "plan") if interrupted else winner
+        chosen = next(trial for trial in trials if trial.name == PLAN) if interrupted else winner
         _save(session, step, slot, found, trials, chosen, (profile_s, measure_s))
     if interrupted:
-        session.say("interrupted: the best plan so far is saved, unmeasured; this run goes on with XLA's default")
+        session.say(
+            "interrupted: the best plan so far is saved, unmeasured; this run goes on with XLA's default"
+        )
         return None
     _warn_of_lost_donation(session, winner)
     return None if winner.strategy is None else winner.executable
@@ -145,57 +154,71 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, [graph]), machine_of(profile)
     started = time.monotonic()
+    # On GPU XLA's fusions are tuned (Triton tiles and all) and worth starting from; on CPU they are not.
+    start = xla if machine.asynchronous else unfused(graph)
     with search_progress(progress_wanted()) as on_progress:
         result = search(
-            graph, costs, machine, start=unfused(graph), settings=_search_settings(settings),
+            graph, costs, machine, start=start, settings=_search_settings(settings),
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
+    ranked = _ranked(graph, xla, result, costs, machine)
     search_s = time.monotonic() - started
+    best = ranked[0]
+    default = simulate(build(graph, xla, costs, machine).problem)
     session.say(
-        "searched %d candidates in %.1f s: %.2f ms predicted, unfused %.2f ms",
-        result.evaluations, search_s, result.predicted_ns / 1e6, result.start_ns / 1e6,
+        "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
+        result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
     )  # fmt: skip
-
-    def predicted(strategy: Strategy) -> int:
-        return simulate(build(graph, strategy, costs, machine).problem).makespan_ns
-
-    plan = _ordered(session, step, result.strategy)
-    named: list[tuple[str, Strategy | None]] = [
-        (DEFAULT, None),
-        ("no fusion", unfused(graph)),
-        ("one bucket, XLA's op fusion", one_bucket(graph, xla.groups)),
-        ("plan's buckets, XLA's op fusion", Strategy(xla.groups, plan.buckets)),
-        ("plan", plan),
+    plain = unfused(graph)
+    lonely = with_order(graph, plain, costs, machine)
+    trials: list[tuple[str, Strategy | None, int]] = [
+        (DEFAULT, None, default.makespan_ns),
+        (NO_FUSION, lonely.strategy, lonely.predicted_ns),
     ]
-    others = [f.strategy for f in result.finalists if f.strategy != result.strategy]
-    named += [(f"plan {i + 2}", _ordered(session, step, s)) for i, s in enumerate(others[: settings.finalists - 1])]
-    trials = tuple((name, strategy, _predicted_or_zero(predicted, strategy or xla)) for name, strategy in named)
-    limit = _bound(step, xla, plan, costs, machine, profile)
-    timeline = simulate(build(graph, plan, costs, machine).problem)
+    for name, strategy in (
+        (ONE_BUCKET, one_bucket(graph, xla.groups)),
+        (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
+    ):
+        with contextlib.suppress(IllegalStrategyError):
+            baseline = with_order(graph, strategy, costs, machine)
+            trials.append((name, baseline.strategy, baseline.predicted_ns))
+    for number, one in enumerate(ranked[: settings.finalists]):
+        trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
+    limit = _bound(step, xla, best.strategy, costs, machine, profile)
     prediction = plans.Prediction(
-        plan_ns=timeline.makespan_ns,
-        default_ns=predicted(xla),
-        unfused_ns=predicted(unfused(graph)),
+        plan_ns=best.predicted_ns,
+        default_ns=default.makespan_ns,
+        unfused_ns=lonely.predicted_ns,
         full_overlap_ns=limit.full_overlap_ns,
         bound_ns=limit.makespan_ns,
-        peak_memory_bytes=timeline.peak_bytes,
+        peak_memory_bytes=best.peak_bytes,
     )
-    return Found(result, trials, prediction, profile, search_s)
+    return Found(result, tuple(trials), prediction, profile, search_s)
 
 
-def _ordered(session: Session, step: Step, strategy: Strategy) -> Strategy:
-    """Normal form with its order written out: what is saved is exactly what is executed."""
-    graph = step.source.graph
-    asynchronous = graph.backend == "gpu"
-    normal = normal_form(graph, strategy)
-    return replace(normal, order=execution_order(graph, normal, asynchronous))
-
-
-def _predicted_or_zero(predict: object, strategy: Strategy) -> int:
-    try:
-        return int(predict(strategy))  # type: ignore[operator]
-    except DiscoError:
-        return 0
+def _ranked(
+    graph: Graph, xla: Strategy, result: SearchResult, costs: MeasuredCosts, machine: MachineModel
+) -> list[Scheduled]:
+    """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
+    buckets and order. None is predicted to need more memory than XLA's plan by more than a tenth."""
+    limit_bytes = with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE)
+    found: dict[Strategy, Scheduled] = {}
+    for make in (
+        *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
+        functools.partial(best_buckets, graph, result.strategy.groups),
+        functools.partial(best_buckets, graph, xla.groups),
+        functools.partial(best_buckets, graph, xla.groups, form="variadic"),
+    ):
+        try:
+            one = make(costs, machine)
+        except IllegalStrategyError as error:
+            LOGGER.debug("left out: %s", one_line(error))
+            continue
+        if not machine.asynchronous or one.peak_bytes <= limit_bytes:
+            found.setdefault(one.strategy, one)
+    return sorted(found.values(), key=lambda one: one.predicted_ns) or [
+        with_order(graph, xla, costs, machine)
+    ]
 
 
 def _search_settings(settings: Settings) -> SearchSettings:
@@ -247,7 +270,9 @@ def _measure(session: Session, step: Step, trials: Sequence[Trial]) -> None:
         if trial.error:
             session.say("%s: not measured: %s", trial.name, trial.error)
         else:
-            session.say("%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6)
+            session.say(
+                "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
+            )
 
 
 def _winner(trials: Sequence[Trial]) -> int:
@@ -263,13 +288,20 @@ def _winner(trials: Sequence[Trial]) -> int:
     best = min(measured, key=lambda i: ratio_to(trials[i], default))
     if ratio_to(trials[best], default) > 1 - max(MINIMUM_GAIN, ratio_noise(trials[best], default)):
         return 0
-    level = [i for i in measured if i and ratio_to(trials[i], trials[best]) <= 1 + ratio_noise(trials[i], trials[best])]
+    level = [
+        i
+        for i in measured
+        if i and ratio_to(trials[i], trials[best]) <= 1 + ratio_noise(trials[i], trials[best])
+    ]
     return min(level or [best], key=lambda i: (trials[i].predicted_ns, i))
 
 
 def _warn_of_lost_donation(session: Session, winner: Trial) -> None:
     if winner.strategy is not None and not jaxlink.keeps_donation():
-        session.say("jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it", session.facts.jax_version)
+        session.say(
+            "jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it",
+            session.facts.jax_version,
+        )
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -317,7 +349,9 @@ def _save(
     if winner.strategy is None:
         session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
     elif winner.times_ns:
-        session.say("%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path))
+        session.say(
+            "%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path)
+        )
 
 
 def _module_of(step: Step, strategy: Strategy) -> bytes:
@@ -366,7 +400,9 @@ def _measured(found: Found, trials: Sequence[Trial], seconds: tuple[float, float
 def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
     notes = []
     if winner.strategy is None:
-        notes.append("Nothing found beats XLA's default beyond the noise of the measurement; this plan is XLA's default.")
+        notes.append(
+            "Nothing found beats XLA's default beyond the noise of the measurement; this plan is XLA's default."
+        )
     if not jaxlink.keeps_donation():
         notes.append("This version of jax loses buffer donation in a rewritten step.")
     loops = sum(node.opcode == "while" for node in step.source.graph.nodes)

@@ -1,0 +1,174 @@
+"""Buckets and order for given kernels: what is left to decide once the op fusion is fixed.
+
+DisCo leaves the order to a ready queue and combines neighbouring all-reduces at random (sections 4.4
+and 4.5). With the kernels fixed both can be computed. A list schedule brings the gradients forward;
+its compute order fixes when each gradient exists; for that order the best buckets of neighbouring
+gradients follow by dynamic programming over the finishing time of the channel; and with the buckets
+the order is made again, since an all-reduce now waits for its last member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import all_reduce_depths, unfused
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import default_unit_order
+from disco_hlo.plan.schedule import list_schedule
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.timeline import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A strategy with its order written out."""
+
+    strategy: Strategy
+    predicted_ns: int
+    peak_bytes: int
+
+
+def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> Scheduled:
+    """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph.
+    """
+    normal = normal_form(graph, strategy)
+    built = build(graph, replace(normal, order=()), costs, machine)
+    durations, transfers = _unit_times(built)
+    listed = list_schedule(built.units, durations, transfers, asynchronous=machine.asynchronous)
+    orders = [listed, default_unit_order(built.units, machine.asynchronous), *([normal.order] if normal.order else [])]
+    found = []
+    for order in orders:
+        ordered = replace(normal, order=order)
+        timeline = simulate(build(graph, ordered, costs, machine).problem)
+        found.append(Scheduled(ordered, timeline.makespan_ns, timeline.peak_bytes))
+    return min(found, key=lambda one: one.predicted_ns)
+
+
+def best_buckets(
+    graph: Graph,
+    groups: Sequence[Group],
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    form: str = "concat",
+    rounds: int = 2,
+) -> Scheduled:
+    """The best buckets and order found for these kernels.
+
+    Args:
+        form: how a bucket of several travels (see ``Bucket``).
+        rounds: how often buckets are recomputed for the order that the previous ones led to.
+
+    Raises:
+        IllegalStrategyError: the groups do not fit the graph.
+    """
+    best = with_order(graph, unfused(graph, groups), costs, machine)
+    current = best
+    for _ in range(rounds):
+        ready = _ready_times(graph, current.strategy, costs, machine)
+        buckets = _neighbours_together(graph, ready, costs, machine, form)
+        try:
+            current = with_order(graph, Strategy(tuple(groups), buckets), costs, machine)
+        except IllegalStrategyError:
+            # A kernel both reads one member and makes another: these gradients cannot wait for each other.
+            break
+        best = min(best, current, key=lambda one: one.predicted_ns)
+    return best
+
+
+def contiguous_buckets(
+    ready_ns: Sequence[int], sizes_bytes: Sequence[int], kinds: Sequence[object], transfer_ns: Callable[[int], int]
+) -> list[list[int]]:
+    """Split gradients, in the order in which they become ready, into runs that travel together.
+
+    The channel serves the runs in turn; a run starts when the channel is free and its last gradient is
+    ready. Of all ways to cut, this is one whose last transfer ends first, with the fewest runs among
+    equals. O(n^2) for n gradients.
+
+    Args:
+        ready_ns: when each gradient exists, ascending.
+        sizes_bytes: its size.
+        kinds: only equal kinds may travel together.
+        transfer_ns: time of an all-reduce of so many bytes.
+    """
+    count = len(ready_ns)
+    best: list[tuple[int, int]] = [(0, 0)]
+    cut = [0] * (count + 1)
+    for end in range(1, count + 1):
+        options = []
+        size = 0
+        for start in range(end - 1, -1, -1):
+            if kinds[start] != kinds[end - 1]:
+                break
+            size += sizes_bytes[start]
+            begin = max(best[start][0], ready_ns[end - 1])
+            options.append((begin + transfer_ns(size), best[start][1] + 1, start))
+        finish, runs, start = min(options)
+        best.append((finish, runs))
+        cut[end] = start
+    found: list[list[int]] = []
+    end = count
+    while end:
+        found.append(list(range(cut[end], end)))
+        end = cut[end]
+    return found[::-1]
+
+
+def _unit_times(built: Built) -> tuple[list[int], list[int]]:
+    """For each unit, its time on the compute stream and on a channel."""
+    durations = [0] * len(built.units.units)
+    transfers = [0] * len(built.units.units)
+    for task, unit in enumerate(built.unit_of):
+        times = transfers if built.problem.communicates[task] else durations
+        times[unit] += int(built.problem.duration_ns[task])
+    return durations, transfers
+
+
+def _ready_times(
+    graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel
+) -> dict[int, int]:
+    """When the operand of each all-reduce exists, in the simulated order of ``strategy``."""
+    built = build(graph, strategy, costs, machine)
+    spans: NDArray[np.int64] = simulate(built.problem).spans_ns
+    end = [0] * len(built.units.units)
+    for task, unit in enumerate(built.unit_of):
+        end[unit] = max(end[unit], int(spans[1, task]))
+    maker = {node: i for i, unit in enumerate(built.units.units) for node in unit.nodes}
+
+    def exists(node: int) -> int:
+        if node in maker:
+            return end[maker[node]]
+        return max((exists(operand) for operand in graph.nodes[node].operands), default=0)
+
+    return {node: exists(graph.nodes[node].operands[0]) for node in graph.all_reduces}
+
+
+def _neighbours_together(
+    graph: Graph, ready: dict[int, int], costs: CostModel, machine: MachineModel, form: str
+) -> tuple[Bucket, ...]:
+    depth = all_reduce_depths(graph)
+    ranked = sorted(ready, key=lambda node: (ready[node], node))
+    sizes = [graph.nodes[node].shape.size_bytes for node in ranked]
+    kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
+    known: dict[int, int] = {}
+
+    def transfer_ns(size_bytes: int) -> int:
+        if size_bytes not in known:
+            known[size_bytes] = int(costs.all_reduce_ns(np.array([size_bytes], np.int64))[0])
+        return known[size_bytes]
+
+    # Where collectives block the compute stream it does not matter when a gradient is ready.
+    times = [ready[node] if machine.asynchronous else 0 for node in ranked]
+    runs = contiguous_buckets(times, sizes, kinds, transfer_ns)
+    return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)

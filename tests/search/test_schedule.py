@@ -1,0 +1,52 @@
+"""Buckets and order for fixed kernels, on cases that can be worked out by hand."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.search.schedule import contiguous_buckets
+
+
+def line(size_bytes: int) -> int:
+    """10 ns an all-reduce and 1 ns a byte."""
+    return 10 + size_bytes
+
+
+def finish(runs: list[list[int]], ready: list[int], sizes: list[int]) -> int:
+    clock = 0
+    for run in runs:
+        clock = max(clock, ready[run[-1]]) + line(sum(sizes[i] for i in run))
+    return clock
+
+
+def test_gradients_that_are_all_ready_travel_together() -> None:
+    assert contiguous_buckets([0, 0, 0], [1, 1, 1], "aaa", line) == [[0, 1, 2]]
+
+
+def test_a_late_gradient_does_not_hold_up_the_early_ones() -> None:
+    # Alone: 0-30, then 100-111. Together: 100-131.
+    assert contiguous_buckets([0, 0, 100], [10, 10, 1], "aaa", line) == [[0, 1], [2]]
+
+
+def test_two_kinds_never_share_a_run() -> None:
+    assert contiguous_buckets([0, 0, 0], [1, 1, 1], "aba", line) == [[0], [1], [2]]
+
+
+def test_no_gradient_no_run() -> None:
+    assert contiguous_buckets([], [], [], line) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7))
+def test_no_other_cut_ends_earlier(gradients: list[tuple[int, int]]) -> None:
+    ready = sorted(time for time, _ in gradients)
+    sizes = [size for _, size in gradients]
+    count = len(ready)
+    cuts = [cut for n in range(count) for cut in combinations(range(1, count), n)]
+    every = [[list(range(a, b)) for a, b in zip((0, *cut), (*cut, count), strict=True)] for cut in cuts]
+    best = min(finish(runs, ready, sizes) for runs in every)
+    found = contiguous_buckets(ready, sizes, [0] * count, line)
+    assert finish(found, ready, sizes) == best
+    assert [i for run in found for i in run] == list(range(count))
