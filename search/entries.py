@@ -7,6 +7,7 @@ from typing import Any
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
 from disco_hlo.search.ready_queue import ready_queue, serial_ns
@@ -33,6 +34,20 @@ def propose(
     g, s, w = open_views(step, state, scratch)
     count = random_apply(g, s, w, generator, pools, method, times, tries, made)
     return count, price_changed(g, s, w, prices, special, unknown)
+
+
+@compiled
+def make_one(step: Any, state: Any, scratch: Any, method: Any, a: Any, b: Any) -> Any:
+    """Make one move between the units with heads ``a`` and ``b``; whether it was legal."""
+    g, s, w = open_views(step, state, scratch)
+    return make_move(g, s, w, method, a, b)
+
+
+@compiled
+def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+    """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
+    g, s, w = open_views(step, state, scratch)
+    return unit_refusal(g, s, w, unit)
 
 
 @compiled
