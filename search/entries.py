@@ -10,7 +10,7 @@ from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
-from disco_hlo.search.ready_queue import ready_queue, serial_ns
+from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.table import claim, find
 from disco_hlo.search.views import open_views
 
@@ -85,7 +85,9 @@ def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, costs: Any, st
     slot = find(costs, digest)
     if slot >= 0:
         return costs.value[slot, 0], digest
-    end_ns = serial_ns(s) if speed_ppm.shape[1] == 1 else ready_queue(g, s, w, speed_ppm, started)[0]
+    end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
+    if speed_ppm.shape[1] > 1:
+        end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
     costs.value[claim(costs, digest), 0] = end_ns
     return end_ns, digest
 

@@ -81,7 +81,8 @@ NEXT_OF_UNIT: Final = 9
 NEXT_OF_NODE: Final = 10
 """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
 DIGEST: Final = 11
-"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere."""
+"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere.
+Units whose digest is not 0 are counted in the totals below."""
 WAITS: Final = 12
 """At a head: number of reads and orderings that the unit waits for; several may concern one unit."""
 TOTAL: Final = 13
@@ -108,7 +109,11 @@ SLOTS: Final = 1
 FREE_CELL: Final = 2
 DIGEST_SUM: Final = 3
 """Hash of the strategy: of all units, wherever they stand in the order."""
-TOTALS: Final = 4
+COMPUTE_NS: Final = 4
+"""Time of all units on the compute stream."""
+TRANSFER_NS: Final = 5
+"""Time of all units on communication channels."""
+TOTALS: Final = 6
 
 # Scratch.row: working space; contents mean nothing between calls.
 MARK: Final = 0
@@ -122,7 +127,8 @@ QUEUE_BACK: Final = 7
 VALUE: Final = 8
 NEEDED: Final = 9
 JUDGED: Final = 10
-SCRATCH_ROWS: Final = 11
+READERS: Final = 11
+SCRATCH_ROWS: Final = 12
 
 # Scratch.number.
 STAMP: Final = 0

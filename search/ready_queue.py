@@ -97,19 +97,6 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
 
 
 @compiled
-def serial_ns(s: Any) -> Any:
-    """What the queues come to where everything runs on one resource: all times added up."""
-    total = 0
-    for slot in range(s.total[at.SLOTS]):
-        unit = s.order[slot]
-        if unit == -1:
-            continue
-        for part in range(at.UNPACK + 1):
-            total += max(0, s.time_ns[at.TIME_COLUMNS * unit + part])
-    return total
-
-
-@compiled
 def _first_task(s: Any, unit: Any) -> Any:
     return 3 * unit + (at.PACK if s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0 else at.MAIN)
 

@@ -72,6 +72,7 @@ class ScratchView(NamedTuple):
     value: Any
     needed: Any
     judged: Any
+    readers: Any
     number: Any
     log: Any
     changed: Any
@@ -155,6 +156,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.VALUE),
         _row(row, at.NEEDED),
         _row(row, at.JUDGED),
+        _row(row, at.READERS),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),

@@ -16,7 +16,8 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import State, copy_state, new_scratch
 from disco_hlo.search.costing import UnitCosts
 from disco_hlo.search.entries import make_one, schedule
-from disco_hlo.search.state import from_strategy, given, to_strategy
+from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
+from disco_hlo.search.state import from_strategy, given, members_of, to_strategy
 from disco_hlo.search.step import build_step
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
 from tests.search.cost_models import TrafficCosts
@@ -52,6 +53,19 @@ class Bench:
         """Try one move."""
         return bool(make_one(self.step, self.state, self.scratch, method, a, b))
 
+    def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
+        """What a move of this kind may be asked for."""
+        if method in (FUSE, DUPLICATE, MERGE, ABSORB):
+            return self.random_pair(random)
+        if method == HAND_OVER:
+            reduces = self.graph.all_reduces
+            return (random.choice(reduces), random.choice(self.heads())) if reduces else (-1, -1)
+        head = random.choice(self.heads())
+        if method == UNFUSE:
+            owned, copies = members_of(self.state, head)
+            return head, random.choice((*owned, *copies))
+        return head, random.randrange(len(self.graph) if method == REORDER else len(self.graph.all_reduces) + 1)
+
     def random_pair(self, random: Random) -> tuple[int, int]:
         """Two units, mostly a reader and what it reads."""
         owner = self.state.word[at.OWNER]
@@ -65,7 +79,8 @@ class Bench:
         """Try random moves between random units; how many were made."""
         made = 0
         for _ in range(count):
-            made += self.move(random.randrange(methods), *self.random_pair(random))
+            method = random.randrange(methods)
+            made += self.move(method, *self.random_arguments(random, method))
         self.costs.price_changed(self.state, self.scratch)
         return made
 
@@ -112,7 +127,17 @@ def check_consistent(bench: Bench) -> None:
     assert state.word[at.TOTAL, at.DIGEST_SUM] == other.word[at.TOTAL, at.DIGEST_SUM]
     order = [x for x in state.word[at.ORDER, : state.word[at.TOTAL, at.SLOTS]].tolist() if x != -1]
     assert sorted(order) == bench.heads()
+    check_topological(bench)
     assert len(order) == state.word[at.TOTAL, at.UNITS]
+
+
+def check_topological(bench: Bench) -> None:
+    """Every unit stands behind all it waits for."""
+    graph, strategy = bench.graph, bench.strategy()
+    units = unit_graph(graph, strategy)
+    place = [int(bench.state.word[at.PLACE, bench.state.word[at.OWNER, max(unit.nodes)]]) for unit in units.units]
+    for unit, needed in enumerate(units.dependencies):
+        assert all(place[other] < place[unit] for other in needed)
 
 
 MACHINES = (CPU, GPU)

@@ -21,7 +21,7 @@ MACHINE = st.sampled_from(MACHINES)
 def test_any_sequence_of_moves_leaves_a_legal_strategy(seed: int, count: int, machine) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count, backend=machine.name), machine)
-    bench.random_moves(random, 3 * count, methods=3)
+    bench.random_moves(random, 3 * count, methods=8)
     check_legal(bench)
     check_consistent(bench)
 
@@ -31,10 +31,10 @@ def test_any_sequence_of_moves_leaves_a_legal_strategy(seed: int, count: int, ma
 def test_undoing_every_move_gives_the_start(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, count, methods=3)
+    bench.random_moves(random, count, methods=8)
     bench.scratch.number[at.LOGGED] = 0
     before = snapshot(bench)
-    bench.random_moves(random, count, methods=3)
+    bench.random_moves(random, count, methods=8)
     undo(bench.step, bench.state, bench.scratch, 0)
     assert snapshot(bench) == before
 
@@ -44,10 +44,11 @@ def test_undoing_every_move_gives_the_start(seed: int, count: int) -> None:
 def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, count, methods=3)
+    bench.random_moves(random, count, methods=8)
     for _ in range(count):
+        method = random.randrange(8)
         before, logged = snapshot(bench), int(bench.scratch.number[at.LOGGED])
-        if not bench.move(random.randrange(3), *bench.random_pair(random)):
+        if not bench.move(method, *bench.random_arguments(random, method)):
             assert snapshot(bench) == before
             assert bench.scratch.number[at.LOGGED] == logged
             assert bench.scratch.number[at.CHANGES] == 0

@@ -36,7 +36,7 @@ def without_order(strategy: Strategy) -> tuple[object, object]:
 def test_a_strategy_survives_the_round_trip(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, 2 * count, methods=3)
+    bench.random_moves(random, 2 * count, methods=8)
     strategy = normal_form(bench.graph, bench.strategy())
     again = Bench(bench.graph, start=strategy)
     assert without_order(normal_form(bench.graph, again.strategy())) == without_order(strategy)
