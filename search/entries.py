@@ -12,6 +12,7 @@ from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
 from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.table import claim, find
+from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
 
@@ -97,6 +98,13 @@ def schedule(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) 
     """Cost in ns of a priced state, and number of entries of its order in ``started``."""
     g, s, w = open_views(step, state, scratch)
     return ready_queue(g, s, w, speed_ppm, started)
+
+
+@compiled
+def run_order(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> Any:
+    """Cost in ns of a priced state in its own order, and number of entries in ``stage.order``."""
+    g, s, w = open_views(step, state, scratch)
+    return order_ns(g, s, w, stage, ranked)
 
 
 @compiled

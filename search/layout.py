@@ -36,7 +36,9 @@ KEY: Final = 11
 """Equal numbers, equal cost key."""
 ALONE: Final = 12
 """ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
-NODE_ROWS: Final = 13
+SLICE: Final = 13
+"""ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
+NODE_ROWS: Final = 14
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1

@@ -142,7 +142,7 @@ def to_strategy(
 
     Args:
         kept: the strategies that the search started from.
-        started: the order, as ``ready_queue`` writes it; empty for the default order.
+        started: the order, as ``ready_queue`` and ``timeline`` write it; empty for the default order.
         asynchronous: whether buckets have a start and a done.
     """
     heads = [x for x in range(len(graph)) if state.word[at.OWNER, x] == x]
@@ -178,7 +178,7 @@ def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
 def _tokens(
     state: State, names: Mapping[int, str], started: NDArray[np.int64], asynchronous: bool
 ) -> Iterator[str]:
-    """Tokens in the order in which tasks of a ready queue start (and transfers end)."""
+    """Tokens in the order in which units start (and transfers are waited for)."""
     for entry in started.tolist():
         task = entry if entry >= 0 else -1 - entry
         head, part = divmod(task, 3)
@@ -188,11 +188,9 @@ def _tokens(
             if part == first:
                 yield name
             continue
-        unpacks = state.times[head, at.UNPACK] >= 0
         if entry >= 0 and part == first:
             yield name + ".start"
-        ends = entry < 0 or not state.times[head, at.ON_CHANNEL]
-        if part == at.UNPACK or (part == at.MAIN and ends and not unpacks):
+        if part == at.MAIN and (entry < 0 or not state.times[head, at.ON_CHANNEL]):
             yield name + ".done"
 
 

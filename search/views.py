@@ -32,6 +32,7 @@ class GraphView(NamedTuple):
     channel: Any
     key: Any
     alone: Any
+    slice_ns: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -123,6 +124,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.CHANNEL),
         _row(node, at.KEY),
         _row(node, at.ALONE),
+        _row(node, at.SLICE),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
