@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import (
@@ -230,4 +231,4 @@ class _Search:
         strategy = to_strategy(
             self.graph, self.step, state, self.kept, self.started[:count], self.machine.asynchronous
         )
-        return Finalist(strategy, self.candidates[number].cost_ns)
+        return Finalist(normal_form(self.graph, strategy), self.candidates[number].cost_ns)

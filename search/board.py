@@ -123,18 +123,31 @@ def note_change(w: Any, node: Any) -> None:
 
 
 @compiled
-def set_digest(s: Any, w: Any, unit: Any, digest: Any) -> None:
-    """Write a unit's digest, and its share in the strategy's."""
-    old = s.digest[unit]
-    if old == digest:
-        return
-    total = np.uint64(s.total[at.DIGEST_SUM])
-    if old != 0:
-        total -= mix(np.uint64(old))
-    if digest != 0:
-        total += mix(np.uint64(digest))
-    put(w, s.total, at.DIGEST_SUM, np.int64(total))
+def retire(s: Any, w: Any, unit: Any) -> None:
+    """Take a unit out of the totals: it is no more, or no longer what it was."""
+    if s.digest[unit] != 0:
+        _count(s, w, unit, -1)
+        put(w, s.digest, unit, 0)
+
+
+@compiled
+def enlist(s: Any, w: Any, unit: Any, digest: Any) -> None:
+    """Count a unit, whose times are filled in, in the totals."""
     put(w, s.digest, unit, digest)
+    _count(s, w, unit, 1)
+
+
+@compiled
+def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
+    share = np.int64(mix(np.uint64(s.digest[unit])))
+    put(w, s.total, at.DIGEST_SUM, s.total[at.DIGEST_SUM] + sign * share)
+    first = at.TIME_COLUMNS * unit
+    compute_ns = max(0, s.time_ns[first + at.PACK]) + max(0, s.time_ns[first + at.UNPACK])
+    if s.time_ns[first + at.ON_CHANNEL]:
+        put(w, s.total, at.TRANSFER_NS, s.total[at.TRANSFER_NS] + sign * s.time_ns[first + at.MAIN])
+    else:
+        compute_ns += s.time_ns[first + at.MAIN]
+    put(w, s.total, at.COMPUTE_NS, s.total[at.COMPUTE_NS] + sign * compute_ns)
 
 
 @compiled
@@ -156,10 +169,10 @@ def computes(s: Any, unit: Any, node: Any) -> Any:
 
 @compiled
 def link(s: Any, w: Any, a: Any, b: Any) -> Any:
-    """Make one unit of two and return its head; it stands at the place of ``b``."""
+    """Make one unit of two and return its head; it stands at the place of ``b``, if that has one."""
     place_a, place_b = s.place[a], s.place[b]
-    set_digest(s, w, a, 0)
-    set_digest(s, w, b, 0)
+    retire(s, w, a)
+    retire(s, w, b)
     head, other = min(a, b), max(a, b)
     x = other
     while x != -1:
@@ -174,7 +187,8 @@ def link(s: Any, w: Any, a: Any, b: Any) -> Any:
         put(w, s.total, at.UNITS, s.total[at.UNITS] - 1)
     put(w, s.place, other, -1)
     put(w, s.place, head, place_b)
-    put(w, s.order, place_b, head)
+    if place_b != -1:
+        put(w, s.order, place_b, head)
     note_change(w, head)
     return head
 
@@ -310,7 +324,7 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
 @compiled
 def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
-    set_digest(s, w, old, 0)
+    retire(s, w, old)
     x = new
     while x != -1:
         put(w, s.owner, x, new)

@@ -56,6 +56,8 @@ class UnitCosts:
         alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
         self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
+        for x in graph.all_reduces:
+            step.node[at.SLICE, x] = self._copy_ns(int(self.sizes[x]))
         self.prices = new_table(at.TIME_COLUMNS)
         self.special = _special(kept)
         self.unknown = new_unknown(len(graph))
@@ -129,7 +131,7 @@ class UnitCosts:
         if variadic or len(sizes) == 1:
             return -1, main_ns, -1, int(on_channel)
         unpacked = [x for x in all_reduces if self.step.node[at.FLAGS, x] & at.UNPACKED]
-        unpack_ns = sum(self._copy_ns(int(self.sizes[x])) for x in unpacked) if unpacked else -1
+        unpack_ns = int(self.step.node[at.SLICE, unpacked].sum()) if unpacked else -1
         return self._copy_ns(total), main_ns, unpack_ns, int(on_channel)
 
     def _copy_ns(self, size_bytes: int) -> int:

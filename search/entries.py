@@ -7,10 +7,12 @@ from typing import Any
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
-from disco_hlo.search.ready_queue import ready_queue, serial_ns
+from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.table import claim, find
+from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
 
@@ -33,6 +35,20 @@ def propose(
     g, s, w = open_views(step, state, scratch)
     count = random_apply(g, s, w, generator, pools, method, times, tries, made)
     return count, price_changed(g, s, w, prices, special, unknown)
+
+
+@compiled
+def make_one(step: Any, state: Any, scratch: Any, method: Any, a: Any, b: Any) -> Any:
+    """Make one move between the units with heads ``a`` and ``b``; whether it was legal."""
+    g, s, w = open_views(step, state, scratch)
+    return make_move(g, s, w, method, a, b)
+
+
+@compiled
+def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+    """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
+    g, s, w = open_views(step, state, scratch)
+    return unit_refusal(g, s, w, unit)
 
 
 @compiled
@@ -70,7 +86,9 @@ def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, costs: Any, st
     slot = find(costs, digest)
     if slot >= 0:
         return costs.value[slot, 0], digest
-    end_ns = serial_ns(s) if speed_ppm.shape[1] == 1 else ready_queue(g, s, w, speed_ppm, started)[0]
+    end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
+    if speed_ppm.shape[1] > 1:
+        end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
     costs.value[claim(costs, digest), 0] = end_ns
     return end_ns, digest
 
@@ -80,6 +98,13 @@ def schedule(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) 
     """Cost in ns of a priced state, and number of entries of its order in ``started``."""
     g, s, w = open_views(step, state, scratch)
     return ready_queue(g, s, w, speed_ppm, started)
+
+
+@compiled
+def run_order(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> Any:
+    """Cost in ns of a priced state in its own order, and number of entries in ``stage.order``."""
+    g, s, w = open_views(step, state, scratch)
+    return order_ns(g, s, w, stage, ranked)
 
 
 @compiled

@@ -36,7 +36,9 @@ KEY: Final = 11
 """Equal numbers, equal cost key."""
 ALONE: Final = 12
 """ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
-NODE_ROWS: Final = 13
+SLICE: Final = 13
+"""ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
+NODE_ROWS: Final = 14
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -81,7 +83,8 @@ NEXT_OF_UNIT: Final = 9
 NEXT_OF_NODE: Final = 10
 """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
 DIGEST: Final = 11
-"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere."""
+"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere.
+Units whose digest is not 0 are counted in the totals below."""
 WAITS: Final = 12
 """At a head: number of reads and orderings that the unit waits for; several may concern one unit."""
 TOTAL: Final = 13
@@ -108,7 +111,11 @@ SLOTS: Final = 1
 FREE_CELL: Final = 2
 DIGEST_SUM: Final = 3
 """Hash of the strategy: of all units, wherever they stand in the order."""
-TOTALS: Final = 4
+COMPUTE_NS: Final = 4
+"""Time of all units on the compute stream."""
+TRANSFER_NS: Final = 5
+"""Time of all units on communication channels."""
+TOTALS: Final = 6
 
 # Scratch.row: working space; contents mean nothing between calls.
 MARK: Final = 0
@@ -122,7 +129,8 @@ QUEUE_BACK: Final = 7
 VALUE: Final = 8
 NEEDED: Final = 9
 JUDGED: Final = 10
-SCRATCH_ROWS: Final = 11
+READERS: Final = 11
+SCRATCH_ROWS: Final = 12
 
 # Scratch.number.
 STAMP: Final = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, put
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import predecessors, successors
@@ -137,3 +138,74 @@ def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
         put(w, s.order, old, -1)
     put(w, s.place, unit, slot)
     put(w, s.order, slot, unit)
+
+
+@compiled
+def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
+    """Find a place for a unit whose ties have changed at will, or which has none yet.
+
+    ``near`` is the slot to begin with where the unit has no place. Returns whether there is one; a
+    circle may leave the order changed, but still topological for all other units.
+    """
+    last, first = near - 1, s.total[at.SLOTS]
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        last = max(last, s.place[w.neighbours[i]])
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        first = min(first, s.place[w.neighbours[i]])
+    old = s.place[unit]
+    if old != -1 and last < old < first:
+        return True
+    if old != -1:
+        put(w, s.order, old, -1)
+        put(w, s.place, unit, -1)
+    else:
+        put(w, s.total, at.UNITS, s.total[at.UNITS] + 1)
+    slot = _open_slot(s, w, last)
+    _move(s, w, unit, slot)
+    first = s.total[at.SLOTS]
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        first = min(first, s.place[w.neighbours[i]])
+    return first > slot or settle(g, s, w, unit, first, slot)
+
+
+@compiled
+def _open_slot(s: Any, w: Any, after: Any) -> Any:
+    """Make room right after a slot (-1: at the front) by shifting units to the nearest hole.
+
+    There always is one: ORDER has a slot for every node.
+    """
+    up, down, end = after + 1, after, s.total[at.SLOTS]
+    while True:
+        if up < end and s.order[up] == -1:
+            for slot in range(up, after + 1, -1):
+                _move(s, w, s.order[slot - 1], slot)
+            return after + 1
+        if down >= 0 and s.order[down] == -1:
+            for slot in range(down, after):
+                _move(s, w, s.order[slot + 1], slot)
+            return after
+        up, down = up + 1, down - 1
+        if up >= end and down < 0:
+            return -1
+
+
+@compiled
+def shift(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
+    """Move a unit to another slot, those between one aside; False where what it is tied to stands between."""
+    old = s.place[unit]
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        if s.place[w.neighbours[i]] >= slot:
+            return False
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        if s.place[w.neighbours[i]] <= slot:
+            return False
+    put(w, s.order, old, -1)
+    direction = 1 if slot > old else -1
+    hole = old
+    for k in range(old + direction, slot + direction, direction):
+        if s.order[k] != -1:
+            _move(s, w, s.order[k], hole)
+            hole = k
+    put(w, s.place, unit, -1)
+    _move(s, w, unit, slot)
+    return True

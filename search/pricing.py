@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp, put, set_digest
+from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
 from disco_hlo.search.digest import member_digest, result_digest, structure_digest
 from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import add_bitcasts
@@ -21,7 +21,9 @@ class Unknown(NamedTuple):
 
     head: NDArray[np.int64]
     key: NDArray[np.int64]
-    """What each is kept under once it is known."""
+    """What the cost of each is kept under once it is known."""
+    digest: NDArray[np.int64]
+    """Hash of each."""
     member_at: NDArray[np.int64]
     """Unit i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
     member: NDArray[np.int64]
@@ -33,6 +35,7 @@ class Unknown(NamedTuple):
 def new_unknown(nodes: int) -> Unknown:
     """Room for ``nodes`` units that compute 32 nodes each on average."""
     return Unknown(
+        np.zeros(nodes, np.int64),
         np.zeros(nodes, np.int64),
         np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
@@ -70,17 +73,20 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: An
             continue
         if not _fits(unknown, count):
             return count
-        set_digest(s, w, unit, digest)
+        retire(s, w, unit)
         if s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE:
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
+            enlist(s, w, unit, digest)
             continue
         key, size = _price_key(g, s, w, unit, members, digest, special)
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
+            enlist(s, w, unit, digest)
         else:
             _list(g, s, w, unknown, count, unit, key, size)
+            unknown.digest[count] = digest
             count += 1
     w.number[at.CHANGES] = 0
     return count
@@ -95,6 +101,7 @@ def set_prices(s: Any, w: Any, prices: Any, unknown: Any, count: Any, times: Any
         for column in range(at.TIME_COLUMNS):
             prices.value[slot, column] = times[i, column]
             put(w, s.time_ns, at.TIME_COLUMNS * unit + column, times[i, column])
+        enlist(s, w, unit, unknown.digest[i])
 
 
 @compiled

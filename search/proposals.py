@@ -6,27 +6,47 @@ from typing import Any, Final
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.jit import compiled
+from disco_hlo.search.moves.absorb import absorb
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.fuse import fuse
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
+from disco_hlo.search.moves.reorder import reorder
+from disco_hlo.search.moves.split import hand_over, split
+from disco_hlo.search.moves.unfuse import unfuse
 from disco_hlo.search.neighbours import predecessors
 from disco_hlo.search.rng import draw
 
 FUSE: Final = 0
 DUPLICATE: Final = 1
 MERGE: Final = 2
+UNFUSE: Final = 3
+ABSORB: Final = 4
+SPLIT: Final = 5
+HAND_OVER: Final = 6
+REORDER: Final = 7
 
 METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
+"""The methods of Algorithm 1."""
 
 
 @compiled
 def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
-    """Make one named move; whether it was legal. ``a`` and ``b`` are heads of units."""
+    """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if method == FUSE:
         return fuse(g, s, w, a, b)
     if method == DUPLICATE:
         return duplicate(g, s, w, a, b)
-    return merge(g, s, w, a, b)
+    if method == MERGE:
+        return merge(g, s, w, a, b)
+    if method == UNFUSE:
+        return unfuse(g, s, w, a, b)
+    if method == ABSORB:
+        return absorb(g, s, w, a)
+    if method == SPLIT:
+        return split(g, s, w, a, b)
+    if method == HAND_OVER:
+        return hand_over(g, s, w, a, b)
+    return reorder(g, s, w, a, b)
 
 
 @compiled

@@ -24,8 +24,8 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
 
     Args:
         speed_ppm: ``[3, channels + 1]``, see ``simulator.costs.MachineModel``.
-        started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, and a
-            transfer also when it ends, as -1 - task.
+        started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, transfers
+            as they are issued, and once more when they end, as -1 - task.
 
     Returns:
         The time at which everything is done and the number of entries of ``started``; (-1, 0)
@@ -48,6 +48,8 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
             if task % 3 == at.MAIN and s.time_ns[at.TIME_COLUMNS * (task // 3) + at.ON_CHANNEL]:
                 r = 1 + turn % (resources - 1)
                 turn += 1
+                started[count] = task
+                count += 1
             queue[r, tail[r]] = task
             tail[r] += 1
         for r in range(resources):
@@ -55,8 +57,9 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
                 continue
             task = queue[r, head[r]]
             head[r] += 1
-            started[count] = task
-            count += 1
+            if r == 0:
+                started[count] = task
+                count += 1
             running[r], left[r] = task, s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3] * PPM
             busy += r > 0
         row = NO_COMPUTE if running[0] == -1 else BESIDE_COMPUTE
@@ -91,19 +94,6 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  #
     if done < s.total[at.UNITS]:
         return -1, 0
     return now, count
-
-
-@compiled
-def serial_ns(s: Any) -> Any:
-    """What the queues come to where everything runs on one resource: all times added up."""
-    total = 0
-    for slot in range(s.total[at.SLOTS]):
-        unit = s.order[slot]
-        if unit == -1:
-            continue
-        for part in range(at.UNPACK + 1):
-            total += max(0, s.time_ns[at.TIME_COLUMNS * unit + part])
-    return total
 
 
 @compiled

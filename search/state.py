@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import keeps_own_buffer
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
@@ -55,12 +54,12 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     state = empty_state(step, sum(len(group.duplicates) for group in strategy.groups))
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
-            _own(state, [x])
+            own(state, [x])
     memberships = _memberships(graph, strategy)
     for owned, _ in memberships:
-        _own(state, owned)
+        own(state, owned)
     for bucket in strategy.buckets:
-        _own(state, sorted(bucket.all_reduces))
+        own(state, sorted(bucket.all_reduces))
     for owned, copies in memberships:
         if owned:
             _duplicate(state, owned[0], copies)
@@ -84,7 +83,8 @@ def _memberships(graph: Graph, strategy: Strategy) -> list[Signature]:
     return found
 
 
-def _own(state: State, nodes: Sequence[int]) -> None:
+def own(state: State, nodes: Sequence[int]) -> None:
+    """Make one unit of some nodes (ascending) that others may have owned; it gets no place."""
     if not nodes:
         return
     for x, following in zip(nodes, [*nodes[1:], -1], strict=True):
@@ -138,11 +138,11 @@ def _lay_out(state: State, heads: Sequence[int]) -> None:
 def to_strategy(
     graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int64], asynchronous: bool
 ) -> Strategy:
-    """The strategy a state stands for.
+    """The strategy a state stands for, not in normal form.
 
     Args:
         kept: the strategies that the search started from.
-        started: the order, as ``ready_queue`` writes it; empty for the default order.
+        started: the order, as ``ready_queue`` and ``timeline`` write it; empty for the default order.
         asynchronous: whether buckets have a start and a done.
     """
     heads = [x for x in range(len(graph)) if state.word[at.OWNER, x] == x]
@@ -160,7 +160,7 @@ def to_strategy(
         else:
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
-    return normal_form(graph, Strategy(tuple(groups), tuple(buckets), order))
+    return Strategy(tuple(groups), tuple(buckets), order)
 
 
 def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
@@ -178,7 +178,7 @@ def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
 def _tokens(
     state: State, names: Mapping[int, str], started: NDArray[np.int64], asynchronous: bool
 ) -> Iterator[str]:
-    """Tokens in the order in which tasks of a ready queue start (and transfers end)."""
+    """Tokens in the order in which units start (and transfers are waited for)."""
     for entry in started.tolist():
         task = entry if entry >= 0 else -1 - entry
         head, part = divmod(task, 3)
@@ -188,11 +188,9 @@ def _tokens(
             if part == first:
                 yield name
             continue
-        unpacks = state.times[head, at.UNPACK] >= 0
         if entry >= 0 and part == first:
             yield name + ".start"
-        ends = entry < 0 or not state.times[head, at.ON_CHANNEL]
-        if part == at.UNPACK or (part == at.MAIN and ends and not unpacks):
+        if part == at.MAIN and (entry < 0 or not state.times[head, at.ON_CHANNEL]):
             yield name + ".done"
 
 

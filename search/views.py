@@ -32,6 +32,7 @@ class GraphView(NamedTuple):
     channel: Any
     key: Any
     alone: Any
+    slice_ns: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -72,6 +73,7 @@ class ScratchView(NamedTuple):
     value: Any
     needed: Any
     judged: Any
+    readers: Any
     number: Any
     log: Any
     changed: Any
@@ -122,6 +124,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.CHANNEL),
         _row(node, at.KEY),
         _row(node, at.ALONE),
+        _row(node, at.SLICE),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
@@ -155,6 +158,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.VALUE),
         _row(row, at.NEEDED),
         _row(row, at.JUDGED),
+        _row(row, at.READERS),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),

@@ -1,0 +1,38 @@
+"""Let every reader of a unit recompute it, so that it is executed no more (not in the paper).
+
+Duplication pays at the last reader only; with several of them no single move shows the gain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import has_room, roll_back
+from disco_hlo.search.jit import compiled
+from disco_hlo.search.moves.duplicate import duplicate
+from disco_hlo.search.neighbours import successors
+
+MOST_READERS = 32
+
+
+@compiled
+def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
+    """Duplicate the unit with head ``producer`` into all its readers."""
+    if not g.flags[producer] & at.FUSIBLE or not has_room(g, w):
+        return False
+    x = producer
+    while x != -1:
+        if g.flags[x] & at.RETURNED:
+            return False
+        x = s.next[x]
+    count = successors(g, s, w, producer, w.readers)
+    if count == 0 or count > MOST_READERS:
+        return False
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    for i in range(count):
+        if not duplicate(g, s, w, s.owner[w.readers[i]], producer):
+            roll_back(w, mark)
+            w.number[at.CHANGES] = changes
+            return False
+    return True

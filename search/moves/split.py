@@ -1,0 +1,57 @@
+"""Split a bucket in two, or move one gradient to the neighbouring bucket (not in the paper)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import has_room, link, roll_back, take_out
+from disco_hlo.search.jit import compiled
+from disco_hlo.search.moves.merge import merge
+from disco_hlo.search.ordering import reseat
+
+
+@compiled
+def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
+    """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
+    if not g.flags[bucket] & at.ALL_REDUCE or not has_room(g, w):
+        return False
+    count = 0
+    x = bucket
+    while x != -1:
+        if g.rank[x] >= rank:
+            w.readers[count] = x
+            count += 1
+        x = s.next[x]
+    if count == 0 or count == s.count[bucket]:
+        return False
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    place = s.place[bucket]
+    later = -1
+    rest = bucket
+    for i in range(count):
+        rest = take_out(s, w, w.readers[i])
+        later = w.readers[i] if later == -1 else link(s, w, w.readers[i], later)
+    if reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place):
+        return True
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False
+
+
+@compiled
+def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
+    """Move one all-reduce out of its bucket into another one, given by its head."""
+    home = s.owner[gradient]
+    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE or not has_room(g, w):
+        return False
+    if s.count[home] == 1:
+        return merge(g, s, w, home, bucket)
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    place = s.place[home]
+    take_out(s, w, gradient)
+    if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
+        return True
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False

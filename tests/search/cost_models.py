@@ -1,0 +1,57 @@
+"""Cost models made up for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.legality import external_reads
+from disco_hlo.plan.strategy import Group
+from disco_hlo.simulator.costs import LinearPieces
+
+
+@dataclass(frozen=True)
+class TrafficCosts:
+    """A kernel takes one ns per byte it reads, and one for each byte that its ops produce.
+
+    It depends on what is in the kernel alone, not on who reads it, so that everybody who asks for a
+    group is told the same.
+    """
+
+    all_reduce: LinearPieces = LinearPieces((0,), (1.0,), (300.0,))
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Operands and result, in bytes."""
+        return np.array(
+            [self._kernel_ns(graph, {n.id}) if n.kind in (Kind.FUSIBLE, Kind.FIXED) else 0 for n in graph.nodes],
+            np.int64,
+        )
+
+    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
+        """External reads and everything produced inside, in bytes."""
+        return np.array([self._kernel_ns(graph, {*g.nodes, *g.duplicates}) for g in groups], np.int64)
+
+    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The line."""
+        return self.all_reduce(sizes_bytes)
+
+    @staticmethod
+    def _kernel_ns(graph: Graph, inside: set[int]) -> int:
+        read = sum(graph.nodes[x].shape.size_bytes for x in external_reads(graph, inside))
+        produced = sum(graph.nodes[x].shape.size_bytes for x in inside if graph.nodes[x].opcode != "bitcast")
+        return read + produced // 4
+
+
+@dataclass(frozen=True)
+class HashedCosts(TrafficCosts):
+    """Times that follow from a kernel's structure alone, and otherwise make no sense at all."""
+
+    @staticmethod
+    def _kernel_ns(graph: Graph, inside: set[int]) -> int:
+        keys = sorted(graph.nodes[x].key for x in inside if graph.nodes[x].opcode != "bitcast")
+        return 50 * len(keys) + blake2b(" ".join(keys).encode(), digest_size=1).digest()[0]

@@ -1,0 +1,148 @@
+"""What search tests share: a state under random moves, and what must hold of it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.legal import bucket_refusal
+from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import State, copy_state, new_scratch
+from disco_hlo.search.costing import UnitCosts
+from disco_hlo.search.entries import make_one, schedule
+from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
+from disco_hlo.search.state import from_strategy, given, members_of, to_strategy
+from disco_hlo.search.step import build_step
+from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
+from tests.search.cost_models import TrafficCosts
+
+
+class Bench:
+    """One state on one graph, with everything that a search has at hand."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: MachineModel = CPU,
+        costs: CostModel | None = None,
+        start: Strategy | None = None,
+    ) -> None:
+        self.graph, self.machine = graph, machine
+        self.model = costs or TrafficCosts()
+        start = start or unfused(graph)
+        self.step = build_step(graph)
+        self.scratch = new_scratch(self.step)
+        self.kept = given(graph, [start])
+        self.costs = UnitCosts(graph, self.step, self.model, machine, self.kept)
+        self.state = from_strategy(graph, self.step, start)
+        self.costs.price_all(self.state, self.scratch)
+        self.started = np.zeros(4 * len(graph) + 4, np.int64)
+
+    def heads(self) -> list[int]:
+        """The units."""
+        owner = self.state.word[at.OWNER]
+        return [x for x in range(len(self.graph)) if owner[x] == x]
+
+    def move(self, method: int, a: int, b: int) -> bool:
+        """Try one move."""
+        return bool(make_one(self.step, self.state, self.scratch, method, a, b))
+
+    def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
+        """What a move of this kind may be asked for."""
+        if method in (FUSE, DUPLICATE, MERGE, ABSORB):
+            return self.random_pair(random)
+        if method == HAND_OVER:
+            reduces = self.graph.all_reduces
+            return (random.choice(reduces), random.choice(self.heads())) if reduces else (-1, -1)
+        head = random.choice(self.heads())
+        if method == UNFUSE:
+            owned, copies = members_of(self.state, head)
+            return head, random.choice((*owned, *copies))
+        return head, random.randrange(len(self.graph) if method == REORDER else len(self.graph.all_reduces) + 1)
+
+    def random_pair(self, random: Random) -> tuple[int, int]:
+        """Two units, mostly a reader and what it reads."""
+        owner = self.state.word[at.OWNER]
+        read = [(x, o) for x, n in enumerate(self.graph.nodes) for o in n.operands if owner[x] != -1 != owner[o]]
+        if read and random.random() < 0.8:
+            x, operand = random.choice(read)
+            return int(owner[x]), int(owner[operand])
+        return random.choice(self.heads()), random.choice(self.heads())
+
+    def random_moves(self, random: Random, count: int, methods: int) -> int:
+        """Try random moves between random units; how many were made."""
+        made = 0
+        for _ in range(count):
+            method = random.randrange(methods)
+            made += self.move(method, *self.random_arguments(random, method))
+        self.costs.price_changed(self.state, self.scratch)
+        return made
+
+    def makespan_ns(self) -> int:
+        """Cost by the ready queue."""
+        return int(schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)[0])
+
+    def strategy(self) -> Strategy:
+        """What the state stands for, in the order of the ready queue."""
+        _, count = schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)
+        return to_strategy(
+            self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
+        )
+
+    def fresh(self) -> State:
+        """The same strategy as a state made from scratch."""
+        other = Bench(self.graph, self.machine, self.model, self.strategy())
+        return other.state
+
+
+def check_legal(bench: Bench) -> None:
+    """The strategy of the state is one that XLA could execute."""
+    graph, strategy = bench.graph, bench.strategy()
+    units = unit_graph(graph, strategy)
+    check_order(units, strategy.order, bench.machine.asynchronous)
+    results: dict[int, list[int]] = {}
+    for value in units.values:
+        results.setdefault(value.producer, []).append(value.node)
+    for number, group in enumerate(strategy.groups):
+        returned = results[units.index[f"g{number}"]]
+        assert group_refusal(graph, {*group.nodes, *group.duplicates}, returned) is None
+    assert not [bucket for bucket in strategy.buckets if bucket_refusal(graph, bucket)]
+
+
+def check_consistent(bench: Bench) -> None:
+    """What the state keeps beside the strategy is what a state made from scratch would keep."""
+    state, other = bench.state, bench.fresh()
+    for row in (at.OWNER, at.NEXT, at.COUNT):
+        assert state.word[row].tolist() == other.word[row].tolist()
+    for head in bench.heads():
+        for row in (at.DIGEST, at.WAITS):
+            assert state.word[row, head] == other.word[row, head], (row, head)
+        assert state.times[head].tolist() == other.times[head].tolist(), head
+    assert state.word[at.TOTAL, at.DIGEST_SUM] == other.word[at.TOTAL, at.DIGEST_SUM]
+    order = [x for x in state.word[at.ORDER, : state.word[at.TOTAL, at.SLOTS]].tolist() if x != -1]
+    assert sorted(order) == bench.heads()
+    check_topological(bench)
+    assert len(order) == state.word[at.TOTAL, at.UNITS]
+
+
+def check_topological(bench: Bench) -> None:
+    """Every unit stands behind all it waits for."""
+    graph, strategy = bench.graph, bench.strategy()
+    units = unit_graph(graph, strategy)
+    place = [int(bench.state.word[at.PLACE, bench.state.word[at.OWNER, max(unit.nodes)]]) for unit in units.units]
+    for unit, needed in enumerate(units.dependencies):
+        assert all(place[other] < place[unit] for other in needed)
+
+
+MACHINES = (CPU, GPU)
+
+
+def snapshot(bench: Bench) -> bytes:
+    """Everything the state consists of."""
+    return copy_state(bench.state).word.tobytes()

@@ -1,0 +1,55 @@
+"""Whatever moves are made, the strategy stays one that XLA could execute, and can be undone."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.search import layout as at
+from disco_hlo.search.entries import undo
+from tests.search.random_steps import random_step
+from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot
+
+SEEDS = st.integers(0, 2**32)
+MACHINE = st.sampled_from(MACHINES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60), machine=MACHINE)
+def test_any_sequence_of_moves_leaves_a_legal_strategy(seed: int, count: int, machine) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend=machine.name), machine)
+    bench.random_moves(random, 3 * count, methods=8)
+    check_legal(bench)
+    check_consistent(bench)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60))
+def test_undoing_every_move_gives_the_start(seed: int, count: int) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count))
+    bench.random_moves(random, count, methods=8)
+    bench.scratch.number[at.LOGGED] = 0
+    before = snapshot(bench)
+    bench.random_moves(random, count, methods=8)
+    undo(bench.step, bench.state, bench.scratch, 0)
+    assert snapshot(bench) == before
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60))
+def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count))
+    bench.random_moves(random, count, methods=8)
+    for _ in range(count):
+        method = random.randrange(8)
+        before, logged = snapshot(bench), int(bench.scratch.number[at.LOGGED])
+        if not bench.move(method, *bench.random_arguments(random, method)):
+            assert snapshot(bench) == before
+            assert bench.scratch.number[at.LOGGED] == logged
+            assert bench.scratch.number[at.CHANGES] == 0
+        bench.costs.price_changed(bench.state, bench.scratch)

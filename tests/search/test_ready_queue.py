@@ -1,0 +1,84 @@
+"""The queue of the search and the simulator's are the same, and orders keep what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.plan.baselines import all_reduce_depths, unfused
+from disco_hlo.search.entries import evaluate
+from disco_hlo.search.table import new_table
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CPU, GPU
+from disco_hlo.simulator.timeline import simulate
+from tests.search.random_steps import random_step
+from tests.search.states import Bench
+from tests.search.steps import chain
+
+BUSY = replace(
+    GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(8, 50),
+    machine=st.sampled_from([CPU, GPU, BUSY, replace(BUSY, one_shot_max_bytes=100)]),
+)
+def test_the_queue_of_the_search_is_the_simulators(seed: int, count: int, machine) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend=machine.name), machine)
+    bench.random_moves(random, count, methods=8)
+    built = build(bench.graph, bench.strategy(), bench.model, machine, ready_queue=True)
+    if any(".unpack" in name for name in built.problem.names):
+        return  # the search slices a bucket apart in one go
+    assert bench.makespan_ns() == simulate(built.problem).makespan_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(8, 50), machine=st.sampled_from([GPU, BUSY]))
+def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int, machine) -> None:
+    random = Random(seed)
+    graph = random_step(random, count, backend="gpu")
+    bench = Bench(graph, machine)
+    bench.random_moves(random, count, methods=8)
+    built = build(graph, bench.strategy(), bench.model, machine)
+    depths = all_reduce_depths(graph)
+    if any(".unpack" in name for name in built.problem.names) or any(depths[x] for x in graph.all_reduces):
+        return  # a transfer that waits for a transfer is issued by the device, after the op it is busy with
+    assert bench.makespan_ns() == simulate(built.problem).makespan_ns
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(8, 50))
+def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count), replace(CPU, launch_ns=3, memory_bytes_per_us=2000))
+    bench.random_moves(random, count, methods=8)
+    table = new_table(1)
+    cost, _ = evaluate(
+        bench.step, bench.state, bench.scratch, bench.machine.speed_ppm(), table, bench.started
+    )
+    assert cost == bench.makespan_ns()
+    assert cost == simulate(build(bench.graph, bench.strategy(), bench.model, bench.machine).problem).makespan_ns
+
+
+def test_a_gradient_travels_while_the_device_computes() -> None:
+    # exp (8 elements: 32 + 8 ns) makes the gradient, dot works on meanwhile.
+    graph = chain("param\nexponential 0\nall-reduce 1\ndot 0\nnegate 2\ntuple 3 4", backend="gpu")
+    bench = Bench(graph, GPU)
+    transfer = int(bench.model.all_reduce_ns(np.array([32]))[0])
+    assert transfer == 332
+    assert bench.makespan_ns() == 40 + 332 + 40
+    assert bench.strategy().order == ("n1", "b0.start", "n3", "b0.done", "n4")
+
+
+def test_an_unfused_step_starts_with_the_smallest_node() -> None:
+    graph = chain("param\nnegate 0\nexponential 0\nmultiply 1 2\ntuple 3")
+    assert Bench(graph).strategy().order == ("n1", "n2", "n3")
+    assert Bench(graph).strategy().buckets == unfused(graph).buckets == ()

@@ -1,0 +1,41 @@
+"""What the search says of an order is what the simulator says of the strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.search.entries import run_order
+from disco_hlo.search.state import to_strategy
+from disco_hlo.search.timeline import new_stage
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CPU, GPU
+from disco_hlo.simulator.timeline import simulate
+from tests.search.random_steps import random_step
+from tests.search.states import Bench
+
+BUSY = replace(
+    GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
+)
+MACHINES = [replace(CPU, launch_ns=2, memory_bytes_per_us=900), GPU, BUSY, replace(BUSY, one_shot_max_bytes=100, channels=2)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(8, 60), machine=st.sampled_from(MACHINES))
+def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine) -> None:
+    random = Random(seed)
+    graph = random_step(random, count, backend=machine.name)
+    bench = Bench(graph, machine)
+    bench.random_moves(random, 2 * count, methods=8)
+    stage = new_stage(len(graph), machine)
+    ranked = np.array(graph.all_reduces, np.int64)
+    cost, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
+    started = stage.order[:entries].astype(np.int64)
+    strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
+    check_order(unit_graph(graph, strategy), strategy.order, machine.asynchronous)
+    assert simulate(build(graph, strategy, bench.model, machine).problem).makespan_ns == cost
