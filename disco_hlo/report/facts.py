@@ -6,7 +6,7 @@ Everything here is read from the plan, the module beside it and the profile; not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
@@ -125,7 +125,6 @@ def _group(token: str, group: Group, graph: Graph | None, profile: Profile | Non
     if graph is None:
         return GroupFacts(token, group.kind, group.nodes, group.duplicates, (), 0, "", None)
     inside = [graph.nodes[node] for node in (*group.nodes, *group.duplicates)]
-    sources = Counter(node.source for node in inside if node.source)
     measured = profile.ops.get(fused_key(graph, group)) if profile is not None else None
     return GroupFacts(
         token,
@@ -134,9 +133,16 @@ def _group(token: str, group: Group, graph: Graph | None, profile: Profile | Non
         group.duplicates,
         tuple(sorted(Counter(node.opcode for node in inside).items(), key=lambda item: (-item[1], item[0]))),
         bytes_saved(graph, group),
-        sources.most_common(1)[0][0] if sources else "",
+        _most_telling(node.source for node in inside if node.source),
         measured.median_ns if measured else None,
     )
+
+
+def _most_telling(sources: Iterable[str]) -> str:
+    """The line that occurs most, lines of installed packages only where there are no others."""
+    counts = Counter(sources)
+    ranked = sorted(counts, key=lambda line: ("site-packages" in line, -counts[line], line))
+    return ranked[0] if ranked else ""
 
 
 def bytes_saved(graph: Graph, group: Group) -> int:

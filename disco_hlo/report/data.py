@@ -1,0 +1,157 @@
+"""All that a report shows, as one JSON value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.plan import Plan
+from disco_hlo.report.bundle import Bundle
+from disco_hlo.report.compare import compare
+from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
+from disco_hlo.report.order import order_of, with_order
+from disco_hlo.report.predict import Costs, Predicted, lower_bound, predict
+from disco_hlo.report.printable import printable
+from disco_hlo.report.rows import bucket_rows, group_rows, op_rows, used_nodes
+from disco_hlo.report.strings import Strings
+from disco_hlo.report.timelines import timeline_data
+
+VERSION = 1
+
+
+def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> dict[str, Any]:
+    """The content of a report.
+
+    Args:
+        costs: what the timelines are simulated with; None where the module is missing.
+        said: what a reader must know of the costs.
+
+    Raises:
+        DiscoError: the costs do not fit the module.
+    """
+    strings = Strings()
+    plan, default = _simulated(bundle, costs)
+    graph = bundle.source.graph if bundle.source else None
+    order, explicit = order_of(bundle)
+    groups = group_rows(bundle, plan, default, strings)
+    body = {
+        "version": VERSION,
+        "head": _head(bundle, strings),
+        "groups": groups,
+        "buckets": bucket_rows(bundle, plan, default, strings),
+        "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
+        "order": msgspec.to_builtins(order_facts(order, explicit)),
+        "timelines": [],
+        "bound": None,
+        "difference": None,
+        "curve": [list(step) for step in bundle.plan.search.improvements],
+        "allReduce": _all_reduce(bundle),
+        "launch": costs.machine.launch_ns if costs else 0,
+        "notes": [printable(note, 2000) for note in _notes(bundle, said)],
+    }
+    if plan is not None and default is not None and graph is not None and costs is not None:
+        limit = lower_bound(graph, [plan.strategy, default.strategy], costs)
+        body["timelines"] = [timeline_data(graph, one, strings) for one in (default, plan)]
+        body["bound"] = {"step": limit.makespan_ns, "fullOverlap": limit.full_overlap_ns}
+        body["difference"] = _difference(graph, bundle, default)
+    return body | {"strings": strings.as_list()}
+
+
+def _simulated(bundle: Bundle, costs: Costs | None) -> tuple[Predicted | None, Predicted | None]:
+    if bundle.source is None or bundle.default is None or costs is None:
+        return None, None
+    graph = bundle.source.graph
+    return predict(graph, bundle.strategy, costs), predict(graph, bundle.default, costs)
+
+
+def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
+    plan = bundle.plan
+    times = step_times(plan)
+    return {
+        "module": printable(plan.target.module_name),
+        "target": _texts(msgspec.to_builtins(plan.target)),
+        "versions": _texts(plan.versions),
+        "chosen": printable(plan.chosen),
+        "created": printable(plan.measured.created) if plan.measured else "",
+        "predicted": msgspec.to_builtins(plan.prediction) | {"chosen_ns": times.predicted_plan},
+        "predictedSpeedup": times.predicted_speedup,
+        "measuredSpeedup": times.measured_speedup,
+        "candidates": _candidates(plan, strings),
+        "search": _texts({"method": plan.search.method, **plan.search.settings})
+        | {"evaluations": plan.search.evaluations},
+        "seconds": _seconds(plan),
+        "sha256": plan.module_sha256,
+    }
+
+
+def _candidates(plan: Plan, strings: Strings) -> list[dict[str, Any]]:
+    if plan.measured is None:
+        return []
+    return [
+        {
+            "name": strings(one.name),
+            "predicted": one.predicted_ns,
+            "median": one.median_ns,
+            "spread": one.spread_ns,
+            "samples": one.samples,
+            "error": strings(one.error) if one.error else None,
+        }
+        for one in plan.measured.candidates
+    ]
+
+
+def _seconds(plan: Plan) -> dict[str, float]:
+    if plan.measured is None:
+        return {}
+    spent = plan.measured
+    return {
+        "profile_s": spent.profile_s,
+        "search_s": spent.search_s,
+        "measure_s": spent.measure_s,
+        "evaluations_per_s": spent.evaluations_per_s,
+    }
+
+
+def _notes(bundle: Bundle, said: Sequence[str]) -> list[str]:
+    noted = bundle.plan.notes
+    return [*noted, *(f"timelines: {line}" for line in said if line not in noted), *bundle.missing]
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, Any]:
+    return {printable(k): printable(v) if isinstance(v, str) else v for k, v in fields.items()}
+
+
+def _all_reduce(bundle: Bundle) -> dict[str, Any]:
+    """The fitted lines, from the plan, and the points behind them, from the profile."""
+    lines = bundle.plan.measured.all_reduce if bundle.plan.measured else ()
+    swept = bundle.profile.all_reduce if bundle.profile else None
+    pieces = [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in lines]
+    if swept is not None and not pieces:
+        pieces = [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in swept.pieces]
+    points = swept.points if swept is not None else ()
+    return {
+        "pieces": pieces,
+        "points": [[point.size_bytes, point.median_ns, point.spread_ns] for point in points],
+        "medianError": swept.median_error if swept is not None else None,
+    }
+
+
+def _difference(graph: Graph, bundle: Bundle, default: Predicted) -> dict[str, Any]:
+    """How the plan differs from XLA's own, in numbers."""
+    found = compare(with_order(graph, default.strategy), with_order(graph, bundle.strategy))
+    sizes = [bucket.size_bytes for bucket in bucket_facts(default.strategy, graph)]
+    return {
+        "groupsInBoth": found.common_groups,
+        "groupsXla": len(default.strategy.groups),
+        "groupsPlan": len(bundle.strategy.groups),
+        "bucketsInBoth": found.common_buckets,
+        "bucketsXla": len(default.strategy.buckets),
+        "bucketsPlan": len(bundle.strategy.buckets),
+        "xlaBucketBytes": sizes,
+        "allReducesMoved": len(found.moved_all_reduces),
+        "unitsInBoth": found.common_units,
+        "unitsMoved": len(found.moved_units),
+    }
