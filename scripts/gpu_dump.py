@@ -93,7 +93,8 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
         try:
             report[name] = variant(request, name, given(), out)
         except Exception as error:
-            report[name] = {"error": f"{type(error).__name__}: {error}"[:2000], "where": traceback.format_exc()[-2000:]}
+            why = f"{type(error).__name__}: {error}"
+            report[name] = {"error": why[:2000], "where": traceback.format_exc()[-2000:]}
         report[name]["seconds"] = round(time.perf_counter() - started, 2)
     return report
 
@@ -112,14 +113,16 @@ def variant(request: Any, name: str, given: bytes, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and dump."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--out", type=Path, required=True, help="folder for the modules and the report")
     parser.add_argument("--width", type=int, default=256, help="width of the transformer block")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ.pop("ENABLE_SEARCH", None)
     if os.environ.get("JAX_PLATFORMS") == "cpu":
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
     from disco_hlo.plugin import jaxlink
 
     def handler(request: Any) -> None:

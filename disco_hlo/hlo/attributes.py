@@ -55,7 +55,8 @@ _GPU_STRUCTURE: dict[str, frozenset[str]] = {
 The others are the autotuner's, the scheduler's, or follow from the shapes."""
 
 _GPU_BOOKKEEPING = frozenset({
-    "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost", "device_type",
+    "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost",
+    "device_type",
 })  # fmt: skip
 _AUTOTUNED = frozenset({"algorithm", "kernel_index", "plan_id"})
 _GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion", "__cudnn$fusion"})
@@ -122,7 +123,8 @@ def _config_digest_bytes(instruction: Message) -> bytes:
         return bytes(instruction.backend_config) if not instruction.backend_config.startswith(b"{") else b""
     if instruction.opcode == "dot":
         return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
-    kept = _without(config, _NOT_STRUCTURE_IN_CONFIG) if "operation_queue_id" not in config else _gpu_structure(config)
+    is_gpu = "operation_queue_id" in config
+    kept = _gpu_structure(config) if is_gpu else _without(config, _NOT_STRUCTURE_IN_CONFIG)
     return json.dumps(kept, sort_keys=True).encode() if kept else b""
 
 
@@ -190,9 +192,7 @@ def _clear_defaults(instruction: Message) -> None:
 
 def _significant_bytes(instruction: Message) -> bytes:
     """All fields that hold something, those that this schema does not name included."""
-    unnamed = [
-        (field.field_number, field.data) for field in UnknownFieldSet(instruction) if field.data not in (b"", 0)
-    ]
+    unnamed = [(f.field_number, f.data) for f in UnknownFieldSet(instruction) if f.data not in (b"", 0)]
     instruction.DiscardUnknownFields()
     return bytes(instruction.SerializeToString(deterministic=True)) + repr(sorted(unnamed)).encode()
 

@@ -3,8 +3,8 @@
 XLA trusts the module the hook returns: some illegal fusions are compile errors, others crash the
 process, and an in-place update fused carelessly gives wrong numbers. So legality is decided here,
 before XLA sees anything. The rules mirror XLA's own (cpu_instruction_fusion.cc,
-cpu_multi_output_fusion.cc, gpu_fusible.cc); what XLA itself grouped is legal by construction and
-is not judged by them (see ``plan.apply``).
+cpu_multi_output_fusion.cc; for GPU see ``legality_gpu``); what XLA itself grouped is legal by
+construction and is not judged by them (see ``plan.apply``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
+from disco_hlo.hlo.legality_gpu import gpu_refusal
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 
 
@@ -33,6 +34,8 @@ LIMITS: dict[str, Limits] = {
     "gpu": Limits(operands_and_results=96, emissions=8, reductions=8),
 }
 
+_SINGLE_RESULT = frozenset({"concatenate", "gather", "reduce-window"})
+
 
 def is_joinable(node: Node) -> bool:
     """Whether the node may stand in a group at all."""
@@ -48,11 +51,12 @@ def is_elementwise(graph: Graph, node: Node) -> bool:
     """Whether element i of the result reads element i of each operand: same dimensions, same layout."""
     if node.opcode not in ELEMENTWISE:
         return False
-    return all(
-        not graph.nodes[operand].shape.dims
-        or (graph.nodes[operand].shape.dims, graph.nodes[operand].shape.layout) == (node.shape.dims, node.shape.layout)
-        for operand in node.operands
-    )
+    shapes = [graph.nodes[operand].shape for operand in node.operands]
+    return all(not shape.dims or _same_geometry(shape, node.shape) for shape in shapes)
+
+
+def _same_geometry(left: Shape, right: Shape) -> bool:
+    return (left.dims, left.layout) == (right.dims, right.layout)
 
 
 def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]) -> str | None:
@@ -65,13 +69,18 @@ def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]
     """
     inside = set(members)
     limits = LIMITS[graph.backend]
-    return (
+    if not results:
+        return "the group has no result: nothing outside reads it"
+    common = (
         _member_refusal(graph, inside, set(results))
-        or _result_refusal(graph, results)
         or _size_refusal(graph, inside, results, limits)
         or _emission_refusal(graph, inside, results, limits)
-        or _inplace_refusal(graph, inside)
     )
+    if common:
+        return common
+    if graph.backend == "gpu":
+        return gpu_refusal(graph, inside, results)
+    return _result_refusal(graph, results) or _inplace_refusal(graph, inside)
 
 
 def _member_refusal(graph: Graph, inside: set[int], results: set[int]) -> str | None:
@@ -79,7 +88,7 @@ def _member_refusal(graph: Graph, inside: set[int], results: set[int]) -> str | 
         node = graph.nodes[member]
         if member not in results and inside.isdisjoint(graph.users[member]):
             return f"n{member} ({node.opcode}) is computed, but nothing reads it"
-        if not is_joinable(node):
+        if not is_joinable(node) and not (graph.backend == "gpu" and node.opcode == "scatter"):
             return f"n{member} ({node.opcode}) cannot be fused"
         if keeps_own_buffer(graph, node):
             return f"n{member} is a copy that gives its value a buffer of its own"
@@ -87,22 +96,20 @@ def _member_refusal(graph: Graph, inside: set[int], results: set[int]) -> str | 
 
 
 def _result_refusal(graph: Graph, results: Sequence[int]) -> str | None:
-    if not results:
-        return "the group has no result: nothing outside reads it"
     first = graph.nodes[results[0]]
     for result in results[1:]:
         node = graph.nodes[result]
         if node.shape != first.shape:
             return f"results n{first.id} {first.shape} and n{result} {node.shape} differ in shape or layout"
-    if len(results) > 1 and any(graph.nodes[r].opcode in ("concatenate", "reduce-window", "gather") for r in results):
+    if len(results) > 1 and any(graph.nodes[result].opcode in _SINGLE_RESULT for result in results):
         return "a concatenate, gather or reduce-window may only be the single result of a group"
     return None
 
 
 def external_reads(graph: Graph, inside: Collection[int]) -> list[int]:
     """Nodes read from outside the group, ascending; scalar constants are cloned and not counted."""
-    reads = {operand for member in inside for operand in graph.nodes[member].operands if operand not in inside}
-    return sorted(r for r in reads if not is_cloned(graph.nodes[r]))
+    read = {operand for member in inside for operand in graph.nodes[member].operands}
+    return sorted(x for x in read.difference(inside) if not is_cloned(graph.nodes[x]))
 
 
 def _size_refusal(graph: Graph, inside: set[int], results: Sequence[int], limits: Limits) -> str | None:
@@ -122,7 +129,7 @@ def emissions(graph: Graph, inside: set[int], results: Sequence[int]) -> dict[in
     it is written itself.
     """
     written: dict[int, int] = {}
-    shared = {result: 1 for result in results}
+    shared = dict.fromkeys(results, 1)
     for member in sorted(inside, reverse=True):
         count = shared.get(member, 0)
         node = graph.nodes[member]
@@ -130,15 +137,19 @@ def emissions(graph: Graph, inside: set[int], results: Sequence[int]) -> dict[in
         elementwise = is_elementwise(graph, node)
         for operand in set(node.operands):
             if operand in inside:
-                uses = written[member] * (1 if elementwise else node.operands.count(operand))
-                shared[operand] = max(shared.get(operand, 0), uses) if elementwise else shared.get(operand, 0) + uses
+                before, uses = shared.get(operand, 0), written[member]
+                added = before + uses * node.operands.count(operand)
+                shared[operand] = max(before, uses) if elementwise else added
     return written
 
 
 def _emission_refusal(graph: Graph, inside: set[int], results: Sequence[int], limits: Limits) -> str | None:
     for member, count in emissions(graph, inside, results).items():
         if count > limits.emissions:
-            return f"n{member} ({graph.nodes[member].opcode}) would be written {count} times into one kernel, more than {limits.emissions}"
+            return (
+                f"n{member} ({graph.nodes[member].opcode}) would be written {count} times into one kernel, "
+                f"more than {limits.emissions}"
+            )
     return None
 
 
@@ -161,8 +172,7 @@ def _shared_buffer_refusal(graph: Graph, inside: set[int], buffer: int, writer: 
         if not touched.intersection(node.operands):
             continue
         touched.add(member)
-        same_index = is_elementwise(graph, node) and (node.shape.dims, node.shape.layout) == (home.shape.dims, home.shape.layout)
-        if not same_index:
+        if not is_elementwise(graph, node) or not _same_geometry(node.shape, home.shape):
             return (
                 f"n{writer} overwrites the buffer of n{buffer}, which n{member} ({node.opcode}) "
                 "reads at other elements in the same kernel"

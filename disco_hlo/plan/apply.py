@@ -19,6 +19,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, is_cloned
 from disco_hlo.hlo.legality import external_reads
+from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.order import check_order, default_unit_order
@@ -27,6 +28,8 @@ from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import ComputationWriter, tuple_shape, vector_shape
 
+_KERNELS_ON_GPU = frozenset({"dynamic-update-slice", "scatter"})
+"""Ops that are no fusible nodes, but that XLA:GPU emits as kernels, never as calls."""
 _FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
 
 
@@ -125,7 +128,7 @@ class _ModuleWriter:
     # Values ---------------------------------------------------------------------------------
 
     def _value(self, node_id: int) -> Message:
-        """The entry instruction holding a node's value; free nodes, constants, slices are written on demand."""
+        """The entry instruction with a node's value; free nodes, constants, slices are written on demand."""
         found = self.written.get(node_id)
         if found is not None:
             return found
@@ -159,11 +162,13 @@ class _ModuleWriter:
 
     def _write_single(self, token: str, node_id: int) -> None:
         node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
-        if node.kind is Kind.FUSIBLE or node_id in self.wrapped:
+        needs_kernel = self.graph.backend == "gpu" and node.opcode in _KERNELS_ON_GPU
+        if node.kind is Kind.FUSIBLE or node_id in self.wrapped or needs_kernel:
             wrapper = self.wrapped.get(node_id)
             kind = emitter_of(wrapper.proto) if wrapper else ""
             if kind in ("", "triton"):
-                kind = _default_emitter(self.graph.backend, node.opcode)
+                is_gpu = self.graph.backend == "gpu"
+                kind = emitter_kind(self.graph, (node_id,), (node_id,)) if is_gpu else "loop"
             self._write_group(token, Group((node_id,), kind=kind))
             return
         operands = [self._value(operand) for operand in node.operands]
@@ -177,7 +182,10 @@ class _ModuleWriter:
         results = [value.node for value in values if value.producer == unit]
         main = self.graph.nodes[results[0]].opcode
         body = ComputationWriter(self._new_id(), f"{token}_computation")
-        local, operands = self._kernel_inputs(body, token, inside, cut_inside=group.kind in ("loop", "input"))
+        # What is updated in place must be an operand of the kernel itself.
+        updates = any(self.graph.nodes[member].opcode in _KERNELS_ON_GPU for member in members)
+        cut_inside = group.kind in ("loop", "input") and not updates
+        local, operands = self._kernel_inputs(body, token, inside, cut_inside=cut_inside)
         for member in members:
             reads = [
                 self._local(body, token, local, operand) for operand in self.graph.nodes[member].operands
@@ -354,7 +362,7 @@ class _ModuleWriter:
         return start
 
     def _renew_channel(self, all_reduce: Message) -> None:
-        """All-reduces taken apart share a channel id; each needs its own. Zero means no channel, and stays."""
+        """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if all_reduce.channel_id > 0:
             all_reduce.channel_id = self.next_channel
             self.next_channel += 1
@@ -419,8 +427,3 @@ class _ModuleWriter:
                 module.schedule.sequences[computation.id].instruction_ids.extend(
                     i.id for i in computation.instructions
                 )
-
-
-def _default_emitter(backend: str, opcode: str) -> str:
-    """XLA:GPU labels reductions and transposes kInput; the emitter itself is chosen by what is inside."""
-    return "input" if backend == "gpu" and opcode in ("reduce", "transpose", "scatter") else "loop"

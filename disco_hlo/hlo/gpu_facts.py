@@ -1,0 +1,185 @@
+"""What XLA:GPU's emitters look at in an op, as numbers per node.
+
+XLA picks the code generator of a fusion by its *heroes*: reductions that a block of threads does
+together, and transposes done tile by tile through shared memory. Which op is one depends on the op
+and its shapes alone, so it is computed once per graph, into flat arrays that compiled code can read
+as they are. The rules made of them are in ``legality_gpu``. They follow XLA as of jax 0.11:
+``reduction_utils.cc``, ``ir_emission_utils.cc``, ``gpu_fusible.cc``, ``hlo_fusion_analysis.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.gpu_heroes import (
+    WARP,
+    Reduction,
+    Transpose,
+    block_reduction,
+    element_bits,
+    is_row_major,
+    tiled_transpose,
+)
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.opcodes import ELEMENTWISE
+
+# Bits of GpuFacts.flags.
+CHAIN: Final = 1
+"""Trivial, with one operand: a hero may stand behind a chain of such ops."""
+WEB: Final = 2
+"""Trivial, with at most three operands: a transpose or concatenate may stand behind a web of such ops."""
+RACE_FREE: Final = 4
+"""A reduction that one block finishes, so that ops may follow it in its kernel."""
+LONG_REDUCE: Final = 8
+"""A reduction of 16 elements or more into one."""
+NESTED_TRANSPOSE: Final = 16
+"""A transpose that is not done by tiles."""
+MOVES: Final = 32
+"""Moves elements: a transpose, or a copy to another layout."""
+CONCATENATE: Final = 64
+SCATTER: Final = 128
+LOOP_PRODUCER: Final = 256
+"""May be computed element by element wherever its value is wanted."""
+SAME_PLACE: Final = 512
+"""Element i of the result, counted in memory, needs element i of every array operand of its size."""
+
+SHARED_BYTES: Final = 48 * 1024
+"""Shared memory of one block on every NVIDIA device since Maxwell, without opting in to more."""
+
+_KNOWN_PRODUCERS = frozenset({
+    "bitcast", "broadcast", "concatenate", "copy", "dynamic-slice", "gather", "iota", "pad", "reduce",
+    "reduce-window", "reshape", "reverse", "slice", "transpose",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One entry per node in each array, int64."""
+
+    flags: NDArray[np.int64]
+    reduction: NDArray[np.int64]
+    """Reductions done by a block: equal numbers, same kernel layout. -1 for other ops."""
+    transpose: NDArray[np.int64]
+    """Transposes done by tiles: equal numbers, same kernel layout. -1 for other ops."""
+    loop: NDArray[np.int64]
+    """Equal numbers: one loop can produce results of both shapes, whatever their element types."""
+    operand_loop: NDArray[np.int64]
+    """``loop`` of the first operand's shape; -1 where there is none."""
+    elements: NDArray[np.int64]
+    """Elements of the result."""
+    shared_bytes: NDArray[np.int64]
+    """Shared memory that the op takes inside any kernel, hero or not (as XLA budgets it)."""
+
+
+def gpu_facts(graph: Graph) -> GpuFacts:
+    """The facts of ``graph``, computed at the first call and kept with it."""
+    known = vars(graph).get("_gpu_facts")
+    if isinstance(known, GpuFacts):
+        return known
+    facts = _facts(graph)
+    vars(graph)["_gpu_facts"] = facts
+    return facts
+
+
+def _facts(graph: Graph) -> GpuFacts:
+    nodes = graph.nodes
+    first = [nodes[node.operands[0]].shape if node.operands else None for node in nodes]
+    reductions = [block_reduction(node, shape) for node, shape in zip(nodes, first, strict=True)]
+    transposes = [tiled_transpose(node, shape) for node, shape in zip(nodes, first, strict=True)]
+    layouts = [tile and (tile.dimensions, tile.permutation, tile.bits) for tile in transposes]
+    loops = _numbered([_loop(node.shape) for node in nodes] + [_loop(shape) for shape in first])
+    return GpuFacts(
+        flags=_array(_flags(graph, node, reductions[node.id], transposes[node.id]) for node in nodes),
+        reduction=_array(_numbered(reductions)),
+        transpose=_array(_numbered(layouts)),
+        loop=_array(loops[: len(nodes)]),
+        operand_loop=_array(loops[len(nodes) :]),
+        elements=_array(node.shape.element_count for node in nodes),
+        shared_bytes=_array(
+            _shared_bytes(graph, node, reductions[node.id], transposes[node.id]) for node in nodes
+        ),
+    )
+
+
+def _array(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64)
+
+
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _loop(shape: Shape | None) -> Hashable:
+    """What a loop over ``shape`` iterates: its elements in memory order, or, where they do not lie in
+    the order of the dimensions, these dimensions in this layout."""
+    if shape is None or shape.dtype == "tuple":
+        return shape
+    return shape.element_count if is_row_major(shape) else (shape.dims, shape.layout)
+
+
+def _flags(graph: Graph, node: Node, reduction: Reduction | None, transpose: Transpose | None) -> int:
+    trivial = _is_trivial(graph, node)
+    answers = (
+        (CHAIN, trivial and len(node.operands) == 1),
+        (WEB, trivial and 1 <= len(node.operands) <= 3),
+        (RACE_FREE, reduction is not None and reduction.is_race_free),
+        (LONG_REDUCE, node.opcode == "reduce" and _reduced_elements(graph, node) >= 16),
+        (NESTED_TRANSPOSE, node.opcode == "transpose" and transpose is None),
+        (MOVES, node.opcode in ("transpose", "copy")),
+        (CONCATENATE, node.opcode == "concatenate"),
+        (SCATTER, node.opcode == "scatter"),
+        (LOOP_PRODUCER, _is_loop_producer(node)),
+        (SAME_PLACE, trivial and _keeps_place(graph, node)),
+    )
+    return sum(bit for bit, answer in answers if answer)
+
+
+def _is_trivial(graph: Graph, node: Node) -> bool:
+    """XLA's ``IsIntermediate``; in canonical form a transpose that moves nothing is a bitcast."""
+    if not node.operands:
+        return False
+    operand = graph.nodes[node.operands[0]].shape
+    if node.opcode == "copy":
+        return operand == node.shape
+    if node.opcode == "reshape":
+        return is_row_major(operand) and is_row_major(node.shape)
+    return node.opcode == "bitcast" or node.opcode in ELEMENTWISE
+
+
+def _keeps_place(graph: Graph, node: Node) -> bool:
+    shapes = [graph.nodes[operand].shape for operand in node.operands]
+    if node.opcode in ("bitcast", "reshape"):
+        own, other = node.shape, shapes[0]
+        return (own.size_bytes, own.element_count) == (other.size_bytes, other.element_count)
+    place = (node.shape.dims, node.shape.layout)
+    return all(not shape.dims or (shape.dims, shape.layout) == place for shape in shapes)
+
+
+def _is_loop_producer(node: Node) -> bool:
+    if node.kind is not Kind.FUSIBLE and node.opcode != "bitcast":
+        return False
+    return node.shape.dtype != "tuple" and (node.opcode in ELEMENTWISE or node.opcode in _KNOWN_PRODUCERS)
+
+
+def _reduced_elements(graph: Graph, node: Node) -> int:
+    """Elements of the operand for each element of the result; 0 for reductions of several arrays."""
+    if not node.shape.element_count:
+        return 0
+    return graph.nodes[node.operands[0]].shape.element_count // node.shape.element_count
+
+
+def _shared_bytes(graph: Graph, node: Node, reduction: Reduction | None, transpose: Transpose | None) -> int:
+    if transpose is not None:
+        return transpose.shared_bytes
+    if reduction is None:
+        return 0
+    arrays = node.operands[: len(node.operands) // 2]
+    width = sum(element_bits(graph.nodes[array].shape) // 8 for array in arrays)
+    # One value per warp of a row; for columns a tile of 32 x (4 x 32 + 1).
+    return WARP * width if reduction.is_row else WARP * (4 * WARP + 1) * width
