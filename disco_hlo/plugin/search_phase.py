@@ -156,6 +156,8 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     started = time.monotonic()
     # On GPU XLA's fusions are tuned (Triton tiles and all) and worth starting from; on CPU they are not.
     start = xla if machine.asynchronous else unfused(graph)
+    # A few candidates first: compiling the search's own code, the first time on a machine, is not searching.
+    search(graph, costs, machine, start=start, settings=SearchSettings(evaluations=6))
     with search_progress(progress_wanted()) as on_progress:
         result = search(
             graph, costs, machine, start=start, settings=_search_settings(settings),
