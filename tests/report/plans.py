@@ -1,0 +1,143 @@
+"""Plans to look at: of a step as XLA compiled it on two H200s, and of small steps captured here."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.plan import (
+    FORMAT,
+    VERSION,
+    Candidate,
+    Line,
+    Measured,
+    Plan,
+    Prediction,
+    SearchRecord,
+    Target,
+    encode,
+)
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin import jaxlink
+from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
+
+
+@functools.cache
+def h200_module() -> bytes:
+    """XLA's own module of a 12-layer transformer step, 5999 nodes in canonical form."""
+    return gzip.decompress(H200.read_bytes())
+
+
+@functools.cache
+def h200() -> CanonicalModule:
+    return canonicalize(h200_module())
+
+
+@functools.cache
+def cpu_module(name: str = "mlp") -> bytes:
+    """XLA's own module of a step of ``tests/steps/models.py``, compiled for two CPU devices."""
+    module: bytes = intercept(*getattr(models, name)(), jaxlink.capture)
+    return module
+
+
+@functools.cache
+def cpu(name: str = "mlp") -> CanonicalModule:
+    return canonicalize(cpu_module(name))
+
+
+MEASURED = Measured(
+    created="2026-01-02T03:04:05Z",
+    candidates=(
+        Candidate("XLA default", 122_000_000, 123_000_000, 800_000, 25),
+        Candidate("plan", 98_000_000, 100_000_000, 500_000, 25),
+        Candidate("no fusion", 215_000_000, 0, 0, 0, "out of memory"),
+    ),
+    all_reduce=(Line(0, 0.05, 30_000.0), Line(1 << 20, 0.04, 60_000.0)),
+    profile_s=12.0,
+    search_s=30.0,
+    measure_s=8.0,
+    evaluations_per_s=12_000.0,
+)
+
+
+def made_plan(
+    source: CanonicalModule, strategy: Strategy, module: bytes, measured: Measured | None = MEASURED
+) -> Plan:
+    """A plan whose predictions and measurements are made up and whose strategy is ``strategy``."""
+    graph = source.graph
+    return Plan(
+        format=FORMAT,
+        version=VERSION,
+        target=Target(graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
+        versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
+        strategy=normal_form(graph, strategy),
+        chosen="plan",
+        prediction=Prediction(98_000_000, 122_000_000, 215_000_000, 96_000_000, 97_000_000, 1 << 34),
+        search=SearchRecord(
+            "backtracking",
+            {"alpha": 1.05, "beta": 10, "seed": 0},
+            20_000,
+            tuple((i * i, 122_000_000 - i * 400_000) for i in range(1, 60)),
+        ),
+        module_sha256=hashlib.sha256(module).hexdigest(),
+        notes=("a note",),
+        measured=measured,
+    )
+
+
+def save_plan(
+    folder: Path,
+    source: CanonicalModule,
+    default_module: bytes,
+    strategy: Strategy,
+    *,
+    measured: Measured | None = MEASURED,
+    profile: Profile | None = None,
+) -> Path:
+    """A plan folder as a search leaves it; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module = apply(strategy, source)
+    (folder / "module.hlo.pb").write_bytes(module)
+    (folder / "default.hlo.pb.gz").write_bytes(gzip.compress(default_module, 1))
+    (folder / "plan.json").write_bytes(encode(made_plan(source, strategy, module, measured)))
+    if profile is not None:
+        (folder / "profile.json").write_text(to_json(profile))
+    return folder
+
+
+def slot(directory: Path, source: CanonicalModule) -> Path:
+    """Where the store keeps a plan of this step."""
+    return directory / source.graph.fingerprint[:16] / f"{source.graph.backend}-nvidia-h200-x2"
+
+
+def early_all_reduces(source: CanonicalModule) -> Strategy:
+    """XLA's kernels and buckets, but each bucket issued as soon as it can be."""
+    return replace(read(source), order=())
+
+
+def sockets_profile() -> Profile:
+    """A profile without op times: two H200s that talk over sockets."""
+    points = tuple(SweepPoint(1 << k, 40_000 + (1 << k) * 19 // 100, 2_000, 9) for k in range(10, 30))
+    return Profile(
+        platform=Platform("NVIDIA H200", "gpu", "580", "0.11.2", "0.11.2"),
+        ops={},
+        launch_ns=2000,
+        memory_bandwidth=4e12,
+        flops_per_s=4e14,
+        all_reduce=fit(points),
+        link=Link(2, 2, "sockets"),
+        contention=Contention(1.05, 1.02),
+        noise=0.004,
+    )
