@@ -92,10 +92,13 @@ class Costs:
         self.pieces = pieces
         self.lines = tuple(lines)
         """What a reader must know of these costs, one sentence each."""
+        self._priced: tuple[Graph, NDArray[np.int64]] | None = None
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``."""
-        return self.model.nodes_ns(graph)
+        if self._priced is None or self._priced[0] is not graph:
+            self._priced = (graph, self.model.nodes_ns(graph))
+        return self._priced[1]
 
     def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""

@@ -44,10 +44,10 @@ def diff(
         fields = _fields(first.plan, second.plan)
     left, right = _alike(reader, left), _alike(reader, right)
     found = compare(left, right)
+    warn_all(reader.missing)
     if as_json:
         print_json(_as_json(found, names, fields))
         return
-    warn_all(reader.missing)
     _print(found, names, fields, reader, top)
 
 

@@ -33,10 +33,10 @@ def inspect(
 ) -> None:
     """Show what a plan does: kernels, largest first, buckets, order, times before and after."""
     bundle = open_bundle(locate(plan, plan_directory()))
+    warn_all(bundle.missing)
     if as_json:
         print_json(_as_json(bundle))
         return
-    warn_all(bundle.missing)
     groups = group_facts(bundle)
     buckets = bucket_facts(bundle.strategy, bundle.source.graph if bundle.source else None)
     order, explicit = order_of(bundle)

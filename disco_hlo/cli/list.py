@@ -23,16 +23,16 @@ def list_plans(as_json: AsJson = False) -> None:
     if not rows:
         show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command finds one.")
         return
-    made = table("fingerprint", "step", "devices", "before", "after", "speed-up", "created", right=(3, 4, 5))
-    for row in rows:
-        if row["problem"]:
-            add_row(made, row["fingerprint"], "cannot be used", row["problem"], "", "", "", "")
-            continue
+    usable = [row for row in rows if not row["problem"]]
+    made = table("fingerprint", "step", "devices", "before", "after", "gain", "by", right=(3, 4, 5))
+    for row in usable:
         devices = f"{row['device_count']} x {row['device_kind']}"
-        speedup = f"{row['speedup']:.2f}x" if row["speedup"] else ""
-        before, after = time_text(row["default_ns"]), time_text(row["plan_ns"])
-        add_row(made, row["fingerprint"], row["module_name"], devices, before, after, speedup, row["created"])
-    show(made)
+        gain = f"{row['speedup']:.2f}x" if row["speedup"] else ""
+        times = time_text(row["default_ns"]), time_text(row["plan_ns"])
+        by = "measured" if row["measured"] else "prediction"
+        add_row(made, row["fingerprint"], row["module_name"], devices, *times, gain, by)
+    damaged = [f"{row['path']} cannot be used: {row['problem']}" for row in rows if row["problem"]]
+    show(*([made] if usable else []), *(printable(line, 1000) for line in damaged))
 
 
 def _row(listed: Listed) -> dict[str, Any]:

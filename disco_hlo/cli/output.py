@@ -73,10 +73,13 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
-    """A plain table; columns whose numbers are in ``right`` are right-aligned."""
+    """A plain table. The first column never wraps, nor do those in ``right``, which are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if number in right else "left", overflow="fold")
+        whole = number in right or not number
+        made.add_column(
+            heading, justify="right" if number in right else "left", overflow="fold", no_wrap=whole
+        )
     return made
 
 

@@ -40,10 +40,10 @@ def report(
     if output is not None:
         page = render(data)
         write_file(output, page)
+    warn_all((*bundle.missing, *said))
     if as_json:
         print_json(data)
         return
-    warn_all((*bundle.missing, *said))
     assert output is not None
     spent = time.perf_counter() - began
     show(f"{printable(str(output))}: {size_text(len(page))}, made in {spent:.1f} s; open it in a browser")

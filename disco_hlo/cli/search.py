@@ -78,13 +78,14 @@ def search(
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
-    warn_all((*opened.missing, *([] if as_json else costs.lines)))
     started = read(opened.source)
-    with _interruptible() as interruption, search_progress(sys.stderr.isatty()) as on_progress:
-        result = run_search(
-            opened.source.graph, costs, costs.machine,
-            start=started, settings=settings, on_progress=on_progress, stop=lambda: interruption.asked,
-        )  # fmt: skip
+    with _interruptible() as interruption:
+        warn_all((*opened.missing, *costs.lines))
+        with search_progress(sys.stderr.isatty()) as on_progress:
+            result = run_search(
+                opened.source.graph, costs, costs.machine,
+                start=started, settings=settings, on_progress=on_progress, stop=lambda: interruption.asked,
+            )  # fmt: skip
     found = _judge(opened, costs, started, result)
     _save(opened, known, plan_file, found, result, settings)
     outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)

@@ -55,10 +55,10 @@ def simulate(
         title = f"{printable(graph.module_name)}: {last}"
         body = chrome_trace(found[last].timeline, title)
         write_file(trace, json.dumps(body, separators=(",", ":")).encode())
+    warn_all((*opened.missing, *costs.lines))
     if as_json:
         print_json(_as_json(opened, costs, link, found, limit))
         return
-    warn_all((*opened.missing, *costs.lines))
     _print(found, limit)
     if trace is not None:
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")

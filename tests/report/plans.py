@@ -8,6 +8,9 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
+
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
@@ -26,8 +29,6 @@ from disco_hlo.plan.plan import (
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.profiler.allreduce import SweepPoint, fit
-from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
 from tests.steps import models
 from tests.steps.intercept import intercept
 

@@ -37,7 +37,7 @@ def test_a_plan_is_found_by_file_folder_and_start_of_its_fingerprint(store: Path
 
 
 def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="no plan in .* starts with 0123"):
+    with pytest.raises(PlanError, match=r"no plan in .* starts with 0123"):
         locate("0123", tmp_path / "elsewhere")
     with pytest.raises(PlanError, match="no such file or folder, and not the start of a fingerprint"):
         locate("my plan", store)

@@ -75,5 +75,5 @@ def test_plans_of_two_models_do_not_compare() -> None:
     one = plans.made_plan(mlp, plans.early_all_reduces(mlp), b"")
     other = plans.made_plan(wide, plans.early_all_reduces(wide), b"")
     require_comparable(one, one)
-    with pytest.raises(PlanError, match="do not compare: one is for 'jit_mlp_step' .* 'jit_wide_step'"):
+    with pytest.raises(PlanError, match=r"do not compare: one is for 'jit_mlp_step' .* 'jit_wide_step'"):
         require_comparable(one, other)

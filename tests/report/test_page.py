@@ -64,7 +64,8 @@ def test_the_page_asks_the_network_for_nothing(h200_page: bytes) -> None:
     assert all(not {"src", "href", "srcset", "action"} & attributes.keys() for _, attributes in page.tags)
     assert b"@import" not in h200_page
     assert b"url(" not in h200_page
-    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    metas = [attributes for _, attributes in page.tags if "http-equiv" in attributes]
+    policy = metas[0]["content"]
     assert policy is not None
     assert "default-src 'none'" in policy
 
@@ -86,7 +87,11 @@ def test_the_content_has_what_the_page_shows(h200_plan: Path) -> None:
     data = content(h200_plan / "plan.json")
     strings = data["strings"]
     assert data["head"]["measuredSpeedup"] == 1.23
-    assert [strings[one["name"]] for one in data["head"]["candidates"]] == ["XLA default", "plan", "no fusion"]
+    assert [strings[one["name"]] for one in data["head"]["candidates"]] == [
+        "XLA default",
+        "plan",
+        "no fusion",
+    ]
     assert len(data["groups"]) == 666
     assert sum(len(bucket["members"]) for bucket in data["buckets"]) == 150
     assert len(data["timelines"]) == 2
