@@ -59,13 +59,17 @@ def _same_geometry(left: Shape, right: Shape) -> bool:
     return (left.dims, left.layout) == (right.dims, right.layout)
 
 
-def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]) -> str | None:
+def group_refusal(
+    graph: Graph, members: Collection[int], results: Sequence[int], kind: str = "loop"
+) -> str | None:
     """Why these nodes may not run as one kernel, or None where they may.
 
     Args:
         graph: the step.
         members: all nodes computed inside, owned and duplicated.
         results: the owned members whose value leaves the kernel, at least one.
+        kind: the emitter, as in ``plan.strategy.Group``. XLA chooses between its own by what is inside;
+            what Triton can emit is judged by the tiles that XLA found for it, and none are made here.
     """
     inside = set(members)
     limits = LIMITS[graph.backend]
@@ -78,6 +82,8 @@ def group_refusal(graph: Graph, members: Collection[int], results: Sequence[int]
     )
     if common:
         return common
+    if kind == "triton":
+        return None
     if graph.backend == "gpu":
         return gpu_refusal(graph, inside, results)
     return _result_refusal(graph, results) or _inplace_refusal(graph, inside)

@@ -21,6 +21,7 @@ from disco_hlo.hlo.graph import Kind, is_cloned
 from disco_hlo.hlo.legality import external_reads
 from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.hlo.proto import Message, shape_of
+from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
@@ -287,10 +288,15 @@ class _ModuleWriter:
         else:
             operands = [self._concatenate(token, members)]
         issued = self._all_reduce(token, self.source.protos[members[0]], operands)
-        if self.graph.backend == "gpu":
-            self.in_flight[token] = issued
-        else:
+        if self.graph.backend != "gpu":
             self._publish(token, issued)
+            return
+        self.in_flight[token] = issued
+        packed = len(operands) < len(members)
+        for i, member in enumerate(members[: len(operands)]):
+            if packed or may_overwrite(self.graph, member):
+                index = [1] if len(operands) == 1 else [1, i]
+                issued.output_operand_aliasing.add(output_shape_index=index, operand_index=i)
 
     def _write_done(self, token: str) -> None:
         started = self.in_flight.pop(token)

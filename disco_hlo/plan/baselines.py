@@ -22,8 +22,9 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
     def lot(node: int) -> tuple[str, str, int]:
         return graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]
 
-    lots = groupby(sorted(graph.all_reduces, key=lot), key=lot)
-    return Strategy(tuple(groups), tuple(Bucket(tuple(members), form) for _, members in lots))
+    lots = [tuple(members) for _, members in groupby(sorted(graph.all_reduces, key=lot), key=lot)]
+    buckets = tuple(Bucket(members, form if len(members) > 1 else "concat") for members in lots)
+    return Strategy(tuple(groups), buckets)
 
 
 def all_reduce_depths(graph: Graph) -> list[int]:

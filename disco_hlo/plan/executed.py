@@ -35,6 +35,8 @@ def executed_difference(written: bytes, executed: bytes) -> str | None:
 
 def without_barriers(module: bytes) -> bytes:
     """The module without its optimization barriers, which stand for their operands."""
+    if b"opt-barrier" not in module:
+        return module
     parsed = hlo_proto.parse(module)
     for computation in parsed.computations:
         stands_for = {i.id: i.operand_ids[0] for i in computation.instructions if i.opcode == "opt-barrier"}

@@ -39,7 +39,7 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
         returned = results.get(units.index[f"g{number}"], [])
         if (members, tuple(returned)) in known:
             continue
-        reason = group_refusal(graph, members, returned)
+        reason = group_refusal(graph, members, returned, group.kind)
         if reason:
             raise IllegalStrategyError(f"g{number}: {reason}")
     for number, bucket in enumerate(strategy.buckets):

@@ -1,0 +1,77 @@
+"""What an executable holds against what it was compiled from, and what XLA may change on the way."""
+
+from __future__ import annotations
+
+import pytest
+from jaxlib import _hlo
+
+from disco_hlo.plan.executed import executed_difference, settled, without_barriers
+from disco_hlo.plan.strategy import Strategy
+
+GIVEN = """
+HloModule jit_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[8]) -> (f32[8], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %exponential = f32[8]{0} exponential(%x)
+  %pair = (f32[8]{0}, f32[8]{0}) tuple(%x, %exponential)
+  %barrier = (f32[8]{0}, f32[8]{0}) opt-barrier(%pair)
+  %first = f32[8]{0} get-tuple-element(%barrier), index=0
+  %second = f32[8]{0} get-tuple-element(%barrier), index=1
+  %again = f32[8]{0} exponential(%first)
+  %reduced = f32[8]{0} all-reduce(%second), replica_groups={{0,1}}, to_apply=%add
+  ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%again, %reduced)
+}
+"""
+BARRIER = "  %barrier = (f32[8]{0}, f32[8]{0}) opt-barrier(%pair)\n"
+WITHOUT_BARRIER = GIVEN.replace(BARRIER, "").replace("%barrier", "%pair")
+
+
+def module(text: str) -> bytes:
+    return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+
+
+def test_a_removed_barrier_is_no_difference() -> None:
+    assert b"opt-barrier" in module(GIVEN)
+    assert executed_difference(module(GIVEN), module(WITHOUT_BARRIER)) is None
+
+
+def test_without_barriers_xla_still_reads_the_module() -> None:
+    _hlo.HloModule.from_serialized_hlo_module_proto(without_barriers(module(GIVEN)))
+
+
+def test_another_program_is_named_where_it_first_differs() -> None:
+    other = WITHOUT_BARRIER.replace("exponential(%x)", "negate(%x)")
+    difference = executed_difference(module(GIVEN), module(other))
+    assert difference is not None
+    assert "negate f32[8]" in difference
+
+
+def test_another_order_of_execution_is_a_difference() -> None:
+    given = GIVEN.replace("exponential(%first)", "negate(%first)")
+    lines = given.splitlines()
+    at = next(i for i, line in enumerate(lines) if "%again =" in line)
+    lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    assert executed_difference(module(given), module("\n".join(lines))) == "order differs from position 1"
+
+
+@pytest.mark.parametrize(
+    ("given", "executed"),
+    [
+        ("b0.start n1 b0.done", "b0.start n1 b0.done"),
+        ("b0.start b1.start b0.done b1.done n1", "b0.start b0.done b1.start b1.done n1"),
+        ("b0.start n1 b1.start b0.done b1.done", "b0.start n1 b0.done b1.start b1.done"),
+        ("b0.start b1.start n1 b1.done b0.done", "b0.start b1.start n1 b1.done b0.done"),
+        ("b0 n1 b1", "b0 n1 b1"),
+    ],
+)
+def test_a_transfer_that_nothing_runs_beside_is_issued_where_it_is_waited_for(
+    given: str, executed: str
+) -> None:
+    assert settled(Strategy(order=tuple(given.split()))).order == tuple(executed.split())
