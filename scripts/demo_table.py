@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     candidate: str
-    """Its name in the plan."""
+    """Its name in the plan; empty where XLA's fusions and those buckets do not go together."""
     median_ns: int
     spread_ns: int
     predicted_ns: int
@@ -82,19 +82,20 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
     "The plan" is the one that was chosen; where a baseline was the fastest of all, the search's own best.
 
     Raises:
-        DemoError: the plan lacks a candidate.
+        DemoError: the plan lacks XLA's default, or itself.
     """
     candidates = {one.name: one for one in plan.measured.candidates} if plan.measured else {}
     found = "plan" if plan.chosen in BASELINES else plan.chosen
-    missing = [name for name in (*BASELINES, found) if name not in candidates]
+    missing = [name for name in (DEFAULT, found) if name not in candidates]
     if missing:
         raise DemoError(f"the plan holds no measurement of {missing[0]!r}; it has: {', '.join(candidates)}")
-    default = candidates[DEFAULT]
-    baselines = [_row(name, candidates[name], default) for name in BASELINES]
-    return (*baselines, _row("the plan", candidates[found], default))
+    named = [*zip(BASELINES, BASELINES, strict=True), ("the plan", found)]
+    return tuple(_row(name, candidates.get(key), candidates[DEFAULT]) for name, key in named)
 
 
-def _row(name: str, candidate: Candidate, default: Candidate) -> Row:
+def _row(name: str, candidate: Candidate | None, default: Candidate) -> Row:
+    if candidate is None:
+        return Row(name, "", 0, 0, 0, None)
     measured = candidate.median_ns and default.median_ns
     return Row(
         name=name,
@@ -149,7 +150,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of the table as text."""
     predicted = f"{row.predicted_ns / 1e6:.1f} ms" if row.predicted_ns else "-"
     if not row.median_ns:
-        return (row.name, "failed", "-", "-", predicted)
+        return (row.name, "failed" if row.candidate else "illegal", "-", "-", predicted)
     ratio = f"{row.speed_up:.2f}x" if row.speed_up else "-"
     return (row.name, f"{row.median_ns / 1e6:.1f} ms", f"± {row.spread_ns / 1e6:.1f} ms", ratio, predicted)
 
@@ -205,7 +206,8 @@ def show(result: Result, console: Console) -> None:
     disco = from_here(Path(sys.executable).parent / "disco")
     place = shlex.quote(result.plan)
     after = [f"plan: {result.plan}", "", "next:"]
-    after += [f"  {shlex.quote(disco)} {verb} {place}" for verb in ("inspect", "report")]
+    page = shlex.quote(f"{result.plan}/report.html")
+    after += [f"  {shlex.quote(disco)} {rest}" for rest in (f"inspect {place}", f"report {place} -o {page}")]
     console.print()
     console.print(table)
     console.print()

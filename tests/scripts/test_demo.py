@@ -17,6 +17,7 @@ from rich.console import Console
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin import search_phase
 
 MODULE = b"module"
 BEST = "plan 2"
@@ -93,7 +94,7 @@ def test_table_fits_a_terminal_of_80_columns_and_names_the_next_commands(
     printed = capsys.readouterr().out
     assert "\nthe plan                           50.0 ms  ± 1.5 ms       2.00x    49.0 ms" in printed
     assert "inspect 'my plans/ab'\n" in printed
-    assert "report 'my plans/ab'\n" in printed
+    assert "report 'my plans/ab' -o 'my plans/ab/report.html'\n" in printed
 
 
 @pytest.mark.parametrize("chosen", ["XLA default", "one bucket, XLA's op fusion"])
@@ -116,10 +117,15 @@ def test_a_plan_without_a_row_is_refused(name: str) -> None:
         demo_table.rows_of(plan_of(left_out=name))
 
 
-def test_the_search_phase_measures_what_the_table_shows() -> None:
-    source = (Path(demo.ROOT) / "disco_hlo" / "plugin" / "search_phase.py").read_text()
-    for name in (*demo_table.BASELINES[1:], "plan"):
-        assert f'("{name}", ' in source
+def test_a_baseline_that_is_no_legal_strategy_has_an_empty_row() -> None:
+    rows = demo_table.rows_of(plan_of(left_out="plan's buckets, XLA's op fusion"))
+    assert demo_table.cells(rows[3]) == ("plan's buckets, XLA's op fusion", "illegal", "-", "-", "-")
+
+
+def test_the_rows_are_what_the_search_phase_measures() -> None:
+    names = (search_phase.DEFAULT, search_phase.NO_FUSION, search_phase.ONE_BUCKET, search_phase.PLAN_BUCKETS)
+    assert names == demo_table.BASELINES
+    assert search_phase.PLAN == "plan"
 
 
 @pytest.mark.parametrize(
