@@ -1,9 +1,14 @@
 """A plan: a strategy with its provenance, as one readable, versioned JSON document.
 
-What a search derives from its inputs (strategy, prediction, settings, trace) is the same on every
-run and every rank; what a clock said is set apart under ``measured``. A plan file is data from
-outside: it is decoded by schema and refused with the place and the reason; whether its strategy is
-legal on a module is judged when it is applied.
+Two kinds of things are in it. What a search derives from its inputs (the module, the measured op
+times, settings and seed) is the same on every run and every rank. What a clock said while the
+finalists ran, and the choice among them that follows from it, is not. The plan *executes* the choice
+(``strategy``, ``chosen``), because nothing measured slower may win; where that is not the search's
+own first, ``searched`` keeps the latter. So :func:`without_measurements` can set the clock apart: it
+gives the plan as the search left it, byte for byte the same in two runs with one seed.
+
+A plan file is data from outside: it is decoded by schema and refused with the place and the reason;
+whether its strategy is legal on a module is judged when it is applied.
 """
 
 from __future__ import annotations
@@ -99,8 +104,21 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     evaluations_per_s: float
 
 
+SEARCHED = "plan"
+"""Name of the candidate that the search itself puts first."""
+
+
+class Searched(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the search put first, where the measurement preferred another candidate."""
+
+    strategy: Strategy
+    module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the optimized module that this strategy makes of the step."""
+
+
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan. ``chosen`` names the candidate whose strategy this is."""
+    """A plan. ``chosen`` names the candidate whose strategy this is; only a clock can make it another
+    than :data:`SEARCHED`."""
 
     format: str
     version: int
@@ -116,6 +134,8 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[Text, ...] = ()
     """What a reader should know: donation lost, share of the step in loops, nothing to win."""
     measured: Measured | None = None
+    searched: Searched | None = None
+    """None where ``strategy`` is the search's own."""
 
 
 def encode(plan: Plan) -> bytes:
@@ -157,8 +177,21 @@ def decode(data: bytes, source: str) -> Plan:
 
 
 def without_measurements(plan: Plan) -> Plan:
-    """The plan without what a clock said: equal for equal inputs and seed."""
-    return msgspec.structs.replace(plan, measured=None)
+    """The plan as the search left it, before a clock chose among the finalists.
+
+    Equal for equal inputs and seed, unless the search ran out of wall time or was interrupted. Times,
+    the choice that followed from them and the notes on both are left out.
+    """
+    own = plan.searched or Searched(plan.strategy, plan.module_sha256)
+    return msgspec.structs.replace(
+        plan,
+        strategy=own.strategy,
+        module_sha256=own.module_sha256,
+        chosen=SEARCHED,
+        notes=(),
+        measured=None,
+        searched=None,
+    )
 
 
 def _compact_lists(text: bytes) -> bytes:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.strategy import Strategy
@@ -74,7 +74,7 @@ def ratio_noise(trial: Trial, reference: Trial) -> float:
     return 2 * (high - low) / 1.349 / len(ratios) ** 0.5
 
 
-def local_module(session: Session, source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
+def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
     """The bytes this rank compiles: the master's, unless they hold calls into the master's Python."""
     if calls_python(received):
         return apply(strategy, source)
@@ -91,7 +91,8 @@ def compile_trial(
 ) -> None:
     """Compile ``trial`` on every rank; what goes wrong anywhere is noted in it, not raised."""
     if trial.strategy is None:
-        trial.executable = jaxlink.compile_module(session.request, None, extra_options)
+        with session.stage(tag):
+            trial.executable = jaxlink.compile_module(session.request, None, extra_options)
         return
     mine, why = None, ""
     if session.leads:
@@ -105,16 +106,24 @@ def compile_trial(
         return
     try:
         with session.stage(tag):
-            trial.module = local_module(session, source, trial.strategy, sent.module)
+            trial.module = local_module(source, trial.strategy, sent.module)
             verify(source, trial.module, trial.strategy)
             trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
-    except DiscoError as error:
+    except Exception as error:
         trial.error = one_line(error)
         LOGGER.debug("%s: %s", trial.name, trial.error)
 
 
-def measure(session: Session, trials: Sequence[Trial], *, budget_s: float) -> None:
+def measure(
+    session: Session, trials: Sequence[Trial], *, budget_s: float, stop: Callable[[], bool] = lambda: False
+) -> bool:
     """Run the compiled trials alternately and note their times; check their outputs first.
+
+    Args:
+        stop: asked on rank 0 between rounds; the measurement ends on all ranks once it answers True.
+
+    Returns:
+        Whether it went to its end.
 
     Raises:
         UnsupportedError: the step cannot be run on made-up inputs.
@@ -122,24 +131,38 @@ def measure(session: Session, trials: Sequence[Trial], *, budget_s: float) -> No
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
     expected: Outputs | None = None
     for trial in alive:
-        with session.stage(f"first run of {trial.name}"):
-            trial.runner = Runner(session.request, trial.executable, session.settings.seed)
-            outputs = trial.runner.outputs()
-            trial.error = "" if expected is None else difference(expected, outputs)
-            expected = outputs if expected is None else expected
-        verdicts = session.channel.all_gather(
-            trial.error.encode(), tag="numbers", timeout_s=session.timeout_s
-        )
-        trial.error = next((verdict.decode() for verdict in verdicts if verdict), "")
-        if trial.error:
-            LOGGER.warning("%s is left out: %s", trial.name, trial.error)
+        expected = _first_run(session, trial, expected)
     alive = [trial for trial in alive if not trial.error]
+    complete = True
     for _ in range(_rounds(session, alive, budget_s)):
+        if session.tell(stop(), "interrupted"):
+            complete = False
+            break
         for trial in alive:
             assert trial.runner is not None
             trial.times_ns.append(trial.runner.run())
     for trial in trials:
         trial.runner = None
+    return complete
+
+
+def _first_run(session: Session, trial: Trial, expected: Outputs | None) -> Outputs:
+    """What the first trial, XLA's default, computes. Another that fails or computes something else is out."""
+    try:
+        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+        with session.stage(f"inputs of {trial.name}"):
+            trial.runner = Runner(session.request, trial.executable, session.settings.seed)
+        with session.stage(f"first run of {trial.name}"):
+            outputs = trial.runner.outputs()
+            unlike = "" if expected is None else difference(expected, outputs)
+            if unlike:
+                raise IllegalStrategyError(unlike)
+    except Exception as error:
+        if expected is None:
+            raise
+        trial.error = one_line(error)
+        return expected
+    return outputs if expected is None else expected
 
 
 def _rounds(session: Session, alive: Sequence[Trial], budget_s: float) -> int:

@@ -15,7 +15,9 @@ from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, spee
 
 def costs_of(profile: Profile, graphs: Sequence[Graph]) -> MeasuredCosts:
     """Measured times where the profile has them, else the analytical model calibrated by it."""
-    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=profile.platform.backend == "cpu")
+    base = DeviceModel(
+        profile.memory_bandwidth, profile.flops_per_s, hoists=profile.platform.backend == "cpu"
+    )
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
     return MeasuredCosts(profile, AnalyticModel(calibrated(base, measured_ops(graphs, times))))
 

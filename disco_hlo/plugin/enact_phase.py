@@ -6,11 +6,12 @@ and says what it would enact. All enact the same module, or all use XLA's defaul
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
-from disco_hlo.errors import ActivationError, DiscoError, PlanError
+from disco_hlo.errors import ActivationError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -21,7 +22,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import calls_python
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 
@@ -42,16 +43,21 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         return None
     session = join(request, settings)
     slot = PlanStore(settings.directory).slot(
-        step.source.graph.fingerprint, session.facts.backend, session.facts.device_kind, session.facts.device_count
+        step.source.graph.fingerprint,
+        session.facts.backend,
+        session.facts.device_kind,
+        session.facts.device_count,
     )
     proposed = _propose(session, step, slot)
     digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
     proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
     agreement = agree(session.channel, proposal, session.timeout_s)
     if not agreement.enact or proposed.plan is None:
-        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, agreement.reason or proposed.reason)
+        LOGGER.warning(
+            "%s runs as XLA compiles it: %s", request.module_name, agreement.reason or proposed.reason
+        )
         return None
-    return _enact(session, slot, proposed)
+    return _enact(session, step.source, slot, proposed)
 
 
 def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
@@ -63,7 +69,7 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
         _check_target(session, step.source, plan)
         module = _own_module(step.source, plan, received)
         return Proposed(plan, module, "")
-    except DiscoError as error:
+    except Exception as error:
         return Proposed(None, b"", one_line(error))
 
 
@@ -74,7 +80,11 @@ def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
         try:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
-            reason = f"there is no plan for it in {slot.path}; search first (ENABLE_SEARCH=1)" if stored is None else ""
+            reason = (
+                f"there is no plan for it in {slot.path}; search first (ENABLE_SEARCH=1)"
+                if stored is None
+                else ""
+            )
             banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except PlanError as error:
@@ -108,26 +118,34 @@ def _comparable(proposed: Proposed) -> bytes:
     """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own."""
     assert proposed.plan is not None
     if calls_python(proposed.module):
-        return plans.encode(plans.without_measurements(proposed.plan))
+        return plans.encode(proposed.plan)
     return proposed.module
 
 
-def _enact(session: Session, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
+def _enact(
+    session: Session, source: CanonicalModule, slot: PlanSlot, proposed: Proposed
+) -> LoadedExecutable | None:
     assert proposed.plan is not None
     plan = proposed.plan
     if plan.chosen == "XLA default":
         session.say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
         return None
+    digest = hashlib.sha256(proposed.module).hexdigest()
     try:
-        with session.stage("enact"), slot.compiling(hashlib.sha256(proposed.module).hexdigest()):
+        with session.stage("enact"), _guarded(session, slot, digest):
             executable = jaxlink.compile_module(session.request, proposed.module)
     except ActivationError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
-    if not jaxlink.keeps_donation():
-        session.say("jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it", session.facts.jax_version)
+    warn_of_lost_donation(session, source)
     session.say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
+    LOGGER.debug("rank %d enacts module %s", session.channel.rank, digest)
     return executable
+
+
+def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.AbstractContextManager[None]:
+    """The mark of a compile that may crash. The plan directory is rank 0's; others may have none."""
+    return slot.compiling(digest) if session.leads else contextlib.nullcontext()
 
 
 def describe(plan: Plan) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 from pathlib import Path
 
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
-from disco_hlo.plugin.logs import configure
+from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
 
 _one_at_a_time = threading.Lock()
+_compiled: dict[str, None] = {}
+"""Names of the modules that rank 0 compiled."""
 
 
 def install_from_environment() -> None:
@@ -25,9 +29,13 @@ def install_from_environment() -> None:
     settings = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "0"} if capture else None)
     configure(settings.log_level)
     jaxlink.install(lambda request: _handle(request, settings, capture))
+    if not capture:
+        atexit.register(_say_if_nothing_was_found, settings)
 
 
 def _handle(request: CompileRequest, settings: Settings, capture: str) -> LoadedExecutable | None:
+    if request.backend.process_index() == 0:
+        _compiled[request.module_name] = None
     if len(request.devices) < 2 and not settings.names(request.module_name):
         return None
     if capture:
@@ -40,3 +48,26 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.enact_phase import handle
     with _one_at_a_time:
         return handle(request, settings)
+
+
+def _say_if_nothing_was_found(settings: Settings) -> None:
+    """At the end of a training that compiled something, but nothing that the phase could act on."""
+    if not _compiled:
+        return
+    if settings.module is not None:
+        reason = _named_module_missing(settings)
+    elif "disco_hlo.plugin.step" not in sys.modules:
+        reason = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+    else:
+        from disco_hlo.plugin.step import why_none
+
+        reason = why_none()
+    if reason:
+        LOGGER.warning("no training step was found: %s", reason)
+
+
+def _named_module_missing(settings: Settings) -> str:
+    if any(map(settings.names, _compiled)):
+        return ""
+    first = ", ".join(list(_compiled)[:8])
+    return f"no module is called {settings.module} (DISCO_MODULE); compiled were {first}"

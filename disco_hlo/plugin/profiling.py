@@ -3,18 +3,18 @@
 Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
 kernels, for fused ones. All-reduces are swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
-and a repeated search sees the same numbers. All ranks run everything; rank 0's clock counts.
+and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
+everything; rank 0's clock counts.
 """
 
 from __future__ import annotations
 
-import time
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -23,22 +23,25 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trial
 from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.microbenchmarks import measure_constants
+from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.microbenchmarks import as_times, constants_in, is_constant, measure_constants
 from disco_hlo.plugin.runner import Runner, all_reduce_runner, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import AllReduceFit, SweepPoint, fit, point_of, sweep_sizes
+from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep_sizes
+from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
-from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.profiler.store import ProfileStore, StepTime
 
 PROFILED_RUNS = 12
+_WARM_UPS = 2
 SWEEP_REPEATS = 7
 SWEEP_CHAIN = 3
 """Dependent all-reduces in one run of the sweep; the time of one is the run's, shared out."""
+_UNFUSED = "unfused"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 
@@ -76,54 +79,111 @@ def profile_step(
     """
     platform = platform_of(session)
     link = Link(session.facts.device_count, session.facts.process_count)
-    known = store.ops(platform) if session.leads and store is not None else {}
-    points = store.sweep(platform, link) if session.leads and store is not None else ()
-    wanted = session.tell([_lacks_ops(source, xla, known), len(points) < 3, _largest_bytes(source)], "to profile")
-    constants = measure_constants(session)
-    if wanted[0]:
-        fresh = _trace_modules(session, source, xla)
-        if session.leads and store is not None:
-            store.add_ops(platform, fresh)
-            known = store.ops(platform)
-        elif session.leads:
-            known = fresh
-    if wanted[1] and source.graph.all_reduces and session.facts.device_count > 1:
-        swept = _sweep(session, wanted[2])
-        if session.leads and store is not None:
-            store.add_sweep(platform, link, swept)
-            points = store.sweep(platform, link)
-        else:
-            points = swept
-    if not session.leads:
+    known = _Known(platform, link, store) if session.leads else None
+    wanted = session.tell(known.lacks(source, xla) if known is not None else None, "to profile")
+    if wanted["device"]:
+        with session.stage("device constants"):
+            constants = measure_constants(session)
+        if known is not None:
+            known.add_constants(constants)
+    if wanted["ops"]:
+        fresh, step_ns = _trace_modules(session, source, xla)
+        if known is not None:
+            known.add_ops(source.graph.fingerprint, fresh, step_ns)
+    if wanted["all-reduces"]:
+        swept = _sweep(session, wanted["all-reduces"])
+        if known is not None:
+            known.add_sweep(swept)
+    if known is None:
         return None
-    profile = Profile(
-        platform=platform,
-        ops=known,
-        launch_ns=constants.launch_ns,
-        memory_bandwidth=constants.memory_bandwidth,
-        flops_per_s=constants.flops_per_s,
-        all_reduce=_fit(points),
-        link=link,
-        noise=constants.noise,
-    )
-    measured = [what for what, done in (("ops", wanted[0]), ("all-reduces", wanted[1])) if done]
-    return Profiled(profile, " and ".join(measured) or "nothing: all known")
+    measured = " and ".join(what for what, lacking in wanted.items() if lacking)
+    return Profiled(known.profile(), measured or "nothing: all known")
 
 
-def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
-    return fit(points) if len(points) >= 3 else None
+class _Known:
+    """Rank 0's measured times: those of the store, where there is one, and those measured now."""
+
+    def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
+        self._platform, self._link, self._store = platform, link, store
+        self._ops: dict[str, OpTime] = {}
+        self._points: tuple[SweepPoint, ...] = ()
+        self._read()
+
+    def _read(self) -> None:
+        if self._store is not None:
+            self._ops = self._store.ops(self._platform)
+            self._points = self._store.sweep(self._platform, self._link)
+
+    def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
+        """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
+        return {
+            "device": constants_in(self._ops) is None,
+            "ops": self._lacks_ops(source, xla),
+            "all-reduces": self._lacking_sizes(source),
+        }
+
+    def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
+        missing = _step_keys(source, xla) - set(self._ops)
+        LOGGER.debug("%d of %d op times are unknown", len(missing), len(_step_keys(source, xla)))
+        return bool(missing) and not self._was_traced(source.graph.fingerprint)
+
+    def _was_traced(self, fingerprint: str) -> bool:
+        """What a trace of this very step did not show, another one will not show either."""
+        steps = self._store.steps(self._platform, fingerprint) if self._store is not None else ()
+        return any(step.plan == _UNFUSED for step in steps)
+
+    def _lacking_sizes(self, source: CanonicalModule) -> list[int]:
+        """A line is trusted between the sizes it was measured at, not far beyond."""
+        if not source.graph.all_reduces or self._link.device_count < 2:
+            return []
+        known = max((point.size_bytes for point in self._points), default=0)
+        wanted = sweep_sizes(1 << 10, _largest_bytes(source), per_octave=1)
+        return [size for size in wanted if size > known] if len(self._points) >= 3 else list(wanted)
+
+    def add_constants(self, constants: DeviceConstants) -> None:
+        self._add(as_times(constants))
+
+    def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
+        self._add(times)
+        if self._store is not None and step_ns:
+            median = OpTime(int(statistics.median(step_ns)), 0, len(step_ns))
+            self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED, median))
+
+    def _add(self, times: dict[str, OpTime]) -> None:
+        self._ops |= times
+        if self._store is not None:
+            self._store.add_ops(self._platform, times)
+            self._read()
+
+    def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
+        self._points += points
+        if self._store is not None:
+            self._store.add_sweep(self._platform, self._link, points)
+            self._read()
+
+    def profile(self) -> Profile:
+        constants = constants_in(self._ops)
+        assert constants is not None, "constants are measured where they are not known"
+        return Profile(
+            platform=self._platform,
+            ops={key: time for key, time in self._ops.items() if not is_constant(key)},
+            launch_ns=constants.launch_ns,
+            memory_bandwidth=constants.memory_bandwidth,
+            flops_per_s=constants.flops_per_s,
+            all_reduce=fit(self._points) if len(self._points) >= 3 else None,
+            link=self._link,
+            noise=constants.noise,
+        )
 
 
-def _lacks_ops(source: CanonicalModule, xla: Strategy, known: dict[str, OpTime]) -> bool:
+def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
     graph = source.graph
     single = {
         node.key for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     }  # fmt: skip
     fused = {fused_key(graph, group) for group in xla.groups if group.kind != "triton"}
-    missing = (single | fused) - set(known)
-    LOGGER.debug("%d of %d op times are unknown", len(missing), len(single | fused))
-    return len(missing) > 0.02 * len(single | fused)
+    return single | fused
 
 
 def _largest_bytes(source: CanonicalModule) -> int:
@@ -132,31 +192,51 @@ def _largest_bytes(source: CanonicalModule) -> int:
     return max(1 << 16, min(total, 1 << 30))
 
 
-def _trace_modules(session: Session, source: CanonicalModule, xla: Strategy) -> dict[str, OpTime]:
+def _trace_modules(
+    session: Session, source: CanonicalModule, xla: Strategy
+) -> tuple[dict[str, OpTime], Sequence[int]]:
+    """Op times by cost key, and the wall times of the unfused step where it ran."""
     found: dict[str, OpTime] = {}
+    step_ns: Sequence[int] = ()
     for name, strategy in (("unfused step", unfused(source.graph)), ("XLA's kernels", xla)):
         trial = Trial(name, strategy, 0)
         compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
         if trial.error:
             LOGGER.debug("%s cannot be profiled: %s", name, trial.error)
             continue
+        with session.stage(f"memory for the {name}"):
+            runner = _runner(session, trial)
         with session.stage(f"profile {name}"):
-            found |= _traced(session, trial)
-    if session.leads and not found:
-        raise ProfileError("neither the unfused step nor XLA's own could be profiled")
-    return found
+            times, walls = _traced(trial, runner)
+        found |= times
+        step_ns = step_ns or walls
+    with session.stage("profile"):
+        if session.leads and not found:
+            raise ProfileError("neither the unfused step nor XLA's own could be profiled")
+    return found, step_ns
 
 
 def _options(session: Session) -> dict[str, str]:
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
-def _traced(session: Session, trial: Trial) -> dict[str, OpTime]:
+def _runner(session: Session, trial: Trial) -> Runner:
     needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
     if free is not None and needed > 0.9 * free:
         raise ProfileError(f"the {trial.name} needs {needed >> 20} MiB a device, {free >> 20} MiB are free")
-    runner = Runner(session.request, trial.executable, session.settings.seed)
-    taken = tracing.read(tracing.collect(runner.run, PROFILED_RUNS, warmup=2))
+    return Runner(session.request, trial.executable, session.settings.seed)
+
+
+def _traced(trial: Trial, runner: Runner) -> tuple[dict[str, OpTime], Sequence[int]]:
+    walls: list[int] = []
+    try:
+        trace = tracing.collect(lambda: walls.append(runner.run()), PROFILED_RUNS, warmup=_WARM_UPS)
+    except ProfileError:
+        # The other ranks run the step nevertheless, and its all-reduces wait for this one.
+        while len(walls) < _WARM_UPS + PROFILED_RUNS:
+            walls.append(runner.run())
+        raise
+    taken = tracing.read(trace)
     executed = jaxlink.read_executable(trial.executable)
     written = canonicalize(executed)
     times = instruction_times(taken, written.graph.module_name, owners(executed))
@@ -165,12 +245,12 @@ def _traced(session: Session, trial: Trial) -> dict[str, OpTime]:
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    return keyed_times(written.graph, written.origins, times)
+    return keyed_times(written.graph, written.origins, times), walls[-PROFILED_RUNS:]
 
 
-def _sweep(session: Session, largest_bytes: int) -> tuple[SweepPoint, ...]:
+def _sweep(session: Session, sizes_bytes: Sequence[int]) -> tuple[SweepPoint, ...]:
     points = []
-    for size in sweep_sizes(1 << 10, largest_bytes, per_octave=1):
+    for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):
             runner = all_reduce_runner(session.request, size, repeats=SWEEP_CHAIN, seed=session.settings.seed)
             runner.run()

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from disco_hlo.errors import DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.activation.agree import Proposal, agree
+from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, PlanError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
@@ -31,7 +33,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.session import Interruption, Session, join, versions
+from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.profiler.costs import MeasuredCosts
@@ -49,10 +51,12 @@ from disco_hlo.simulator.timeline import simulate
 PROFILE_NAME = "profile.json"
 STORE_NAME = "profile.sqlite"
 MEASURE_BUDGET_S = 40.0
+AROUND_SEARCH_S = 300.0
+"""How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
 NO_FUSION = "no fusion"
 ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
-PLAN = "plan"
+PLAN = plans.SEARCHED
 MEMORY_SHARE = 0.1
 """How much more memory than XLA's own plan a plan may be predicted to need."""
 MINIMUM_GAIN = 0.01
@@ -77,12 +81,20 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     if step is None:
         return None
     session = join(request, settings)
-    source = step.source
+    facts, fingerprint = session.facts, step.source.graph.fingerprint
+    _refuse_other_steps(session, fingerprint)
     slot = PlanStore(settings.directory).slot(
-        source.graph.fingerprint, session.facts.backend, session.facts.device_kind, session.facts.device_count
+        fingerprint, facts.backend, facts.device_kind, facts.device_count
     )
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
+
+
+def _refuse_other_steps(session: Session, fingerprint: str) -> None:
+    """One search is for one step: ranks that compile different ones must not even start."""
+    same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
+    if not same.enact:
+        raise ActivationError(same.reason)
 
 
 @contextlib.contextmanager
@@ -109,25 +121,26 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     interruption = Interruption()
-    with interruption.watched(), session.stage("search"):
-        found = _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
-    interrupted = session.tell(bool(interruption), "interrupted")
-    trials = _trials(session, found)
-    started = time.monotonic()
-    if not interrupted:
-        _measure(session, step, trials)
-    measure_s = time.monotonic() - started
-    winner = trials[session.tell(_winner(trials) if session.leads and not interrupted else 0, "winner")]
-    if session.leads and found is not None:
-        chosen = next(trial for trial in trials if trial.name == PLAN) if interrupted else winner
-        _save(session, step, slot, found, trials, chosen, (profile_s, measure_s))
-    if interrupted:
-        session.say(
-            "interrupted: the best plan so far is saved, unmeasured; this run goes on with XLA's default"
-        )
+    with interruption.watched():
+        with session.stage("search", takes_s=session.settings.budget_s + AROUND_SEARCH_S):
+            found = (
+                _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
+            )
+        trials = _trials(session, found)
+        started = time.monotonic()
+        complete = _measure(session, step, trials, interruption)
+    seconds = (profile_s, time.monotonic() - started)
+    winner = trials[session.tell(_winner(trials) if session.leads and complete else 0, "winner")]
+    if found is not None and complete:
+        _save(session, step, slot, found, trials, winner, seconds)
+    elif found is not None:
+        _save_interrupted(session, step, slot, found, trials, seconds)
+    if winner.strategy is None:
         return None
-    _warn_of_lost_donation(session, winner)
-    return None if winner.strategy is None else winner.executable
+    with session.stage("taking the winner"):
+        executable = winner.executable
+    warn_of_lost_donation(session, source)
+    return executable
 
 
 @contextlib.contextmanager
@@ -264,10 +277,14 @@ def _trials(session: Session, found: Found | None) -> list[Trial]:
     ]
 
 
-def _measure(session: Session, step: Step, trials: Sequence[Trial]) -> None:
+def _measure(session: Session, step: Step, trials: Sequence[Trial], interruption: Interruption) -> bool:
+    """Compile and time the trials; whether that was not interrupted."""
     for number, trial in enumerate(trials):
+        if session.tell(bool(interruption), "interrupted"):
+            return False
         compile_trial(session, step.source, trial, tag=f"candidate {number}")
-    measure(session, trials, budget_s=MEASURE_BUDGET_S)
+    if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(interruption)):
+        return False
     for trial in trials:
         if trial.error:
             session.say("%s: not measured: %s", trial.name, trial.error)
@@ -275,6 +292,7 @@ def _measure(session: Session, step: Step, trials: Sequence[Trial]) -> None:
             session.say(
                 "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
             )
+    return True
 
 
 def _winner(trials: Sequence[Trial]) -> int:
@@ -298,15 +316,39 @@ def _winner(trials: Sequence[Trial]) -> int:
     return min(level or [best], key=lambda i: (trials[i].predicted_ns, i))
 
 
-def _warn_of_lost_donation(session: Session, winner: Trial) -> None:
-    if winner.strategy is not None and not jaxlink.keeps_donation():
-        session.say(
-            "jax %s loses buffer donation in a rewritten step; jax 0.11 and later keep it",
-            session.facts.jax_version,
-        )
-
-
 # --- saving ---------------------------------------------------------------------------------------
+
+
+def _save_interrupted(
+    session: Session,
+    step: Step,
+    slot: PlanSlot,
+    found: Found,
+    trials: Sequence[Trial],
+    seconds: tuple[float, float],
+) -> None:
+    """Save the search's best so far, unless it promises nothing or would replace a measured plan."""
+    goes_on = "this run goes on with XLA's default"
+    if found.prediction.plan_ns >= found.prediction.default_ns:
+        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
+    elif _is_measured(slot):
+        session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
+    elif _save(session, step, slot, found, trials, _searched(trials), seconds):
+        session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
+
+
+def _is_measured(slot: PlanSlot) -> bool:
+    try:
+        stored = slot.load()
+        plan = None if stored is None else plans.decode(stored.plan_json, str(slot.path))
+    except PlanError:
+        return False
+    return plan is not None and plan.measured is not None and any(c.samples for c in plan.measured.candidates)
+
+
+def _searched(trials: Sequence[Trial]) -> Trial:
+    """The plan that the search itself puts first."""
+    return next(trial for trial in trials if trial.name == PLAN)
 
 
 def _save(
@@ -317,10 +359,35 @@ def _save(
     trials: Sequence[Trial],
     winner: Trial,
     seconds: tuple[float, float],
+) -> bool:
+    """Save on rank 0; whether that worked. The other ranks count on this one: it does not raise."""
+    try:
+        _write(session, step, slot, found, trials, winner, seconds)
+    except Exception as error:
+        LOGGER.warning("the plan cannot be saved: %s", one_line(error))
+        return False
+    default = trials[0]
+    if winner.strategy is None:
+        session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
+    elif winner.times_ns:
+        session.say(
+            "%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path)
+        )
+    return True
+
+
+def _write(
+    session: Session,
+    step: Step,
+    slot: PlanSlot,
+    found: Found,
+    trials: Sequence[Trial],
+    winner: Trial,
+    seconds: tuple[float, float],
 ) -> None:
     source, facts = step.source, session.facts
     strategy = winner.strategy if winner.strategy is not None else read(source)
-    module = winner.module or _module_of(step, strategy)
+    module = winner.module or apply(strategy, source)
     plan = plans.Plan(
         format=plans.FORMAT,
         version=plans.VERSION,
@@ -340,26 +407,18 @@ def _save(
         module_sha256=hashlib.sha256(module).hexdigest(),
         notes=_notes(step, winner, trials),
         measured=_measured(found, trials, seconds),
+        searched=_searched_instead(trials, winner),
     )
-    try:
-        slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
-        save_profile(found.profile, slot.path / PROFILE_NAME)
-    except (PlanError, OSError) as error:
-        LOGGER.warning("the plan is used, but cannot be saved: %s", error)
-        return
-    default = trials[0]
-    if winner.strategy is None:
-        session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
-    elif winner.times_ns:
-        session.say(
-            "%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path)
-        )
+    slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
+    save_profile(found.profile, slot.path / PROFILE_NAME)
 
 
-def _module_of(step: Step, strategy: Strategy) -> bytes:
-    from disco_hlo.plan.apply import apply
-
-    return apply(strategy, step.source)
+def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:
+    """What the search put first, where the measurement chose something else."""
+    own = _searched(trials)
+    if own is winner or own.strategy is None or not own.module:
+        return None
+    return plans.Searched(own.strategy, hashlib.sha256(own.module).hexdigest())
 
 
 def _search_record(session: Session, found: Found) -> plans.SearchRecord:
@@ -403,7 +462,7 @@ def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...
     notes = []
     if winner.strategy is None:
         notes.append(
-            "Nothing found beats XLA's default beyond the noise of the measurement; this plan is XLA's default."
+            "Nothing found beats XLA's default beyond the measurement's noise; this plan is XLA's default."
         )
     if not jaxlink.keeps_donation():
         notes.append("This version of jax loses buffer donation in a rewritten step.")

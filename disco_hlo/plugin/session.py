@@ -19,10 +19,11 @@ from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel
+from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.job import DeviceFacts, device_facts
 from disco_hlo.plugin.jaxlink import CompileRequest
@@ -56,8 +57,11 @@ class Session:
         LOGGER.log(20 if self.leads else 10, message, *values)
 
     @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str, *, takes_s: float = 0.0) -> Iterator[None]:
         """Do the body on every rank; if any rank fails, all do.
+
+        Args:
+            takes_s: how long the body may keep one rank while the others wait, beyond the timeout.
 
         Raises:
             ActivationError: another rank failed; names it and its reason. This rank's own error
@@ -69,7 +73,7 @@ class Session:
         except Exception as error:
             failure = error
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
-        verdict = settle(self.channel, reason, self.timeout_s, tag=name)
+        verdict = settle(self.channel, reason, self.timeout_s + takes_s, tag=name)
         if failure is not None:
             raise failure
         if verdict:
@@ -85,7 +89,8 @@ def join(request: CompileRequest, settings: Settings) -> Session:
     """Join the ranks that compile this module.
 
     Raises:
-        ActivationError: the module runs on a part of the job's processes, or ranks are missing.
+        ActivationError: the module runs on a part of the job's processes, ranks are missing, or they
+            are set to do different things.
     """
     facts = device_facts(request)
     processes = request.process_indices
@@ -103,7 +108,29 @@ def join(request: CompileRequest, settings: Settings) -> Session:
             preference="" if settings.channel == "auto" else settings.channel,
             timeout_s=settings.timeout_s,
         )
-    return Session(request, settings, facts, channel)
+    session = Session(request, settings, facts, channel)
+    _check_alike(session)
+    return session
+
+
+def _check_alike(session: Session) -> None:
+    """Ranks in different phases would wait for each other, and other seeds lead into other branches."""
+    settings = session.settings
+    mine = {
+        "disco-hlo": __version__, "ENABLE_SEARCH": int(settings.search), "DISCO_SEED": settings.seed,
+    }  # fmt: skip
+    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)
+    theirs = [json.loads(answer) for answer in answers]
+    for what in mine:
+        _refuse_difference(what, [str(one.get(what)) for one in theirs])
+
+
+def _refuse_difference(what: str, values: list[str]) -> None:
+    if len(set(values)) == 1:
+        return
+    ranks = {value: [r for r, theirs in enumerate(values) if theirs == value] for value in values}
+    listed = "; ".join(f"{name_ranks(theirs)}: {value}" for value, theirs in ranks.items())
+    raise ActivationError(f"the ranks differ in {what} ({listed})")
 
 
 def versions(facts: DeviceFacts) -> dict[str, str]:
@@ -112,6 +139,15 @@ def versions(facts: DeviceFacts) -> dict[str, str]:
     if facts.backend == "gpu":
         found["runtime"] = facts.runtime_version
     return found
+
+
+def warn_of_lost_donation(session: Session, source: CanonicalModule) -> None:
+    """Say once, where a step that donates is rewritten under a jax that then forgets it."""
+    if session.leads and source.module.input_output_alias.entries and not jaxlink.keeps_donation():
+        LOGGER.warning(
+            "jax %s loses buffer donation in a rewritten step: it needs more memory; jax 0.11 keeps it",
+            session.facts.jax_version,
+        )
 
 
 class Interruption:
@@ -125,13 +161,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Interruption]:
-        """Take Ctrl-C over for the time of the body. (Only the main thread can; elsewhere nothing changes.)"""
+        """Take Ctrl-C over for the time of the body. Only the main thread can; elsewhere nothing changes."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
         previous = signal.getsignal(signal.SIGINT)
 
-        def note(number: int, frame: types.FrameType | None) -> None:
+        def note(_number: int, _frame: types.FrameType | None) -> None:
             self.wanted = True
             signal.signal(signal.SIGINT, previous)
 

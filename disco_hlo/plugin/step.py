@@ -10,7 +10,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.select import ModuleFacts, choose, facts_of
+from disco_hlo.plugin.select import ModuleFacts, choose, facts_of, qualifies
 from disco_hlo.plugin.settings import Settings
 
 _seen: list[ModuleFacts] = []
@@ -47,5 +47,22 @@ def training_step(request: CompileRequest, settings: Settings) -> Step | None:
     _seen.append(facts)
     leads = device_facts(request).process_index == 0
     level = 20 if leads and (choice.chosen or facts.computed_all_reduce_count) else 10
-    LOGGER.log(level, "%s %s: %s", request.module_name, "is the training step" if choice.chosen else "is left alone", choice.reason)
+    LOGGER.log(
+        level,
+        "%s %s: %s",
+        request.module_name,
+        "is the training step" if choice.chosen else "is left alone",
+        choice.reason,
+    )
     return step if choice.chosen else None
+
+
+def why_none() -> str:
+    """Why no module so far was the training step; empty where one was."""
+    if not _seen or any(map(qualifies, _seen)):
+        return ""
+    largest = max(_seen, key=lambda facts: facts.instruction_count)
+    return (
+        f"none of {len(_seen)} modules on several devices has an all-reduce of a computed value (the largest "
+        f"is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"
+    )

@@ -1,0 +1,63 @@
+"""Searches that several tests look at, each made once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Job, Run
+
+CACHED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def new_job(base: Path, start_from: Path | None = None) -> Job:
+    """A job with a plan directory of its own, empty or a copy."""
+    plans, runs = base / "plans", base / "runs"
+    runs.mkdir(parents=True)
+    if start_from is None:
+        plans.mkdir()
+    else:
+        shutil.copytree(start_from, plans)
+    return Job(plans, runs)
+
+
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
+    """A search of the jitted step in one process, its compilation cache beside it; not to be changed."""
+    job = new_job(tmp_path_factory.mktemp("searched"))
+    cache = job.directory.parent / "cache"
+    run = job.train(fault="plan_wins", ENABLE_SEARCH="1", JAX_COMPILATION_CACHE_DIR=str(cache), **CACHED)
+    return job, run
+
+
+@pytest.fixture(scope="session")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same training with XLA's default."""
+    return new_job(tmp_path_factory.mktemp("default")).train()
+
+
+@pytest.fixture
+def copied(searched: tuple[Job, Run], tmp_path: Path) -> Job:
+    """A plan directory of this test's own, with the searched plan in it."""
+    return new_job(tmp_path / "copied", searched[0].directory)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[..., Job]:
+    """Makes plan directories: ``fresh()`` is an empty one, ``fresh(job)`` knows what ``job`` measured."""
+    made = []
+
+    def make(like: Job | None = None) -> Job:
+        job = new_job(tmp_path / f"fresh{len(made)}")
+        made.append(job)
+        if like is not None:
+            shutil.copy(like.directory / "profile.sqlite", job.directory)
+        return job
+
+    return make

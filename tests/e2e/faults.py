@@ -1,0 +1,112 @@
+"""What can go wrong around a training run, arranged inside its process before JAX starts."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.abc
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def not_installed() -> None:
+    """The plugin's package cannot be found."""
+    entry_points = importlib.metadata.entry_points
+
+    def without_us(**kwargs: Any) -> Any:
+        found = entry_points(**kwargs)
+        return importlib.metadata.EntryPoints(one for one in found if "disco_hlo" not in one.value)
+
+    class Hide(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name.partition(".")[0] == "disco_hlo":
+                raise ModuleNotFoundError(name)
+
+    importlib.metadata.entry_points = without_us  # type: ignore[assignment]
+    sys.meta_path.insert(0, Hide())
+
+
+def hook_missing() -> None:
+    """A jax before 0.10.2."""
+    import jax.extend.xla as extension
+
+    del extension.register_hlo_module_transformation
+
+
+def hook_never_called() -> None:
+    """A jaxlib that takes the hook and forgets it."""
+    import jax.extend.xla as extension
+
+    extension.register_hlo_module_transformation = lambda *args, **kwargs: None
+
+
+def other_compile_function() -> None:
+    """A jax that compiles by a function of another signature."""
+    from jax._src import compiler
+
+    original = compiler.compile_or_get_cached
+
+    def compile_or_get_cached(backend: Any, computation: Any, *rest: Any, **more: Any) -> Any:
+        return original(backend, computation, *rest, **more)
+
+    compiler.compile_or_get_cached = compile_or_get_cached
+
+
+def disk_full() -> None:
+    """Small files can still be written to the plan directory, larger ones not."""
+    write = os.write
+
+    def write_small(descriptor: int, data: Any) -> int:
+        if len(data) > 4096 and _in_plan_directory(os.readlink(f"/proc/self/fd/{descriptor}")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    os.write = write_small
+
+
+def read_only() -> None:
+    """Nothing can be written to the plan directory, though it is there."""
+    for name in ("mkdir", "link", "replace"):
+        setattr(os, name, _refusing(getattr(os, name)))
+    really_open = os.open
+
+    @functools.wraps(really_open)
+    def open_for_reading(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_CREAT and _in_plan_directory(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return really_open(path, flags, *args, **kwargs)
+
+    os.open = open_for_reading
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if _in_plan_directory(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return function(path, *args, **kwargs)
+
+    return refuse
+
+
+def _in_plan_directory(path: Any) -> bool:
+    return os.fspath(path).startswith(os.environ["DISCO_DIR"])
+
+
+def plan_wins() -> None:
+    """Not a fault: the clock is taken out, and the search's own plan counts as the fastest."""
+    from disco_hlo.plugin import search_phase
+
+    search_phase._winner = lambda trials: [trial.name for trial in trials].index("plan")
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
+        plan_wins,
+    )
+}  # fmt: skip

@@ -1,0 +1,171 @@
+"""Starting training runs for tests: one process with two devices, or two processes, with or without MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LIMIT_S = 120
+_FOREIGN = (
+    "DISCO_",
+    "ENABLE_SEARCH",
+    "JAX_",
+    "XLA_FLAGS",
+    "OMPI_COMM",
+    "PMIX_",
+    "PMI_",
+    "PRTE_LAUNCHED",
+    "SLURM_",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process of a training run did."""
+
+    losses: list[float]
+    module: bytes
+    """What it executed as its step: a serialized HloModuleProto."""
+    donated_bytes: int
+    log: list[str]
+    """The lines of our plugin."""
+    imported: frozenset[str]
+
+    def lines(self, text: str) -> list[str]:
+        """The log's lines that hold ``text``."""
+        return [line for line in self.log if text in line]
+
+
+@dataclass
+class Started:
+    """Training runs that are under way."""
+
+    processes: list[subprocess.Popen[str]]
+    folder: Path
+    ranks: int
+
+    def finish(self, *, codes: Sequence[int] | None = None) -> list[Run]:
+        """Wait; the runs by rank. Fails where a process hangs, or ends in another way than expected."""
+        try:
+            errors = [process.communicate(timeout=LIMIT_S)[1] for process in self.processes]
+        finally:
+            self.kill()
+        found = [process.returncode for process in self.processes]
+        assert found == list(codes or [0] * len(found)), "\n".join(errors)
+        return [_run(self.folder, rank) for rank in range(self.ranks)]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _run(folder: Path, rank: int) -> Run:
+    report = json.loads((folder / f"{rank}.json").read_text())
+    module = (folder / f"{rank}.pb").read_bytes()
+    return Run(
+        report["losses"], module, report["donated_bytes"], report["log"], frozenset(report["imported"])
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run to be: what it is told by its environment and its command line."""
+
+    directory: Path
+    """``DISCO_DIR``."""
+    folder: Path
+    """Where the processes leave their reports."""
+
+    def train(self, *arguments: str, fault: str = "", **environment: str) -> Run:
+        """One process with two devices."""
+        return self.start(*arguments, fault=fault, **environment).finish()[0]
+
+    def start(self, *arguments: str, fault: str = "", **environment: str) -> Started:
+        """As :meth:`train`, not waited for."""
+        folder = self._fresh_folder()
+        env = self._environment(2, environment)
+        return Started([_popen(_command(folder, fault, arguments), env)], folder, 1)
+
+    def train_ranks(
+        self, *arguments: str, fault: str = "", each: Sequence[dict[str, Any]] = ({}, {}), **environment: str
+    ) -> list[Run]:
+        """Two processes of one ``jax.distributed`` job, without MPI; ``each`` adds what differs between them:
+        environment, or ``arguments``."""
+        folder = self._fresh_folder()
+        port = str(free_port())
+        processes = []
+        for rank, own in enumerate(each):
+            own = dict(own)
+            own_arguments = (*arguments, *own.pop("arguments", ()))
+            env = self._environment(1, environment | own)
+            env |= {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(len(each)), "TRAIN_PORT": port}
+            processes.append(_popen(_command(folder, fault, own_arguments), env))
+        return Started(processes, folder, len(each)).finish()
+
+    def train_mpi(self, *arguments: str, fault: str = "", **environment: str) -> list[Run]:
+        """Two processes under ``mpiexec``."""
+        mpiexec = shutil.which("mpiexec")
+        if mpiexec is None:
+            pytest.fail("mpiexec is not on PATH; it comes with pip install 'disco-hlo[mpi]'")
+        folder = self._fresh_folder()
+        env = self._environment(1, environment) | {"TRAIN_PORT": str(free_port())}
+        command = [mpiexec, "--oversubscribe", "-n", "2", *_command(folder, fault, arguments)]
+        return Started([_popen(command, env)], folder, 2).finish()
+
+    def _fresh_folder(self) -> Path:
+        number = sum(1 for _ in self.folder.iterdir())
+        folder = self.folder / str(number)
+        folder.mkdir()
+        return folder
+
+    def _environment(self, devices: int, own: dict[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        return kept | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "DISCO_DIR": str(self.directory),
+            "DISCO_BUDGET_S": "60",
+            "DISCO_PATIENCE": "50",
+            "DISCO_FINALISTS": "2",
+            "DISCO_TIMEOUT_S": "60",
+            **own,
+        }
+
+
+def _command(folder: Path, fault: str, arguments: Sequence[str]) -> list[str]:
+    faults = [word for name in fault.split() for word in ("--fault", name)]
+    return [
+        sys.executable,
+        str(HERE / "observe.py"),
+        str(folder),
+        *faults,
+        str(HERE / "train.py"),
+        *arguments,
+    ]
+
+
+def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def free_port() -> int:
+    """A port nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

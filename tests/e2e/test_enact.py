@@ -1,0 +1,55 @@
+"""A search, and what XLA executes from then on: the plan, with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import pytest
+
+from tests.e2e.executed import assert_same_losses, difference, is_ours, plan_in
+from tests.e2e.jobs import Job, Run
+
+KEEPS_DONATION = jax.__version_info__ >= (0, 11)
+
+
+def assert_donation(runs: list[Run], default: Run) -> None:
+    """Kept; or on a jax that loses it, one line that says so."""
+    assert default.donated_bytes > 0
+    for run in runs:
+        assert run.donated_bytes == (default.donated_bytes if KEEPS_DONATION else 0)
+        assert len(run.lines("loses buffer donation")) == (0 if KEEPS_DONATION else 1)
+
+
+def test_the_searching_run_goes_on_with_the_plan_and_the_next_one_enacts_it(
+    searched: tuple[Job, Run], default: Run
+) -> None:
+    job, search = searched
+    plan = plan_in(job.directory)
+    assert plan.chosen == "plan"
+    assert len(plan.strategy.groups) > 1
+    assert len(plan.strategy.buckets) < 5
+    enacted = job.train(ENABLE_SEARCH="0")
+    for run in (search, enacted):
+        assert difference(run, job.directory, plan.strategy) is None
+        assert_same_losses(run, default)
+    assert difference(default, job.directory, plan.strategy) is not None
+    assert len(enacted.lines("enacts the plan of jit_train_step")) == 1
+    assert_donation([search, enacted], default)
+
+
+@pytest.mark.parametrize("kind", ["shard_map", "pmap"])
+def test_a_step_mapped_by_hand_is_searched_and_enacted(
+    kind: str, searched: tuple[Job, Run], fresh: Callable[..., Job]
+) -> None:
+    job = fresh(searched[0])
+    default = job.train("--kind", kind)
+    search = job.train("--kind", kind, fault="plan_wins", ENABLE_SEARCH="1")
+    enacted = job.train("--kind", kind, ENABLE_SEARCH="0")
+    plan = plan_in(job.directory)
+    for run in (search, enacted):
+        assert is_ours(run)
+        assert difference(run, job.directory, plan.strategy) is None
+        assert_same_losses(run, default)
+    assert difference(default, job.directory, plan.strategy) is not None
+    assert_donation([search, enacted], default)

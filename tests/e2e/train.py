@@ -1,0 +1,107 @@
+"""A small data-parallel training script, as a user writes it: it knows nothing of the plugin.
+
+    python train.py --kind jit --steps 4
+    TRAIN_RANK=0 TRAIN_SIZE=2 TRAIN_PORT=29000 python train.py      (one of several processes)
+    TRAIN_PORT=29000 mpiexec -n 2 python train.py
+
+Prints one JSON object with the losses. The last statements keep the step alive until the process ends.
+"""
+
+import argparse
+import json
+import os
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+LAYERS = 2
+WIDTH = 32
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--kind", choices=["jit", "shard_map", "pmap", "no_all_reduce"], default="jit")
+parser.add_argument("--batch", type=int, default=4, help="rows per device")
+parser.add_argument("--steps", type=int, default=4)
+args = parser.parse_args()
+
+rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+size = os.environ.get("TRAIN_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
+if rank is not None:
+    address = f"127.0.0.1:{os.environ['TRAIN_PORT']}"
+    jax.distributed.initialize(address, num_processes=int(size), process_id=int(rank))
+
+
+def loss_of(params, x, y):
+    for layer in range(LAYERS):
+        x = jnp.tanh(x @ params[f"w{layer}"] + params[f"b{layer}"])
+    return jnp.mean((x - y) ** 2)
+
+
+def updated(params, momentum, gradients):
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
+
+
+def train_step(params, momentum, x, y):
+    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+    return *updated(params, momentum, gradients), loss
+
+
+def mean(value):
+    return jax.lax.pmean(value, "data")
+
+
+def mapped_step(params, momentum, x, y, reduce=mean):
+    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+    return *updated(params, momentum, reduce(gradients)), reduce(loss)
+
+
+def lonely_step(params, momentum, x, y):
+    params, momentum, loss = mapped_step(params, momentum, x, y, reduce=lambda value: value)
+    return params, momentum, loss[None]
+
+
+rng = np.random.default_rng(0)
+params = {f"w{i}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5 for i in range(LAYERS)}
+params |= {f"b{i}": np.zeros(WIDTH, np.float32) for i in range(LAYERS)}
+momentum = jax.tree.map(np.zeros_like, params)
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+first = jax.process_index() * jax.local_device_count()
+mine = slice(first * args.batch, (first + jax.local_device_count()) * args.batch)
+
+
+def batch(number):
+    rng = np.random.default_rng([1, number])
+    x = rng.normal(size=(args.batch * jax.device_count(), WIDTH)).astype(np.float32)
+    y = np.tanh(x[:, ::-1])
+    return x[mine], y[mine]
+
+
+if args.kind == "pmap":
+    train = jax.pmap(mapped_step, axis_name="data", donate_argnums=(0, 1))
+    devices = jax.local_device_count()
+    params, momentum = jax.tree.map(lambda leaf: np.stack([leaf] * devices), (params, momentum))
+    place = lambda leaf: leaf.reshape(devices, args.batch, WIDTH)  # noqa: E731
+else:
+    place = partial(jax.make_array_from_process_local_data, split)
+    params, momentum = jax.device_put((params, momentum), whole)
+    step, outputs = train_step, whole
+    if args.kind != "jit":
+        inner = mapped_step if args.kind == "shard_map" else lonely_step
+        everywhere, rows = PartitionSpec(), PartitionSpec("data")
+        results = (everywhere, everywhere, everywhere if args.kind == "shard_map" else rows)
+        specs = (everywhere, everywhere, rows, rows)
+        step = jax.shard_map(inner, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False)
+        step.__name__ = inner.__name__
+        outputs = jax.tree.map(partial(NamedSharding, mesh), results)
+    train = jax.jit(step, donate_argnums=(0, 1), out_shardings=outputs)
+
+losses = []
+for number in range(args.steps):
+    params, momentum, loss = train(params, momentum, *map(place, batch(number)))
+    losses.append(float(np.ravel(loss.addressable_data(0))[0]))
+print(json.dumps({"losses": losses}))
