@@ -19,13 +19,17 @@ import msgspec
 
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.apply import apply, attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
@@ -176,7 +180,7 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
             graph, costs, machine, start=start, settings=_search_settings(settings),
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    ranked = _ranked(graph, xla, result, costs, machine)
+    ranked = _ranked(step.source, xla, result, costs, machine)
     search_s = time.monotonic() - started
     best = ranked[0]
     default = simulate(build(graph, xla, costs, machine).problem)
@@ -212,10 +216,12 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
 
 
 def _ranked(
-    graph: Graph, xla: Strategy, result: SearchResult, costs: MeasuredCosts, machine: MachineModel
+    source: CanonicalModule, xla: Strategy, result: SearchResult, costs: MeasuredCosts, machine: MachineModel
 ) -> list[Scheduled]:
     """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
-    buckets and order. None is predicted to need more memory than XLA's plan by more than a tenth."""
+    buckets and order. All are legal, and none is predicted to need more memory than XLA's plan by more
+    than a tenth."""
+    graph, attested = source.graph, attested_groups(source)
     limit_bytes = with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE)
     found: dict[Strategy, Scheduled] = {}
     for make in (
@@ -226,6 +232,7 @@ def _ranked(
     ):
         try:
             one = make(costs, machine)
+            check_strategy(graph, one.strategy, unit_graph(graph, one.strategy), attested)
         except IllegalStrategyError as error:
             LOGGER.debug("left out: %s", one_line(error))
             continue
