@@ -97,8 +97,8 @@ def _print(
     a, b = names
     if found.same:
         show(
-            f"{a} and {b} execute the same: {found.common_groups} groups, "
-            f"{found.common_buckets} buckets, same order."
+            f"{a} and {b} execute the same: op groups ({found.common_groups}), "
+            f"buckets ({found.common_buckets}) and order are equal."
         )
     else:
         show(

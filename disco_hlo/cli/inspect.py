@@ -12,6 +12,7 @@ from disco_hlo.cli.output import add_row, plan_directory, print_json, show, tabl
 from disco_hlo.plan.plan import Plan
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
+    DEFAULT_NAME,
     BucketFacts,
     GroupFacts,
     OrderFacts,
@@ -23,7 +24,7 @@ from disco_hlo.report.facts import (
     step_times,
 )
 from disco_hlo.report.order import order_of
-from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.report.printable import printable, short_path, size_text, time_text
 
 
 def inspect(
@@ -52,7 +53,7 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{printable(target.module_name)}  fingerprint {target.fingerprint[:16]}",
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
-        f"{target.process_count} processes; {printable(versions)}{printable(created)}",
+        f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
         f"in {plan.search.evaluations} evaluations",
     ]
@@ -62,23 +63,21 @@ def _times(plan: Plan) -> list[Any]:
     times = step_times(plan)
     made = table("step time", "predicted", "measured", "spread", right=(1, 2, 3))
     predicted = plan.prediction
-    before, after = times.measured_default, times.measured_plan
-    for name, prediction, candidate in (
-        ("XLA default", predicted.default_ns, before),
-        ("this plan", predicted.plan_ns, after),
-    ):
-        add_row(
-            made,
-            name,
-            time_text(prediction),
-            time_text(candidate.median_ns) if candidate else "not measured",
-            f"± {time_text(candidate.spread_ns)}" if candidate else "",
-        )
-    for name, prediction in (
-        ("unfused", predicted.unfused_ns),
-        ("bound", predicted.bound_ns),
-        ("full overlap", predicted.full_overlap_ns),
-    ):
+    ran = plan.measured.candidates if plan.measured else ()
+    for one in ran:
+        name = f"{one.name} (this plan)" if one.name == plan.chosen else one.name
+        measured = one.error or time_text(one.median_ns)
+        guess = time_text(one.predicted_ns) if one.predicted_ns else ""
+        add_row(made, name, guess, measured, "" if one.error else f"± {time_text(one.spread_ns)}")
+    rest = [("bound", predicted.bound_ns), ("full overlap", predicted.full_overlap_ns)]
+    if not ran:
+        rest = [
+            (DEFAULT_NAME, predicted.default_ns),
+            ("this plan", times.predicted_plan),
+            ("unfused", predicted.unfused_ns),
+            *rest,
+        ]
+    for name, prediction in rest:
         add_row(made, name, time_text(prediction), "", "")
     return [made, _speedup_line(times)]
 
@@ -93,7 +92,7 @@ def _speedup_line(times: StepTimes) -> str:
 def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
     duplicates = sum(len(group.duplicates) for group in groups)
     fused = sum(len(group.nodes) for group in groups)
-    heading = f"{len(groups)} op groups with {fused} ops, {duplicates} duplicated"
+    heading = f"{_count(len(groups), 'op group')} with {_count(fused, 'op')}, {duplicates} duplicated"
     made = table(
         "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
     )
@@ -103,7 +102,7 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
         measured = "" if group.measured_ns is None else time_text(group.measured_ns)
         add_row(
             made, group.token, group.size, len(group.duplicates), group.kind, saved, measured,
-            what + (", ..." if len(group.opcodes) > 4 else ""), group.source,
+            what + (", ..." if len(group.opcodes) > 4 else ""), short_path(group.source),
         )  # fmt: skip
     return [heading, *([made] if groups and top else []), *_more(len(groups), top)]
 
@@ -111,7 +110,9 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
 def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     count = sum(len(bucket.all_reduces) for bucket in buckets)
     total = sum(bucket.size_bytes or 0 for bucket in buckets)
-    heading = f"{len(buckets)} buckets with {count} all-reduces" + (f", {size_text(total)}" if total else "")
+    heading = f"{_count(len(buckets), 'bucket')} with {_count(count, 'all-reduce')}" + (
+        f", {size_text(total)}" if total else ""
+    )
     made = table("bucket", "all-reduces", "size", "form", "first", right=(1, 2))
     for bucket in buckets[:top]:
         size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
@@ -130,7 +131,12 @@ def _called(bundle: Bundle, node: int) -> str:
     if bundle.source is None:
         return f"n{node}"
     found = bundle.source.graph.nodes[node]
-    return f"n{node} {found.shape} {found.op_name or found.name}"
+    return f"n{node} {found.shape} {printable(found.op_name or found.name, 60)}"
+
+
+def _count(number: int, what: str) -> str:
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
 
 
 def _more(count: int, top: int) -> list[str]:
@@ -164,7 +170,9 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
     graph = bundle.source.graph if bundle.source else None
     times = step_times(plan)
     order, explicit = order_of(bundle)
-    groups = [asdict(group) | {"opcodes": dict(group.opcodes)} for group in group_facts(bundle)]
+    groups = [
+        asdict(group) | {"opcodes": dict(group.opcodes), "size": group.size} for group in group_facts(bundle)
+    ]
     used = sorted({node for group in bundle.strategy.groups for node in (*group.nodes, *group.duplicates)})
     members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
     return {

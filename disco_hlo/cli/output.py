@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -77,9 +77,8 @@ def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, heading in enumerate(headings):
         whole = number in right or not number
-        made.add_column(
-            heading, justify="right" if number in right else "left", overflow="fold", no_wrap=whole
-        )
+        justify: Literal["left", "right"] = "right" if number in right else "left"
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
     return made
 
 

@@ -15,6 +15,11 @@ def printable(text: str, limit: int = _FULL_CHARACTERS) -> str:
     return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"
 
 
+def short_path(path: str) -> str:
+    """The file of a source line with the folder it lies in: enough to recognise it."""
+    return "/".join(path.split("/")[-2:])
+
+
 def size_text(size_bytes: int) -> str:
     """A number of bytes for people: ``1.5 MiB``."""
     amount = float(size_bytes)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.cli.costs import Link, costs_for, formula
+from disco_hlo.errors import DiscoError, ProfileError
+from tests.report import plans
+
+
+def test_two_devices_use_a_ring() -> None:
+    # 2 (N - 1) a = 20 µs, and 2 (N - 1)/N S/B = 1 s for 10 GB at 10 GB/s.
+    line = formula(Link(2, 10.0, 10.0))
+    assert line(np.array([0, 10**10])).tolist() == [20_000, 1_000_020_000]
+    assert line.from_bytes == (0,)
+
+
+def test_many_devices_use_trees_for_small_messages_and_a_ring_for_large_ones() -> None:
+    line = formula(Link(64, 12.5, 5.0))
+    # Trees: 2 * 6 * 5 µs = 60 µs. Ring: 2 * 63 * 5 µs = 630 µs, but 2 * 63/64 instead of 2 bytes a byte.
+    assert int(line(np.array([0]))[0]) == 60_000
+    assert int(line(np.array([125_000]))[0]) == 60_000 + 20_000
+    large = 10**11
+    assert int(line(np.array([large]))[0]) == round(630_000 + 2 * 63 / 64 * large / 12.5)
+
+
+@given(st.integers(2, 4096), st.floats(0.1, 1000), st.floats(0, 1000), st.integers(0, 10**12))
+def test_it_is_the_faster_of_both(devices: int, gigabytes: float, latency: float, size: int) -> None:
+    ring = 2 * (devices - 1) * latency * 1e3 + 2 * (devices - 1) / devices * size / gigabytes
+    tree = 2 * math.ceil(math.log2(devices)) * latency * 1e3 + 2 * size / gigabytes
+    time_ns = int(formula(Link(devices, gigabytes, latency))(np.array([size]))[0])
+    assert time_ns == pytest.approx(min(ring, tree), rel=1e-6, abs=2)
+
+
+def test_one_device_has_nothing_to_reduce_with() -> None:
+    with pytest.raises(DiscoError, match="expected at least 2"):
+        Link(1, 1.0, 1.0)
+
+
+def test_without_a_profile_the_constants_are_stated() -> None:
+    (line,) = costs_for(plans.h200().graph, None, None).lines
+    assert line.startswith("no profile: analytic model of an H200 on NVLink: 4000 GB/s of memory")
+    (line,) = costs_for(plans.cpu().graph, None, None).lines
+    assert line.startswith("no profile: analytic model of two CPU cores")
+
+
+def test_what_the_profile_lacks_is_named_with_what_was_used_instead() -> None:
+    lines = costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA H200").lines
+    assert lines[0] == "times from the profile of NVIDIA H200 (gpu, driver 580, jax 0.11.2, jaxlib 0.11.2)"
+    assert "ops are not in the profile and are estimated from bytes and flops, first n" in lines[1]
+
+
+def test_a_profile_of_another_device_is_refused() -> None:
+    with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
+        costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA A100")
+    with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
+        costs_for(plans.cpu().graph, plans.sockets_profile(), None)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import Disco
+from tests.report import plans
+from tests.steps.strategies import one_bucket, random_strategy
+
+
+def test_equal_plans_execute_the_same(disco: Disco, cpu_plan: Path) -> None:
+    assert "A and B execute the same" in disco("diff", cpu_plan, cpu_plan).out
+    assert disco("diff", cpu_plan, cpu_plan, "--json").json["same"] is True
+
+
+def test_two_plans_of_a_step_differ_in_what_is_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+    source = plans.cpu()
+    other = plans.save_plan(tmp_path, source, plans.cpu_module(), random_strategy(source, seed=4))
+    found = disco("diff", cpu_plan, other, "--json").json
+    assert found["same"] is False
+    assert found["groups_a"] or found["groups_b"]
+    nodes = {node for change in found["groups_b"] for node in change["group"]["nodes"]}
+    assert nodes
+    assert set(found["fields"]) == {"module_sha256"}
+    text = disco("diff", cpu_plan, other).out
+    assert f"{len(found['groups_a'])} only in A, {len(found['groups_b'])} only in B" in text
+
+
+def test_a_plan_is_compared_with_xlas_own(disco: Disco, tmp_path: Path) -> None:
+    source = plans.h200()
+    strategy = plans.early_all_reduces(source)
+    folder = plans.save_plan(tmp_path, source, plans.h200_module(), strategy)
+    found = disco("diff", folder, "--default", "--json").json
+    assert (found["a"], found["b"]) == ("XLA default", "plan")
+    assert found["common_groups"] == 666
+    assert (found["groups_a"], found["groups_b"]) == ([], [])
+    assert found["common_buckets"] == 27
+    assert 0 < len(found["moved_units"]) < found["common_units"]
+    text = disco("diff", folder, "--default").out
+    assert "groups: 666 in both, 0 only in XLA default, 0 only in plan" in text
+    assert f"order: {len(found['moved_units'])} of {found['common_units']} common units are moved" in text
+
+
+def test_moved_all_reduces_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+    source = plans.cpu()
+    strategy = one_bucket(source.graph, "concat")
+    folder = plans.save_plan(tmp_path, source, plans.cpu_module(), strategy)
+    found = disco("diff", folder, "--default", "--json").json
+    regrouped = {node for bucket in found["buckets_b"] for node in bucket["all_reduces"]}
+    assert {move["all_reduce"] for move in found["moved_all_reduces"]} == regrouped
+
+
+def test_plans_of_two_steps_do_not_compare(
+    refused: Callable[..., str], cpu_plan: Path, h200_plan: Path
+) -> None:
+    message = refused("diff", cpu_plan, h200_plan)
+    assert "these plans do not compare: one is for 'jit_mlp_step'" in message
+    assert "'jit_train_step'" in message
+
+
+def test_it_takes_two_plans_or_one_and_default(refused: Callable[..., str], cpu_plan: Path) -> None:
+    expected = "disco: expected two plans, or one plan and --default"
+    assert refused("diff", cpu_plan) == expected
+    assert refused("diff", cpu_plan, cpu_plan, "--default") == expected
+
+
+def test_xlas_plan_cannot_be_had_without_the_module(
+    refused: Callable[..., str], cpu_plan: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_bytes((cpu_plan / "plan.json").read_bytes())
+    assert "XLA's own plan cannot be read" in refused("diff", tmp_path, "--default")

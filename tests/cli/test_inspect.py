@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import Disco
+from tests.report import plans
+from tests.report.hostile import NAMES, hostile_plan
+
+SUMMARY = "666 op groups with 4566 ops, 2665 duplicated"
+
+
+def test_a_plan_is_shown(disco: Disco, h200_plan: Path) -> None:
+    outcome = disco("inspect", h200_plan, "--top", "3")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert lines[0] == f"jit_train_step fingerprint {plans.h200().graph.fingerprint[:16]}"
+    assert "plan (this plan) 98 ms 100 ms ± 500 µs" in lines
+    assert "no fusion 215 ms out of memory" in lines
+    assert "speed-up: measured 1.23x, predicted 1.24x" in lines
+    groups = lines.index(SUMMARY)
+    assert re.match(r"g\d+ 37 2 loop 2.478 MiB 7 bitcast, 7 broadcast", lines[groups + 2])
+    assert "27 buckets with 150 all-reduces, 642.6 MiB" in lines
+    assert "all-reduce from 1 MiB: T = 0.04 ns/byte x size + 60 µs" in lines
+    assert "note: a note" in lines
+
+
+def test_everything_comes_as_json(disco: Disco, h200_plan: Path) -> None:
+    found = disco("inspect", h200_plan, "--json").json
+    assert len(found["groups"]) == 666
+    assert (found["groups"][0]["size"], len(found["groups"][0]["duplicates"])) == (37, 2)
+    assert found["measured_speedup"] == 1.23
+    assert sum(len(bucket["all_reduces"]) for bucket in found["buckets"]) == 150
+    assert found["order"]["buckets"] == 27
+    assert len(found["order"]["tokens"]) == found["order"]["units"] + 27
+    op = found["ops"][str(found["groups"][0]["nodes"][0])]
+    assert set(op) == {"node", "opcode", "shape", "size_bytes", "name", "op_name", "source"}
+
+
+def test_a_plan_without_its_module_is_shown_by_number(disco: Disco, h200_plan: Path, tmp_path: Path) -> None:
+    shutil.copy(h200_plan / "plan.json", tmp_path)
+    outcome = disco("inspect", tmp_path)
+    assert outcome.code == 0
+    assert "666 op groups" in outcome.out
+    assert "ops are known by number alone" in outcome.err
+
+
+def test_an_unmeasured_plan_says_so(disco: Disco, tmp_path: Path) -> None:
+    source = plans.cpu()
+    folder = plans.save_plan(
+        tmp_path, source, plans.cpu_module(), plans.early_all_reduces(source), measured=None
+    )
+    assert "speed-up: predicted 1.24x, not measured" in disco("inspect", folder).out
+
+
+def test_hostile_names_reach_the_terminal_as_text(disco: Disco, tmp_path: Path) -> None:
+    folder = hostile_plan(tmp_path)
+    for arguments in (("inspect", folder), ("inspect", folder, "--json"), ("diff", folder, "--default")):
+        outcome = disco(*arguments)
+        assert outcome.code == 0
+        assert outcome.out.replace("\n", "").isprintable()
+    assert NAMES[0] in disco("inspect", folder, "--json").json["target"]["module_name"]
+
+
+def test_what_is_no_plan_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "no such file or folder" in refused("inspect", tmp_path / "nothing")
+    (tmp_path / "plan.json").write_text('{"format": "disco-hlo plan", "version": 99}')
+    assert "this disco-hlo reads version" in refused("inspect", tmp_path)
+    (tmp_path / "plan.json").write_bytes(b"\x00" * 100)
+    assert "expected a plan as JSON" in refused("inspect", tmp_path / "plan.json", "--json")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Disco
+from tests.report import plans
+
+
+@pytest.fixture
+def store(tmp_path: Path, cpu_plan: Path) -> Path:
+    directory = tmp_path / "plans"
+    shutil.copytree(cpu_plan, plans.slot(directory, plans.cpu()))
+    return directory
+
+
+def test_an_empty_store_says_how_to_fill_it(disco: Disco) -> None:
+    assert "ENABLE_SEARCH=1" in disco("list").out
+    assert disco("list", "--json").json["plans"] == []
+
+
+def test_plans_are_listed_with_what_they_gain(disco: Disco, store: Path) -> None:
+    outcome = disco("list")
+    assert outcome.code == 0
+    line = " ".join(outcome.out.splitlines()[1].split())
+    fingerprint = plans.cpu().graph.fingerprint[:16]
+    assert line == f"{fingerprint} jit_mlp_step 2 x NVIDIA H200 123 ms 100 ms 1.23x measured"
+    (row,) = disco("list", "--json").json["plans"]
+    assert (row["fingerprint"], row["speedup"], row["measured"]) == (fingerprint, 1.23, True)
+    assert row["path"] == str(plans.slot(store, plans.cpu()))
+
+
+def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> None:
+    slot = plans.slot(store, plans.cpu())
+    (slot / "module.hlo.pb").write_bytes(b"another")
+    outcome = disco("list")
+    assert outcome.code == 0
+    assert "cannot be used" in outcome.out
+    assert "delete the folder and search again" in disco("list", "--json").json["plans"][0]["problem"]
+    (slot / "plan.json").write_text("{")
+    assert "is not JSON" in disco("list").out

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from disco_hlo.cli.main import COMMANDS, load
+from tests.cli.conftest import Disco
+
+
+def test_help_lists_every_command_with_its_summary(disco: Disco) -> None:
+    outcome = disco("--help")
+    assert outcome.code == 0
+    for name, entry in COMMANDS.items():
+        assert name in outcome.out
+        assert entry.summary in outcome.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_with_an_example(disco: Disco, name: str) -> None:
+    outcome = disco(name, "--help")
+    assert outcome.code == 0
+    assert f"Example: disco {name}" in " ".join(outcome.out.split())
+    assert load(name).name == name
+
+
+def test_a_mistyped_command_gets_a_suggestion(refused: Callable[..., str]) -> None:
+    assert "No such command 'inspct'. Did you mean 'inspect'" in refused("inspct")
+
+
+def test_a_missing_argument_and_a_bad_option_are_named(refused: Callable[..., str]) -> None:
+    assert "Missing option '-o' / '--output'" in refused("search", "module")
+    assert "Invalid value for '--top'" in refused("inspect", "plan", "--top", "-1")
+
+
+def test_a_bad_setting_is_named(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCO_BETA", "many")
+    assert refused("list") == "disco: DISCO_BETA is 'many'; expected a whole number, 1 or more"
+
+
+def test_the_version(disco: Disco) -> None:
+    from disco_hlo import __version__
+
+    assert disco("--version").out == f"disco-hlo {__version__}\n"
+
+
+def test_help_and_list_import_nothing_heavy() -> None:
+    heavy = ["google.protobuf", "jax", "jaxlib", "mpi4py", "numba", "numpy"]
+    code = (
+        "import sys; from disco_hlo.cli.main import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        f"sys.stderr.write(repr([name for name in {heavy} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]"
+
+
+def completions(words: str) -> list[str]:
+    """What the shell would offer after typing ``words``."""
+    environment = {
+        **os.environ, "_DISCO_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }  # fmt: skip
+    code = "from disco_hlo.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    assert completions("disco s") == ["simulate", "search"]
+    assert "--bandwidth" in completions("disco simulate --b")
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    code = "from disco_hlo.cli.main import main; import sys; sys.argv = ['disco', 'list', '--json']; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.wait(60)
+    process.stderr.close()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.verify import verify
+from disco_hlo.report.bundle import open_bundle
+from tests.cli.conftest import Disco
+from tests.report import plans
+
+BUDGET = ("--evaluations", "200")
+
+
+def test_a_plan_is_found_and_saved_whole(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
+    outcome = disco("search", cpu_module_file, "-o", tmp_path / "found", *BUDGET, "--seed", "7", "--json")
+    assert outcome.code == 0
+    found = outcome.json
+    assert found["evaluations"] == 200
+    assert 0 < found["distinct_evaluations"] <= 201
+    assert found["evaluations_per_s"] > 0
+    assert found["wall_s"] > 0
+    assert found["stopped"] == "evaluations"
+    assert found["settings"]["seed"] == 7
+    predicted = found["predicted"]
+    assert predicted["bound_ns"] <= predicted["plan_ns"] <= predicted["default_ns"]
+    bundle = open_bundle(tmp_path / "found" / "plan.json")
+    assert bundle.missing == ()
+    assert bundle.plan.prediction.plan_ns == predicted["plan_ns"]
+    assert bundle.plan.measured is None
+    module = (tmp_path / "found" / "module.hlo.pb").read_bytes()
+    verify(plans.cpu(), module, bundle.plan.strategy)
+    assert canonicalize(module).graph.fingerprint == bundle.plan.target.fingerprint
+
+
+def test_equal_seeds_give_equal_plans(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        disco("search", cpu_module_file, "-o", tmp_path / name, *BUDGET)
+    assert (tmp_path / "a" / "plan.json").read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
+
+
+def test_a_plan_file_may_have_a_name(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
+    outcome = disco("search", cpu_module_file, "-o", tmp_path / "mine.json", *BUDGET)
+    assert "look at it with: disco inspect" in outcome.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.default.hlo.pb.gz", "mine.json", "mine.module.hlo.pb",
+    ]  # fmt: skip
+    assert disco("inspect", tmp_path / "mine.json").err == ""
+
+
+def test_a_plan_can_be_searched_again_from_its_folder(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+    disco("search", cpu_plan, "-o", tmp_path / "again", *BUDGET)
+    again = open_bundle(tmp_path / "again" / "plan.json").plan
+    assert again.target == open_bundle(cpu_plan / "plan.json").plan.target
+    assert again.versions["jax"] == "0.11.2"
+
+
+def test_bad_input_is_refused_and_leaves_nothing(
+    refused: Callable[..., str], cpu_module_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "found"
+    assert "Search method 'clever'" in refused("search", cpu_module_file, "-o", out, "--method", "clever")
+    assert "Invalid value for '--alpha'" in refused("search", cpu_module_file, "-o", out, "--alpha", "0.5")
+    assert "no such file" in refused("search", tmp_path / "nothing", "-o", out)
+    (tmp_path / "file").write_text("")
+    assert "is not a folder" in refused("search", cpu_module_file, "-o", tmp_path / "file" / "found")
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_best_plan(cpu_module_file: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "disco_hlo.cli.main", "search", str(cpu_module_file),
+        "-o", str(tmp_path / "found"), "--patience", str(10**9), "--json",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stderr is not None
+    # The line is said once Ctrl-C is taken care of.
+    assert process.stderr.readline().startswith("disco: no profile")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert found["stopped"] == "interrupted"
+    assert open_bundle(tmp_path / "found" / "plan.json").plan.prediction.plan_ns > 0

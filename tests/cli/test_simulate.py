@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from disco_hlo.profiler.profile import to_json
+
+from tests.cli.conftest import Disco
+from tests.report import plans
+
+
+def test_the_breakdown_adds_up(disco: Disco, h200_plan: Path) -> None:
+    found = disco("simulate", plans.H200, "--plan", h200_plan, "--json").json
+    for side in ("default", "plan"):
+        times = found[side]
+        assert times["step_ns"] == times["compute_ns"] + times["exposed_ns"]
+        assert times["communication_ns"] == times["overlap_ns"] + times["exposed_ns"]
+        assert found["bound"]["bound_ns"] <= times["step_ns"]
+    assert found["bound"]["full_overlap_ns"] <= found["bound"]["bound_ns"]
+    assert found["what_if"] is None
+    assert found["costs"][0].startswith("no profile: analytic model of an H200")
+
+
+def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_plan: Path) -> None:
+    outcome = disco("simulate", plans.H200, "--plan", h200_plan)
+    assert "disco: no profile: analytic model of an H200 on NVLink" in outcome.err
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert lines[0] == "XLA default plan"
+    assert [line.split(" ")[0] for line in lines[1:7]] == [
+        "step", "compute", "communication", "overlap", "exposed", "peak",
+    ]  # fmt: skip
+    assert "speed-up predicted:" in outcome.out
+
+
+def test_a_slower_network_exposes_more(disco: Disco) -> None:
+    steps = [
+        disco("simulate", plans.H200, "--gpus", gpus, "--bandwidth", rate, "--latency", "5", "--json").json
+        for gpus, rate in (("2", "400"), ("1024", "3.125"))
+    ]
+    assert steps[0]["default"]["exposed_ns"] < steps[1]["default"]["exposed_ns"]
+    assert steps[0]["default"]["compute_ns"] == steps[1]["default"]["compute_ns"]
+    assert steps[-1]["what_if"] == {"gpus": 1024, "bandwidth_gb_per_s": 3.125, "latency_us": 5.0}
+    assert "ring and two trees" in steps[-1]["costs"][-1]
+
+
+def test_the_profile_beside_a_module_is_used_unless_another_is_named(disco: Disco, tmp_path: Path) -> None:
+    shutil.copy(plans.H200, tmp_path / "default.hlo.pb.gz")
+    profile = tmp_path / "profile.json"
+    profile.write_text(to_json(plans.sockets_profile()))
+    beside = disco("simulate", tmp_path, "--json").json
+    named = disco("simulate", plans.H200, "--profile", profile, "--json").json
+    assert beside["default"] == named["default"]
+    assert beside["costs"][0].startswith("times from the profile of NVIDIA H200")
+
+
+def test_the_trace_opens_in_perfetto(disco: Disco, h200_plan: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "deep" / "trace.json"
+    outcome = disco("simulate", plans.H200, "--plan", h200_plan, "--trace", trace)
+    assert outcome.code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {"compute stream", "channel 1"}
+    assert sum(event["ph"] == "X" for event in events) > 1000
+    assert list(trace.parent.iterdir()) == [trace]
+
+
+def test_bad_input_is_refused(refused: Callable[..., str], tmp_path: Path, cpu_plan: Path) -> None:
+    assert "no such file" in refused("simulate", tmp_path / "nothing")
+    assert "has no default.hlo.pb.gz" in refused("simulate", tmp_path)
+    garbage = tmp_path / "garbage.hlo.pb"
+    garbage.write_bytes(b"\x0a\xff" * 1000)
+    assert f"{garbage}: expected a serialized HloModuleProto" in refused("simulate", garbage)
+    assert "both --gpus and --bandwidth" in refused("simulate", plans.H200, "--gpus", "8")
+    assert "Invalid value for '--bandwidth'" in refused(
+        "simulate", plans.H200, "--gpus", "8", "--bandwidth", "nan"
+    )
+    (tmp_path / "profile.json").write_text('{"format": "disco-hlo profile", "version": 1, "platform": {}}')
+    message = refused("simulate", plans.H200, "--profile", tmp_path / "profile.json")
+    assert str(tmp_path / "profile.json") in message
+
+
+def test_a_plan_of_another_step_is_refused(refused: Callable[..., str], cpu_plan: Path) -> None:
+    message = refused("simulate", plans.H200, "--plan", cpu_plan)
+    assert "is a plan for 'jit_mlp_step'" in message
+    assert "this module is 'jit_train_step'" in message
