@@ -42,7 +42,7 @@ def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:
         ActivationError: ranks are missing, or saving failed on rank 0.
     """
     step = training_step(request, settings)
-    if step is None:
+    if step is None or step.again:
         return
     session = join(request, settings)
     profile = _profile(session, step)

@@ -39,8 +39,11 @@ class Proposed:
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
     """Enact the plan of the request's step if there is one; None leaves it to XLA."""
     step = training_step(request, settings)
-    if step is None:
-        return None
+    return None if step is None else enact(request, settings, step)
+
+
+def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExecutable | None:
+    """Enact the plan of ``step`` if there is one and all ranks have it; None leaves it to XLA."""
     session = join(request, settings)
     slot = PlanStore(settings.directory).slot(
         step.source.graph.fingerprint,

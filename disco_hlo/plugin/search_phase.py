@@ -33,6 +33,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.enact_phase import enact
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
@@ -80,10 +81,12 @@ class Found:
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
-    """Search for the request if it is the training step; None leaves it to XLA."""
+    """Search for the request if it is the training step, once; None leaves it to XLA."""
     step = training_step(request, settings)
     if step is None:
         return None
+    if step.again:
+        return enact(request, settings, step)
     session = join(request, settings)
     facts, fingerprint = session.facts, step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)

@@ -25,8 +25,8 @@ from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.job import DeviceFacts, device_facts
 from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.job import DeviceFacts, device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 

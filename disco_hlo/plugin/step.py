@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import ModuleFacts, choose, facts_of, qualifies
 from disco_hlo.plugin.settings import Settings
 
 _seen: list[ModuleFacts] = []
+_chosen: set[str] = set()
+"""Fingerprints of the training steps so far."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Step:
     module: bytes
     """XLA's own, scheduled."""
     source: CanonicalModule
+    again: bool = False
+    """This very step was compiled before in this process: JAX compiles anew when arrays come in other
+    shardings, as they do when the first call takes fresh parameters and the second a step's output."""
 
 
 def captured(request: CompileRequest) -> Step | None:
@@ -42,6 +47,9 @@ def training_step(request: CompileRequest, settings: Settings) -> Step | None:
     step = captured(request)
     if step is None:
         return None
+    if step.source.graph.fingerprint in _chosen:
+        LOGGER.debug("%s is the training step, compiled again", request.module_name)
+        return replace(step, again=True)
     facts = facts_of(step.source.graph, len(request.devices))
     choice = choose(facts, _seen, named=None if settings.module is None else True)
     _seen.append(facts)
@@ -54,7 +62,10 @@ def training_step(request: CompileRequest, settings: Settings) -> Step | None:
         "is the training step" if choice.chosen else "is left alone",
         choice.reason,
     )
-    return step if choice.chosen else None
+    if not choice.chosen:
+        return None
+    _chosen.add(step.source.graph.fingerprint)
+    return step
 
 
 def why_none() -> str:

@@ -33,23 +33,25 @@ def plan_in(directory: Path) -> Plan:
 def difference(run: Run, directory: Path, strategy: Strategy) -> str | None:
     """How what ``run`` executed differs from ``strategy`` of the step whose plan is in ``directory``."""
     source = canonicalize(gzip.decompress((slot_of(directory) / "default.hlo.pb.gz").read_bytes()))
-    return describe_difference(source.graph, read(canonicalize(run.module)), strategy)
-
-
-def xlas_own(run: Run) -> Strategy:
-    """The strategy that a run executed."""
-    return read(canonicalize(run.module))
+    found = [describe_difference(source.graph, read(canonicalize(one)), strategy) for one in run.modules]
+    return next((text for text in found if text), None)
 
 
 def digest(run: Run) -> str:
-    """Of the module that a run executed, whatever number XLA gave it."""
-    return hashlib.sha256(without_id(run.module)).hexdigest()
+    """Of the one module that a run executed as its step, whatever number XLA gave it."""
+    [module] = run.modules
+    return hashlib.sha256(without_id(module)).hexdigest()
 
 
 def is_ours(run: Run) -> bool:
-    """Whether the module was written by us: its kernels and buckets are called after the units of a strategy,
-    g0, b1 or n2."""
-    module = proto.parse(run.module)
+    """Whether the run executed what we wrote: kernels and buckets are called after units of a strategy, g0,
+    b1 or n2. Fails where it executed both."""
+    [ours] = set(map(_is_ours, run.modules))
+    return ours
+
+
+def _is_ours(serialized: bytes) -> bool:
+    module = proto.parse(serialized)
     [entry] = [one for one in module.computations if one.id == module.entry_computation_id]
     names = [one.name for one in entry.instructions if one.opcode in ("fusion", "all-reduce")]
     return bool(names) and all(re.match(r"[gbn]\d+_", name) for name in names)

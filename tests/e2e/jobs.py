@@ -36,9 +36,10 @@ class Run:
     """What one process of a training run did."""
 
     losses: list[float]
-    module: bytes
-    """What it executed as its step: a serialized HloModuleProto."""
-    donated_bytes: int
+    modules: tuple[bytes, ...]
+    """What it executed as its step: a serialized HloModuleProto for every time that JAX compiled it."""
+    donated_bytes: list[int]
+    """What each of them takes over from donated arguments."""
     log: list[str]
     """The lines of our plugin."""
     imported: frozenset[str]
@@ -75,9 +76,10 @@ class Started:
 
 def _run(folder: Path, rank: int) -> Run:
     report = json.loads((folder / f"{rank}.json").read_text())
-    module = (folder / f"{rank}.pb").read_bytes()
+    modules = tuple(path.read_bytes() for path in sorted(folder.glob(f"{rank}-*.pb")))
+    assert modules, "the step was not found among the executables"
     return Run(
-        report["losses"], module, report["donated_bytes"], report["log"], frozenset(report["imported"])
+        report["losses"], modules, report["donated_bytes"], report["log"], frozenset(report["imported"])
     )
 
 

@@ -2,8 +2,9 @@
 
     python observe.py FOLDER [--fault NAME]... train.py [its arguments]
 
-Leaves FOLDER/<rank>.json (losses, the lines our plugin wrote, what was imported, bytes donated by the step)
-and FOLDER/<rank>.pb, the module of the step that this process executed, as XLA gives it back.
+Leaves FOLDER/<rank>.json: the losses, the lines our plugin wrote, what was imported, the bytes the step takes
+over from donated arguments. And FOLDER/<rank>-<number>.pb: the step's module as XLA gives it back, twice
+where JAX compiled the step twice, for parameters from the host and for those the step itself returned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TextIO
 
 import faults
 
-STEPS = ("train_step", "mapped_step", "lonely_step")
+STEPS = ("train_step", "mapped_step", "lonely_step", "jit__fun")  # the last is pmap's
 
 
 class Overheard:
@@ -36,13 +37,12 @@ class Overheard:
         return getattr(self._stream, name)
 
 
-def executed_step() -> Any:
-    """The one executable of the step that is alive in this process."""
+def executed_steps() -> list[Any]:
+    """The executables of the step that are alive in this process."""
     import jax
 
     alive = jax.local_devices()[0].client.live_executables()
-    [step] = [one for one in alive if one.hlo_modules()[0].name.endswith(STEPS)]
-    return step
+    return [one for one in alive if one.hlo_modules()[0].name.endswith(STEPS)]
 
 
 def main(folder: Path, arguments: list[str]) -> None:
@@ -57,10 +57,12 @@ def main(folder: Path, arguments: list[str]) -> None:
         arguments = arguments[2:]
     sys.argv = arguments
     script = runpy.run_path(arguments[0], run_name="__main__")
-    step = executed_step()
-    (folder / f"{rank}.pb").write_bytes(step.hlo_modules()[0].as_serialized_hlo_module_proto())
+    steps = executed_steps()
+    for number, step in enumerate(steps):
+        module = step.hlo_modules()[0].as_serialized_hlo_module_proto()
+        (folder / f"{rank}-{number}.pb").write_bytes(module)
     report["losses"] = script["losses"]
-    report["donated_bytes"] = step.get_compiled_memory_stats().alias_size_in_bytes
+    report["donated_bytes"] = [step.get_compiled_memory_stats().alias_size_in_bytes for step in steps]
     report["imported"] = sorted(sys.modules)
 
 
