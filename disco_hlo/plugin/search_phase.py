@@ -20,9 +20,7 @@ import msgspec
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.apply import apply
 from disco_hlo.plan.apply import apply, attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
