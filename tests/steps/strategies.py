@@ -1,4 +1,4 @@
-"""Strategies for tests: the plain ones, and random legal ones by seed."""
+"""Random legal strategies by seed, for tests."""
 
 from __future__ import annotations
 
@@ -10,38 +10,18 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import is_joinable
 from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
-
-
-def unfused(graph: Graph) -> Strategy:
-    """Every op and every all-reduce by itself."""
-    return Strategy(buckets=tuple(Bucket((node,)) for node in graph.all_reduces))
-
-
-def one_bucket(graph: Graph, form: str) -> Strategy:
-    """All all-reduces that may travel together in one bucket, unless one waits for another."""
-    classes: dict[tuple[str, str], list[int]] = {}
-    for node in graph.all_reduces:
-        classes.setdefault((graph.nodes[node].collective, graph.nodes[node].shape.dtype), []).append(node)
-    together = Strategy(buckets=tuple(Bucket(tuple(members), form) for members in classes.values()))
-    try:
-        unit_graph(graph, together)
-    except IllegalStrategyError:
-        last = [(kept[:-2], kept[-2:]) for kept in classes.values()]
-        singles = [Bucket((node,)) for first, _ in last for node in first]
-        return Strategy(buckets=(*singles, *(Bucket(tuple(pair), form) for _, pair in last if pair)))
-    return together
 
 
 def random_strategy(source: CanonicalModule, seed: int, attempts: int = 150) -> Strategy:
     """A legal strategy made by random fusions (half of them duplicating) and random buckets."""
     dice = random.Random(seed)
     graph = source.graph
-    strategy = replace(one_bucket(graph, dice.choice(["concat", "variadic"])))
-    if dice.random() < 0.5:
-        strategy = unfused(graph)
+    form = dice.choice(["concat", "variadic"])
+    strategy = unfused(graph) if dice.random() < 0.5 else one_bucket(graph, form=form)
     groups: list[Group] = []
     for _ in range(attempts):
         grown = _grow(graph, groups, dice)
