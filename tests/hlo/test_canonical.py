@@ -1,0 +1,126 @@
+"""What a fingerprint depends on, and what it does not; node numbers; XLA's decisions undone."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.errors import ModuleError
+from disco_hlo.hlo import proto
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.proto import Message
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@cache
+def fixture(name: str) -> bytes:
+    return gzip.decompress((DATA / f"h200_transformer_{name}.hlo.pb.gz").read_bytes())
+
+
+@cache
+def canonical(name: str) -> CanonicalModule:
+    return canonicalize(fixture(name))
+
+
+def changed(change: Callable[[Message], None]) -> str:
+    """Fingerprint after ``change`` was made to the default module."""
+    module = proto.parse(fixture("default"))
+    change(module)
+    return canonicalize(proto.serialize(module)).graph.fingerprint
+
+
+def entry_of(module: Message) -> Message:
+    return next(c for c in module.computations if c.id == module.entry_computation_id)
+
+
+def test_fused_and_unfused_module_are_one_graph() -> None:
+    default, unfused = canonical("default"), canonical("unfused")
+    assert default.graph.fingerprint == unfused.graph.fingerprint
+    assert [node.key for node in default.graph.nodes] == [node.key for node in unfused.graph.nodes]
+    assert len(default.origins) < len(unfused.origins)
+
+
+def test_combined_all_reduces_are_taken_apart() -> None:
+    """27 all-reduce instructions carry the 148 gradients, the loss and the gradient norm's parts."""
+    graph = canonical("default").graph
+    starts = [origin for origin in canonical("default").origins if origin.role == "start"]
+    assert len(starts) == 27
+    assert len(graph.all_reduces) == 150
+    assert sorted(node for origin in starts for node in origin.nodes) == list(graph.all_reduces)
+
+
+def test_nodes_are_numbered_topologically_and_parameters_come_first() -> None:
+    graph = canonical("default").graph
+    assert all(operand < node.id for node in graph.nodes for operand in node.operands)
+    assert [node.kind for node in graph.nodes[:446]] == [Kind.PARAMETER] * 446
+
+
+def test_names_and_metadata_do_not_count() -> None:
+    def rename(module: Message) -> None:
+        module.name = "another"
+        for computation in module.computations:
+            computation.name = "c" + computation.name
+            for instruction in computation.instructions:
+                instruction.name = "i" + instruction.name
+                instruction.ClearField("metadata")
+
+    assert changed(rename) == canonical("default").graph.fingerprint
+
+
+def test_channel_numbers_do_not_count() -> None:
+    def renumber(module: Message) -> None:
+        for computation in module.computations:
+            for instruction in computation.instructions:
+                if instruction.channel_id:
+                    instruction.channel_id += 1000
+
+    assert changed(renumber) == canonical("default").graph.fingerprint
+
+
+def test_an_operand_counts() -> None:
+    def exchange(module: Message) -> None:
+        root = next(i for i in entry_of(module).instructions if i.id == entry_of(module).root_id)
+        root.operand_ids[0], root.operand_ids[1] = root.operand_ids[1], root.operand_ids[0]
+
+    assert changed(exchange) != canonical("default").graph.fingerprint
+
+
+def test_an_opcode_inside_a_kernel_counts() -> None:
+    def subtract(module: Message) -> None:
+        fused = next(
+            c
+            for c in module.computations
+            if c.is_fusion_computation and any(i.opcode == "add" for i in c.instructions)
+        )
+        next(i for i in fused.instructions if i.opcode == "add").opcode = "subtract"
+
+    assert changed(subtract) != canonical("default").graph.fingerprint
+
+
+def test_donation_counts() -> None:
+    def keep(module: Message) -> None:
+        module.ClearField("input_output_alias")
+
+    assert changed(keep) != canonical("default").graph.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "naming computation 0"), (b"\x1f\x8bnot a module", "do not parse")]
+)
+def test_what_is_no_module_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ModuleError, match=message):
+        canonicalize(data)
+
+
+def test_an_operand_that_nobody_defines_is_named() -> None:
+    module = proto.parse(fixture("default"))
+    reader = next(i for i in entry_of(module).instructions if i.opcode == "bitcast")
+    reader.operand_ids[0] = 7
+    with pytest.raises(ModuleError, match=reader.name):
+        canonicalize(proto.serialize(module))

@@ -1,0 +1,77 @@
+"""Plans as files: what goes out comes back, and nothing else gets in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from disco_hlo.errors import PlanError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.plan import Candidate, Measured, Plan, decode, encode, without_measurements
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+
+
+def small_plan(median_ns: int = 90) -> Plan:
+    return Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=plans.Target("a" * 64, "jit_step", "cpu", "cpu", 2, 2),
+        versions={"jax": "0.12"},
+        strategy=Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7")),
+        chosen="plan",
+        prediction=plans.Prediction(80, 100, 120, 60, 70),
+        search=plans.SearchRecord("backtracking", {"alpha": 1.05, "seed": 0}, 10, ((1, 90), (5, 80))),
+        module_sha256="b" * 64,
+        measured=Measured(
+            "2026-11-20T00:00:00", (Candidate("plan", 80, median_ns, 1, 5),), (), 1.0, 1.0, 1.0, 10.0
+        ),
+    )
+
+
+def edited(**changes: object) -> bytes:
+    document = json.loads(encode(small_plan()))
+    document.update(changes)
+    return json.dumps(document).encode()
+
+
+def test_a_plan_comes_back_as_it_went_out() -> None:
+    assert decode(encode(small_plan()), "plan.json") == small_plan()
+
+
+def test_lists_of_node_numbers_stand_on_one_line() -> None:
+    assert b'"nodes": [1, 2, 3]' in encode(small_plan())
+
+
+def test_plans_differ_in_their_measurements_alone() -> None:
+    one, other = small_plan(90), small_plan(95)
+    assert encode(one) != encode(other)
+    assert encode(without_measurements(one)) == encode(without_measurements(other))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "truncated"),
+        (encode(small_plan())[:200], "expected a plan as JSON"),
+        (b"\xff\xfe\x00", "expected a plan as JSON"),
+        (b"[" * 100_000, "recursion|depth"),
+        (b"[]", "expected a JSON object"),
+        (b'{"format": "something else"}', '"format": "disco-hlo plan"'),
+        (edited(version=99), "plan version 99; this disco-hlo reads version 1"),
+        (edited(surprise=1), "unknown field `surprise`"),
+        (edited(module_sha256="../../etc"), "module_sha256"),
+        (edited(strategy={"groups": [{"nodes": ["x"]}]}), r"groups\[0\]\.nodes\[0\]"),
+        (edited(strategy={"groups": [{"nodes": [1], "kind": 7}]}), "kind"),
+    ],
+)
+def test_what_is_no_plan_is_refused_with_the_place_and_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as refused:
+        decode(data, "plan.json")
+    assert str(refused.value).startswith("plan.json: ")
+
+
+def test_a_plan_larger_than_any_step_is_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "MAX_BYTES", 100)
+    with pytest.raises(PlanError, match="more than a plan may have"):
+        decode(encode(small_plan()), "plan.json")

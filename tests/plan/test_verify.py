@@ -1,0 +1,92 @@
+"""An optimized module is enacted only if it is its source, executed as the plan says, and nothing more."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.errors import ModuleError, PlanError
+from disco_hlo.hlo import proto
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.proto import Message
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import one_bucket
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.verify import verify
+
+FIXTURE = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
+
+
+@cache
+def source() -> CanonicalModule:
+    return canonicalize(gzip.decompress(FIXTURE.read_bytes()))
+
+
+@cache
+def rewritten() -> tuple[Strategy, bytes]:
+    strategy = one_bucket(source().graph, read(source()).groups)
+    return strategy, apply(strategy, source())
+
+
+def tampered(change: Callable[[Message], None]) -> bytes:
+    """The rewritten module after ``change`` was made to its entry computation."""
+    module = proto.parse(rewritten()[1])
+    change(next(c for c in module.computations if c.id == module.entry_computation_id))
+    return proto.serialize(module)
+
+
+def test_our_own_rewrite_passes() -> None:
+    strategy, module = rewritten()
+    verify(source(), module, strategy)
+
+
+def test_another_strategy_is_noticed() -> None:
+    strategy, module = rewritten()
+    with pytest.raises(PlanError, match=r"does not execute its plan: \d+ buckets, expected 150"):
+        verify(
+            source(),
+            module,
+            replace(
+                strategy,
+                buckets=tuple(
+                    replace(strategy.buckets[0], all_reduces=(node,)) for node in source().graph.all_reduces
+                ),
+            ),
+        )
+
+
+def test_an_added_custom_call_is_refused_although_nothing_reads_it() -> None:
+    def add(entry: Message) -> None:
+        call = entry.instructions.add()
+        call.CopyFrom(next(i for i in entry.instructions if i.opcode == "parameter"))
+        call.name, call.opcode, call.custom_call_target = "call", "custom-call", "run_anything"
+        call.id = max(i.id for i in entry.instructions) + 1
+
+    module = proto.parse(tampered(add))
+    for key, sequence in module.schedule.sequences.items():
+        if key == module.entry_computation_id:
+            sequence.instruction_ids.append(
+                max(i.id for c in module.computations if c.id == key for i in c.instructions)
+            )
+    with pytest.raises(PlanError, match="adds custom call 'run_anything'"):
+        verify(source(), proto.serialize(module), rewritten()[0])
+
+
+def test_another_computation_is_refused() -> None:
+    def double(entry: Message) -> None:
+        root = next(i for i in entry.instructions if i.id == entry.root_id)
+        root.operand_ids[0] = root.operand_ids[1]
+
+    with pytest.raises(PlanError, match="computes something else"):
+        verify(source(), tampered(double), rewritten()[0])
+
+
+def test_bytes_that_are_no_module_are_refused() -> None:
+    with pytest.raises(ModuleError, match="expected"):
+        verify(source(), b"\x00\x01nonsense", rewritten()[0])
