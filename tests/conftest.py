@@ -33,8 +33,16 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+ONCE = ("activation", "cli", "examples", "report", "scripts", "search", "simulator")
+"""Folders whose subject does not depend on the versions of JAX and Python: one leg runs them. What joins
+them to JAX (``hlo``, ``plan``, ``plugin``, ``profiler``, ``e2e``) runs on both."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests unless the caller asked for GPUs; asked for and absent, they fail."""
+    """Mark what one leg is enough for; skip GPU tests unless the caller asked for GPUs (then they may fail)."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in ONCE:
+            item.add_marker("product_only")
     if any(platform in os.environ["JAX_PLATFORMS"] for platform in ("cuda", "gpu")):
         return
     skip = pytest.mark.skip(reason="needs a GPU: JAX_PLATFORMS=cuda,cpu pytest -m gpu")
