@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import hashlib
 import signal
@@ -79,6 +80,7 @@ def search(
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
     started = read(opened.source)
+    gc.enable()  # a search may run for hours
     with _interruptible() as interruption:
         warn_all((*opened.missing, *costs.lines))
         with search_progress(sys.stderr.isatty()) as on_progress:
