@@ -42,6 +42,7 @@ INDEXING_OPCODES = frozenset({"bitcast", "broadcast", "iota", "reshape", "revers
 _BEYOND_BYTES = 1.15
 """An op is taken to be bound by arithmetic when it takes this much longer than its bytes."""
 _UNPRICED = STREAMING_OPCODES | INDEXING_OPCODES
+_SHOWS_BANDWIDTH_BYTES = 1 << 20
 _ENOUGH_ELEMENTS = 1024
 """Smaller ops tell what a kernel costs, not what an element does."""
 
@@ -95,6 +96,7 @@ def calibrated(
         return base
     along = [op for op in ops if not _reads_across(op)]
     streaming = _streaming_curve([op for op in along if op.node.opcode in STREAMING_OPCODES])
+    streaming = _continued(streaming, base.memory_bandwidth)
     device = replace(base, streaming=streaming, shortest_kernel_ns=min(op.time_ns for op in ops))
     device = replace(device, element_ns={**base.element_ns, **_element_times(device, along)})
     single = [
@@ -134,6 +136,18 @@ def _streaming_curve(ops: list[MeasuredOp]) -> tuple[tuple[float, float], ...]:
         if not curve or moved > curve[-1][0]:
             curve.append((float(moved), max(time, curve[-1][1]) if curve else time))
     return tuple(curve)
+
+
+def _continued(
+    curve: tuple[tuple[float, float], ...], memory_bandwidth: float
+) -> tuple[tuple[float, float], ...]:
+    """The curve with the device's bandwidth beyond it, where no op was large enough to show one: a tiny
+    kernel takes as long as a somewhat larger one, and its time says nothing of bytes."""
+    if not curve or curve[-1][0] >= _SHOWS_BANDWIDTH_BYTES:
+        return curve
+    moved, time_ns = curve[-1]
+    knee = time_ns * 1e-9 * memory_bandwidth
+    return (*curve, (knee, time_ns)) if knee > moved else curve
 
 
 def _reads_across(op: MeasuredOp) -> bool:

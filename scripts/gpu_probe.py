@@ -665,7 +665,7 @@ class Probe:
         """Wall nanoseconds of one run. All variants share one set of inputs: a set takes gigabytes."""
         from disco_hlo.plugin import jaxlink
 
-        arguments = self.inputs._fresh_arguments()
+        arguments = self.inputs._inputs.fresh()
         started = time.perf_counter_ns()
         result = jaxlink.execute(executable, arguments)
         jaxlink.wait(result)
@@ -688,7 +688,7 @@ class Probe:
         from disco_hlo.plugin import jaxlink
 
         def outputs(executable: Any) -> list[Any]:
-            arrays = jaxlink.result_arrays(jaxlink.execute(executable, self.inputs._fresh_arguments()))
+            arrays = jaxlink.result_arrays(jaxlink.execute(executable, self.inputs._inputs.fresh()))
             # Of the large arrays (parameters and their moments) one third has to do.
             return [
                 np.asarray(output[0])

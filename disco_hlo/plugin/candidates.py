@@ -131,7 +131,7 @@ def measure(
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
     expected: Outputs | None = None
     for trial in alive:
-        expected = _first_run(session, trial, expected)
+        expected = _first_run(session, trial, expected, alive[0].runner)
     alive = [trial for trial in alive if not trial.error]
     complete = True
     for _ in range(_rounds(session, alive, budget_s)):
@@ -146,12 +146,13 @@ def measure(
     return complete
 
 
-def _first_run(session: Session, trial: Trial, expected: Outputs | None) -> Outputs:
+def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_of: Runner | None) -> Outputs:
     """What the first trial, XLA's default, computes. Another that fails or computes something else is out."""
     try:
         # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
         with session.stage(f"inputs of {trial.name}"):
-            trial.runner = Runner(session.request, trial.executable, session.settings.seed)
+            seed = session.settings.seed
+            trial.runner = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
         with session.stage(f"first run of {trial.name}"):
             outputs = trial.runner.outputs()
             unlike = "" if expected is None else difference(expected, outputs)

@@ -66,8 +66,60 @@ def calls_python(module: bytes) -> bool:
     return _PYTHON_CALLBACK.search(module) is not None
 
 
+class _Inputs:
+    """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
+    a large model's take gigabytes and seconds to make."""
+
+    def __init__(self, request: CompileRequest, parameters: Sequence[Parameter], seed: int) -> None:
+        self.request = request
+        self.parameters = parameters
+        self.seed = seed
+        self._values = [self._make(index) for index in range(len(parameters))]
+        self._taken: set[int] = set()
+        """Parameters whose storage some executable takes over; these are handed out as copies."""
+
+    def fresh(self) -> list[Any]:
+        import jax
+
+        with jax.transfer_guard("allow"):
+            arguments = [
+                jax.device_put(value, value.sharding, may_alias=False) if index in self._taken else value
+                for index, value in enumerate(self._values)
+            ]
+        jax.block_until_ready(arguments)
+        return arguments
+
+    def learn_donation(self, arguments: Sequence[Any]) -> None:
+        """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
+        for index, value in enumerate(arguments):
+            if index not in self._taken and value.is_deleted():
+                self._taken.add(index)
+                self._values[index] = self._make(index)
+
+    def _make(self, index: int) -> Any:
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        parameter, devices = self.parameters[index], self.request.devices
+        with jax.transfer_guard("allow"):
+            buffers = [
+                jax.device_put(synthetic_values(parameter, self.seed, index, place), device, may_alias=False)
+                for place, device in enumerate(devices)
+                if device.process_index == self.request.backend.process_index()
+            ]
+        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
+        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
+        mesh = Mesh(np.array(devices, dtype=object), ("device",))
+        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
+        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+
+
 class Runner:
     """One executable with synthetic inputs on its devices. In a multi-process job every process has its own.
+
+    Args:
+        inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
+            are equal.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -81,76 +133,43 @@ class Runner:
         seed: int = 0,
         *,
         allow_callbacks: bool = False,
+        inputs_of: Runner | None = None,
     ) -> None:
         if not allow_callbacks and calls_python(jaxlink.read_executable(executable)):
             raise UnsupportedError(
                 f"{request.module_name} calls back into Python: made-up inputs could have effects there"
             )
-        self._request = request
         self._executable = executable
-        self._seed = seed
-        self._parameters = jaxlink.parameters(executable)
-        self._inputs = [self._make(index) for index in range(len(self._parameters))]
-        self._donated: frozenset[int] | None = None
+        parameters = jaxlink.parameters(executable)
+        shared = None if inputs_of is None else inputs_of._inputs
+        if (
+            shared is None
+            or shared.request is not request
+            or (shared.parameters, shared.seed) != (parameters, seed)
+        ):
+            shared = _Inputs(request, parameters, seed)
+        self._inputs = shared
 
     def run(self) -> int:
         """Run once; returns wall nanoseconds from dispatch until every local device has finished."""
-        arguments = self._fresh_arguments()
+        arguments = self._inputs.fresh()
         start = time.perf_counter_ns()
         result = jaxlink.execute(self._executable, arguments)
         jaxlink.wait(result)
         elapsed_ns = time.perf_counter_ns() - start
-        self._learn_donation(arguments)
+        self._inputs.learn_donation(arguments)
         return elapsed_ns
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
         import jax
 
-        arguments = self._fresh_arguments()
+        arguments = self._inputs.fresh()
         arrays = jaxlink.result_arrays(jaxlink.execute(self._executable, arguments))
         with jax.transfer_guard("allow"):
             values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
-        self._learn_donation(arguments)
+        self._inputs.learn_donation(arguments)
         return values
-
-    def _fresh_arguments(self) -> list[Any]:
-        import jax
-
-        if not self._donated:
-            return list(self._inputs)
-        with jax.transfer_guard("allow"):
-            arguments = [
-                jax.device_put(value, value.sharding, may_alias=False) if index in self._donated else value
-                for index, value in enumerate(self._inputs)
-            ]
-        jax.block_until_ready(arguments)
-        return arguments
-
-    def _learn_donation(self, arguments: Sequence[Any]) -> None:
-        """The first run shows which inputs XLA takes over; those are made again, and copied from then on."""
-        if self._donated is not None:
-            return
-        self._donated = frozenset(index for index, value in enumerate(arguments) if value.is_deleted())
-        for index in self._donated:
-            self._inputs[index] = self._make(index)
-
-    def _make(self, index: int) -> Any:
-        import jax
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-        parameter, devices = self._parameters[index], self._request.devices
-        with jax.transfer_guard("allow"):
-            buffers = [
-                jax.device_put(synthetic_values(parameter, self._seed, index, place), device, may_alias=False)
-                for place, device in enumerate(devices)
-                if device.process_index == self._request.backend.process_index()
-            ]
-        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
-        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
-        mesh = Mesh(np.array(devices, dtype=object), ("device",))
-        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
-        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
 
 
 def synthetic_values(parameter: Parameter, seed: int, index: int, place: int) -> NDArray[Any]:

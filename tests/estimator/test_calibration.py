@@ -87,6 +87,19 @@ def test_fused_kernels_tell_what_strided_reading_costs():
     assert calibrated(BASE, ops, [kernel]).strided_ns == pytest.approx(4.0, rel=0.02)
 
 
+def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
+    """One scalar op in a profile once made a copy of 400 MB take minutes."""
+    graph = graph_of(
+        ("parameter", f32(2), ()),
+        ("negate", f32(2), (0,)),
+        ("parameter", f32(1 << 20), ()),
+        ("negate", f32(1 << 20), (2,)),
+    )
+    base = DeviceModel(memory_bandwidth=4e12, flops_per_s=4e14, hoists=False)
+    device = calibrated(base, measured_ops([graph], {graph.nodes[1].key: 1000.0}))
+    assert AnalyticModel(device).nodes_ns(graph).tolist() == [0, 1000, 0, 2097]
+
+
 def test_nothing_measured_changes_nothing():
     assert calibrated(BASE, []) is BASE
     assert measured_ops([GRAPH], {}) == []

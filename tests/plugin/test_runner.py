@@ -114,6 +114,56 @@ def test_two_modules_are_compared_on_equal_inputs(compile_with: CompileWith) -> 
     assert np.all(made[0][0][0] > 0)
 
 
+@pytest.mark.parametrize("donate", [False, True])
+def test_runners_of_one_step_share_their_inputs(
+    donate: bool, compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    outputs: list[runner.Outputs] = []
+    original = synthetic_values
+
+    def counted(parameter: Parameter, seed: int, index: int, place: int) -> Any:
+        made.append(index)
+        return original(parameter, seed, index, place)
+
+    monkeypatch.setattr(runner, "synthetic_values", counted)
+
+    def handle(request: CompileRequest) -> None:
+        module = jaxlink.capture(request)
+        first = Runner(request, request.call_default(), seed=7)
+        outputs.append(first.outputs())
+        of_first = len(made)
+        second = Runner(request, jaxlink.compile_module(request, module), seed=7, inputs_of=first)
+        outputs.append(second.outputs())
+        second.run()
+        outputs.append(first.outputs())
+        assert len(made) == of_first
+        Runner(request, jaxlink.compile_module(request, module), seed=8, inputs_of=first)
+        assert len(made) == of_first + 16
+
+    mesh = mesh_of(jax.devices()[:4])
+    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
+
+    def sharing_step(
+        weights: list[jax.Array], x: jax.Array, y: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        return sgd_step(weights, x, y)
+
+    step = jax.jit(
+        sharing_step,
+        in_shardings=(whole, split, split),
+        out_shardings=whole,
+        donate_argnums=(0,) if donate else (),
+    )
+    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
+    compile_with("sharing_step", handle)
+    step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    for left, right in zip(outputs[0], outputs[1], strict=True):
+        for a, b in zip(left, right, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert len(outputs) == 3
+
+
 def test_every_kind_of_parameter_can_be_made(compile_with: CompileWith) -> None:
     made: list[tuple[tuple[Parameter, ...], runner.Outputs]] = []
 
