@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.report.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def main() -> None:
     try:
         app(prog_name="disco")
     except DiscoError as error:
-        sys.stderr.write(f"disco: {error}\n")
+        lines = [printable(line, 4000) for line in str(error).split("\n")]
+        sys.stderr.write("disco: " + "\n".join(lines) + "\n")
         sys.exit(2)
     finally:
         if collecting:

@@ -25,15 +25,14 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
+from disco_hlo.plugin.ranking import ranked, starting_point
 from disco_hlo.profiler.profile import Profile, to_json
 from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
-from disco_hlo.report.order import with_order
 from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
 from disco_hlo.search.api import SearchResult, SearchSettings
@@ -79,16 +78,17 @@ def search(
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
-    started = read(opened.source)
+    xla = read(opened.source)
     gc.enable()  # a search may run for hours
     with _interruptible() as interruption:
         warn_all((*opened.missing, *costs.lines))
         with search_progress(sys.stderr.isatty()) as on_progress:
             result = run_search(
                 opened.source.graph, costs, costs.machine,
-                start=started, settings=settings, on_progress=on_progress, stop=lambda: interruption.asked,
+                start=starting_point(opened.source.graph, xla, costs.machine), settings=settings,
+                on_progress=on_progress, stop=lambda: interruption.asked,
             )  # fmt: skip
-    found = _judge(opened, costs, started, result)
+    found = _judge(opened, costs, xla, result)
     _save(opened, known, plan_file, found, result, settings)
     outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)
     if as_json:
@@ -139,9 +139,9 @@ class _Found:
 
 
 def _judge(opened: Opened, costs: Costs, xla: Strategy, result: SearchResult) -> _Found:
-    """The search's best in the order in which it will run, unless XLA's own plan is predicted faster."""
+    """The best plan that came out, unless XLA's own is predicted to be faster."""
     graph = opened.source.graph
-    strategy = normal_form(graph, with_order(graph, result.strategy))
+    strategy = ranked(opened.source, xla, result, costs, costs.machine)[0].strategy
     best, default, alone = (predict(graph, s, costs).timeline for s in (strategy, xla, unfused(graph)))
     limit = lower_bound(graph, [strategy, xla], costs)
     notes = [*costs.lines, "found offline: nothing was measured"]

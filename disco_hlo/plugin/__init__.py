@@ -1,7 +1,8 @@
 """The plugin: what JAX calls when it discovers backends, and all that runs inside a user's training.
 
 ``ENABLE_SEARCH`` unset: nothing is installed and nothing is imported. ``=1``: search phase.
-``=0``: enactment phase. ``DISCO_CAPTURE=folder``: save the step, whatever the switch says. (DisCo, section 5: the switch the user sets.)
+``=0``: enactment phase. (DisCo, section 5: the switch the user sets.) ``DISCO_CAPTURE=folder``: save
+the step in a folder, whatever the switch says.
 """
 
 import os

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,12 @@ import msgspec
 
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, PlanError
-from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.apply import apply, attested_groups
+from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
@@ -36,6 +32,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
+from disco_hlo.plugin.ranking import ranked, starting_point
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -45,7 +42,7 @@ from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
-from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
@@ -60,8 +57,6 @@ NO_FUSION = "no fusion"
 ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
 PLAN = plans.SEARCHED
-MEMORY_SHARE = 0.1
-"""How much more memory than XLA's own plan a plan may be predicted to need."""
 MINIMUM_GAIN = 0.01
 """A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""
 
@@ -172,8 +167,7 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, [graph]), machine_of(profile)
     started = time.monotonic()
-    # On GPU XLA's fusions are tuned (Triton tiles and all) and worth starting from; on CPU they are not.
-    start = xla if machine.asynchronous else unfused(graph)
+    start = starting_point(graph, xla, machine)
     # A few candidates first: compiling the search's own code, the first time on a machine, is not searching.
     search(graph, costs, machine, start=start, settings=SearchSettings(evaluations=6))
     with search_progress(progress_wanted()) as on_progress:
@@ -181,9 +175,9 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
             graph, costs, machine, start=start, settings=_search_settings(settings),
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    ranked = _ranked(step.source, xla, result, costs, machine)
+    plans_found = ranked(step.source, xla, result, costs, machine)
     search_s = time.monotonic() - started
-    best = ranked[0]
+    best = plans_found[0]
     default = simulate(build(graph, xla, costs, machine).problem)
     session.say(
         "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
@@ -202,7 +196,7 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
         with contextlib.suppress(IllegalStrategyError):
             baseline = with_order(graph, strategy, costs, machine)
             trials.append((name, baseline.strategy, baseline.predicted_ns))
-    for number, one in enumerate(ranked[: settings.finalists]):
+    for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     limit = _bound(step, xla, best.strategy, costs, machine, profile)
     prediction = plans.Prediction(
@@ -214,34 +208,6 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
         peak_memory_bytes=best.peak_bytes,
     )
     return Found(result, tuple(trials), prediction, profile, search_s)
-
-
-def _ranked(
-    source: CanonicalModule, xla: Strategy, result: SearchResult, costs: MeasuredCosts, machine: MachineModel
-) -> list[Scheduled]:
-    """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
-    buckets and order. All are legal, and none is predicted to need more memory than XLA's plan by more
-    than a tenth."""
-    graph, attested = source.graph, attested_groups(source)
-    limit_bytes = with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE)
-    found: dict[Strategy, Scheduled] = {}
-    for make in (
-        *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
-        functools.partial(best_buckets, graph, result.strategy.groups),
-        functools.partial(best_buckets, graph, xla.groups),
-        functools.partial(best_buckets, graph, xla.groups, form="variadic"),
-    ):
-        try:
-            one = make(costs, machine)
-            check_strategy(graph, one.strategy, unit_graph(graph, one.strategy), attested)
-        except IllegalStrategyError as error:
-            LOGGER.debug("left out: %s", one_line(error))
-            continue
-        if not machine.asynchronous or one.peak_bytes <= limit_bytes:
-            found.setdefault(one.strategy, one)
-    return sorted(found.values(), key=lambda one: one.predicted_ns) or [
-        with_order(graph, xla, costs, machine)
-    ]
 
 
 def _search_settings(settings: Settings) -> SearchSettings:

@@ -1,0 +1,54 @@
+"""Where a search starts and which plans come out of it: the same for the plugin and the command line."""
+
+from __future__ import annotations
+
+import functools
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.search.api import SearchResult
+from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.simulator.costs import CostModel, MachineModel
+
+MEMORY_SHARE = 0.1
+"""How much more memory than XLA's own plan a plan may be predicted to need."""
+
+
+def starting_point(graph: Graph, xla: Strategy, machine: MachineModel) -> Strategy:
+    """XLA's plan on GPU, where its fusions are tuned (Triton tiles and all); elsewhere no fusion."""
+    return xla if machine.asynchronous else unfused(graph)
+
+
+def ranked(
+    source: CanonicalModule, xla: Strategy, result: SearchResult, costs: CostModel, machine: MachineModel
+) -> list[Scheduled]:
+    """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
+    buckets and order. All are legal, and none is predicted to need more memory than XLA's plan by more
+    than a tenth."""
+    graph, attested = source.graph, attested_groups(source)
+    limit_bytes = with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE)
+    found: dict[Strategy, Scheduled] = {}
+    for make in (
+        *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
+        functools.partial(best_buckets, graph, result.strategy.groups),
+        functools.partial(best_buckets, graph, xla.groups),
+        functools.partial(best_buckets, graph, xla.groups, form="variadic"),
+    ):
+        try:
+            one = make(costs, machine)
+            check_strategy(graph, one.strategy, unit_graph(graph, one.strategy), attested)
+        except IllegalStrategyError as error:
+            LOGGER.debug("left out: %s", one_line(error))
+            continue
+        if not machine.asynchronous or one.peak_bytes <= limit_bytes:
+            found.setdefault(one.strategy, one)
+    return sorted(found.values(), key=lambda one: one.predicted_ns) or [
+        with_order(graph, xla, costs, machine)
+    ]
