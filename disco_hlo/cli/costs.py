@@ -32,6 +32,9 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel
 
+UNKNOWN_DEVICE = "unknown"
+"""Device kind of a plan for a module of which nobody said where it runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
@@ -137,7 +140,7 @@ def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) ->
     if profile is None:
         return _analytic(graph.backend)
     # On CPU the profile names the processor, which JAX does not.
-    known = device_kind if graph.backend == "gpu" else None
+    known = device_kind if graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE else None
     profile.require(known or profile.platform.device_kind, graph.backend)
     model = costs_of(profile, [graph])
     lines = [f"times from the profile of {profile.platform}"]

@@ -63,14 +63,15 @@ def _times(plan: Plan) -> list[Any]:
     times = step_times(plan)
     made = table("step time", "predicted", "measured", "spread", right=(1, 2, 3))
     predicted = plan.prediction
-    ran = plan.measured.candidates if plan.measured else ()
-    for one in ran:
+    candidates = plan.measured.candidates if plan.measured else ()
+    for one in candidates:
         name = f"{one.name} (this plan)" if one.name == plan.chosen else one.name
-        measured = one.error or time_text(one.median_ns)
+        ran = one.samples > 0 and not one.error
+        measured = time_text(one.median_ns) if ran else one.error or "not measured"
         guess = time_text(one.predicted_ns) if one.predicted_ns else ""
-        add_row(made, name, guess, measured, "" if one.error else f"± {time_text(one.spread_ns)}")
+        add_row(made, name, guess, measured, f"± {time_text(one.spread_ns)}" if ran else "")
     rest = [("bound", predicted.bound_ns), ("full overlap", predicted.full_overlap_ns)]
-    if not ran:
+    if not candidates:
         rest = [
             (DEFAULT_NAME, predicted.default_ns),
             ("this plan", times.predicted_plan),

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from disco_hlo import __version__
-from disco_hlo.cli.costs import Costs, costs_for, find_profile
+from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
 from disco_hlo.cli.output import print_json, say, show, warn_all, write_files
@@ -30,7 +30,7 @@ from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import ranked, starting_point
-from disco_hlo.profiler.profile import Profile, to_json
+from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
 from disco_hlo.report.predict import lower_bound, predict
@@ -172,7 +172,7 @@ def _save(
     plan = plans.Plan(
         format=plans.FORMAT,
         version=plans.VERSION,
-        target=_target(opened),
+        target=_target(opened, profile),
         versions={**opened.versions, "disco_hlo": __version__},
         strategy=found.strategy,
         chosen=found.chosen,
@@ -199,12 +199,20 @@ def _save(
     )
 
 
-def _target(opened: Opened) -> plans.Target:
-    """Where the plan may be enacted; where the module alone is known, only what it says."""
+def _target(opened: Opened, profile: Profile | None) -> plans.Target:
+    """Where the plan may be enacted; where the module alone is known, what the profile says."""
     if opened.target is not None:
         return opened.target
     graph = opened.source.graph
-    return plans.Target(graph.fingerprint, graph.module_name[:4096], graph.backend, "unknown", 1, 1)
+    link = Link(1, 1) if profile is None else profile.link
+    return plans.Target(
+        fingerprint=graph.fingerprint,
+        module_name=graph.module_name[:4096],
+        backend=graph.backend,
+        device_kind=UNKNOWN_DEVICE if profile is None else profile.platform.device_kind,
+        device_count=link.device_count,
+        process_count=link.process_count,
+    )
 
 
 def _outcome(

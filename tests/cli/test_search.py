@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disco_hlo.profiler.profile import to_json
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.verify import verify
@@ -38,6 +40,22 @@ def test_a_plan_is_found_and_saved_whole(disco: Disco, cpu_module_file: Path, tm
     module = (tmp_path / "found" / "module.hlo.pb").read_bytes()
     verify(plans.cpu(), module, bundle.plan.strategy)
     assert canonicalize(module).graph.fingerprint == bundle.plan.target.fingerprint
+
+
+def test_where_a_module_runs_is_taken_from_the_profile(
+    disco: Disco, cpu_module_file: Path, tmp_path: Path
+) -> None:
+    profile = tmp_path / "profile.json"
+    measured = plans.sockets_profile()
+    cpu = replace(measured, platform=replace(measured.platform, device_kind="a CPU, 2 cores", backend="cpu"))
+    profile.write_text(to_json(cpu))
+    disco("search", cpu_module_file, "--profile", profile, "-o", tmp_path / "a", *BUDGET)
+    target = open_bundle(tmp_path / "a" / "plan.json").plan.target
+    assert (target.device_kind, target.device_count) == ("a CPU, 2 cores", 2)
+    disco("search", cpu_module_file, "-o", tmp_path / "b", *BUDGET)
+    assert open_bundle(tmp_path / "b" / "plan.json").plan.target.device_kind == "unknown"
+    for name in ("a", "b"):
+        assert disco("report", tmp_path / name, "-o", tmp_path / "page.html").code == 0
 
 
 def test_equal_seeds_give_equal_plans(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:

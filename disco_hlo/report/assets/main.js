@@ -8,9 +8,9 @@ function drawHead() {
   byId("notes").append(...DATA.notes.map((note) => el("li", { text: note })));
 }
 
-function candidateCalled(name) {
-  return DATA.head.candidates.find((one) => S[one.name] === name && one.error === null && one.median > 0);
-}
+// A search that was interrupted names candidates that it never ran.
+const ran = (one) => one.error === null && one.median > 0;
+const candidateCalled = (name) => DATA.head.candidates.find((one) => S[one.name] === name && ran(one));
 
 function drawHeadline() {
   const { head } = DATA, before = candidateCalled("XLA default"), after = candidateCalled(head.chosen);
@@ -71,11 +71,11 @@ function drawCandidates() {
     const chosen = S[one.name] === DATA.head.chosen;
     host.append(el("div", { class: "lane" }, el("span", { text: S[one.name] + (chosen ? " ✓" : "") }),
       el("div", { class: "stack" }, el("span", { style: { width: (100 * one.median) / longest + "%", background: chosen ? "var(--after)" : "var(--before)" } })),
-      el("span", { class: "value", text: one.error === null ? time(one.median) : "not run" })));
+      el("span", { class: "value", text: ran(one) ? time(one.median) : "not run" })));
   });
   host.append(tableOf([".candidate", "#predicted", "#measured", "#spread", "#to XLA", "#runs", ""], list.map((one) => [
-    S[one.name], time(one.predicted || null), one.error === null ? time(one.median) : "", one.error === null ? "± " + time(one.spread) : "",
-    base && one.error === null && one.median ? ratio(base.median / one.median) : "", one.samples || "", one.error === null ? "" : S[one.error],
+    S[one.name], time(one.predicted || null), ran(one) ? time(one.median) : "", ran(one) ? "± " + time(one.spread) : "",
+    base && ran(one) ? ratio(base.median / one.median) : "", one.samples || "", one.error === null ? "" : S[one.error],
   ])));
 }
 

@@ -1,0 +1,64 @@
+"""Every ``disco`` command of the documentation runs, as it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("docs/report.md", "docs/quickstart.md")
+
+
+def commands(page: str) -> list[str]:
+    """The indented lines of a page that call disco, without their comments."""
+    lines = re.findall(r"^    (disco .*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"\s+#.*", "", line) for line in lines]
+
+
+def test_the_documentation_shows_every_command() -> None:
+    shown = {line.split()[1] for page in PAGES for line in commands(page)}
+    assert shown == set(COMMANDS)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("train.py"), tmp_path)
+    store = tmp_path / "plans"
+    environment = {**os.environ, "DISCO_DIR": str(store), "JAX_PLATFORMS": "cpu"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+
+    def run(line: str, expected: tuple[int, ...] = (0,)) -> str:
+        done = subprocess.run(
+            line,
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode in expected, (line, done.stdout, done.stderr)
+        return done.stdout
+
+    written = [line for page in PAGES for line in dict.fromkeys(commands(page))]
+    first = [line for line in written if line.split()[1] in ("capture", "search")]
+    for line in first:
+        run(line.replace("--seconds 30", "--evaluations 50"))
+    fingerprint = json.loads(run("disco inspect found --json"))["target"]["fingerprint"]
+    shutil.copytree(tmp_path / "found", store / fingerprint[:16] / "cpu-cpu-x2")
+    for line in written:
+        if line not in first:
+            # doctor may miss something on the machine that runs this, and says so by 1.
+            run(line.replace("3f2a", fingerprint[:6]), (0, 1) if "doctor" in line else (0,))
+    assert (tmp_path / "plan.html").stat().st_size > 50_000
+    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
