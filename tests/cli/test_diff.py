@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from disco_hlo.plan.baselines import one_bucket
 from tests.cli.conftest import Disco
 from tests.report import plans
-from tests.steps.strategies import one_bucket, random_strategy
+from tests.steps.strategies import random_strategy
 
 
 def test_equal_plans_execute_the_same(disco: Disco, cpu_plan: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_plan_is_compared_with_xlas_own(disco: Disco, tmp_path: Path) -> None:
 
 def test_moved_all_reduces_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
     source = plans.cpu()
-    strategy = one_bucket(source.graph, "concat")
+    strategy = one_bucket(source.graph, form="concat")
     folder = plans.save_plan(tmp_path, source, plans.cpu_module(), strategy)
     found = disco("diff", folder, "--default", "--json").json
     regrouped = {node for bucket in found["buckets_b"] for node in bucket["all_reduces"]}
