@@ -1,7 +1,4 @@
-"""What ``disco capture`` leaves in a folder: the step's modules, and a record of where it runs.
-
-    capture.json  default.hlo.pb.gz  unfused.hlo.pb.gz  profile.json
-"""
+"""What ``disco capture`` leaves in a folder beside the step's modules: a record of where it runs."""
 
 from __future__ import annotations
 

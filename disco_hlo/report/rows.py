@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.facts import GroupFacts, bucket_facts, group_facts
@@ -28,7 +28,6 @@ def group_rows(
     known = {} if default is None else {(g.nodes, g.duplicates) for g in default.strategy.groups}
     rows = []
     for group in group_facts(bundle):
-        inside = (*group.nodes, *group.duplicates)
         row: dict[str, Any] = {
             "token": group.token,
             "kind": strings(group.kind),
@@ -48,7 +47,6 @@ def group_rows(
                 "tokens": [strings(token) for token in tokens[:_LISTED]],
                 "predicted": sum(default_durations.get(token, 0) for token in tokens),
             }
-        assert len(inside) == group.size
         rows.append(row)
     return rows
 
@@ -135,14 +133,6 @@ def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, l
 def used_nodes(groups: Sequence[GroupFacts]) -> list[int]:
     """Nodes that stand in any of the groups, ascending."""
     return sorted({node for group in groups for node in (*group.nodes, *group.duplicates)})
-
-
-def alone(graph: Graph, plan: Predicted) -> int:
-    """Number of ops that a plan executes by themselves and that could have been fused."""
-    return sum(
-        unit.token[0] == "n" and graph.nodes[unit.nodes[0]].kind is Kind.FUSIBLE
-        for unit in plan.built.units.units
-    )
 
 
 def _durations(predicted: Predicted) -> dict[str, int]:
