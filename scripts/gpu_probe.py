@@ -279,125 +279,16 @@ def lower_step(args: argparse.Namespace) -> None:
     step.lower(*abstract_arguments(made, made.batch_per_device * jax.device_count())).compile()
 
 
-class Probe:
-    """All steps of one regime."""
+class Variants:
+    """The strategies that are compared, for one link: XLA's own kernels under other buckets and orders."""
 
-    def __init__(self, args: argparse.Namespace, report: Report, request: Any) -> None:
-        self.args = args
-        self.report = report
-        self.request = request
-        self.regime: str = args.child
-        self.first = self.regime == args.regimes[0]
-        self.compiled: dict[str, Any] = {}
-        self.modules: dict[str, bytes] = {}
-        self.strategies: dict[str, Any] = {}
-        self.inputs: Any = None
-
-    def run(self) -> None:
-        self.compile_phase()
-        (self.args.work / f"{self.regime}.ready").touch()
-        go = self.args.work / f"{self.regime}.go"
-        while not go.exists():
-            time.sleep(0.1)
-        share = self.args.measure_s * (1.6 if self.first else 1)
-        self.measure_until = min(time.time() + share, self.report.deadline - 5)
-        self.report.deadline = self.measure_until
-        self.measure_phase()
-
-    # Compiling ------------------------------------------------------------------------------
-
-    def compile_phase(self) -> None:
-        from disco_hlo.plugin import jaxlink
-
-        path = self.args.work / "module.pb"
-        if self.first and not path.exists():
-            module = self.report.step("capture", lambda: jaxlink.capture(self.request))
-            if module is None:
-                return
-            write_atomically(path, module)
-            write_atomically(self.args.out / "module.hlo.pb.gz", gzip.compress(module))
-        while not path.exists():
-            time.sleep(0.2)
-        self.source_bytes = path.read_bytes()
-        if self.report.step("canonicalize", self.canonicalize) is None:
-            return
-        final = self.report.deadline
-        self.report.deadline = self.args.compile_until
-        for variant in VARIANTS[self.regime]:
-            self.report.step(f"compile {variant}", lambda variant=variant: self.compile(variant))
-        self.report.step("sweep compile", self.compile_sweep)
-        self.report.step("microbenchmarks compile", self.compile_micro)
-        if self.first:
-            self.report.step("autotune results", self.autotune)
-        self.report.deadline = final
-
-    def canonicalize(self) -> dict[str, Any]:
-        from disco_hlo.hlo.canonical import canonicalize
+    def __init__(self, regime: str, source: Any) -> None:
         from disco_hlo.plan.read import read
 
-        self.source = canonicalize(self.source_bytes)
-        self.graph = self.source.graph
-        self.xla = read(self.source)
-        return {
-            "nodes": len(self.graph),
-            "backend": self.graph.backend,
-            "fingerprint": self.graph.fingerprint,
-            "groups": len(self.xla.groups),
-            "buckets": len(self.xla.buckets),
-            "all_reduces": len(self.graph.all_reduces),
-            "all_reduce_bytes": sum(self.graph.nodes[n].shape.size_bytes for n in self.graph.all_reduces),
-            "dropped_aliases": len(self.source.dropped_aliases),
-        }
-
-    def compile(self, variant: str) -> dict[str, Any]:
-        from disco_hlo.plan.apply import apply
-        from disco_hlo.plugin import jaxlink
-        from disco_hlo.plugin.runner import memory
-
-        started = time.perf_counter()
-        if variant == "default":
-            module = None if self.first else self.source_bytes
-        elif variant == "verbatim":
-            module = self.source_bytes
-        else:
-            self.strategies[variant] = self.strategy(variant)
-            module = apply(self.strategies[variant], self.source)
-        applied = time.perf_counter()
-        slow = self.first and variant in ("default", "same")
-        note = ""
-        try:
-            executable = jaxlink.compile_module(self.request, module, {} if slow else FAST)
-        except Exception as error:
-            if slow or "option" not in str(error):
-                raise
-            note = f"without autotune option: {error}"[:300]
-            executable = jaxlink.compile_module(self.request, module)
-        self.compiled[variant] = executable
-        self.modules[variant] = jaxlink.read_executable(executable)
-        cost = memory(executable)
-        return {
-            "apply_s": round(applied - started, 3),
-            "compile_s": round(time.perf_counter() - applied, 3),
-            "read_back": attempt(lambda: self.read_back(variant)),
-            "arguments_bytes": cost.arguments_bytes,
-            "outputs_bytes": cost.outputs_bytes,
-            "temporaries_bytes": cost.temporaries_bytes,
-            "aliased_bytes": cost.aliased_bytes,
-            "peak_bytes": getattr(executable.get_compiled_memory_stats(), "peak_memory_in_bytes", None),
-            "note": note,
-        }
-
-    def read_back(self, variant: str) -> str:
-        """How the executed module differs from the plan; empty where it does not."""
-        from disco_hlo.hlo.canonical import canonicalize
-        from disco_hlo.plan.read import read
-        from disco_hlo.plan.verify import describe_difference
-
-        wanted = self.strategies.get(variant, self.xla)
-        written = canonicalize(self.modules[variant])
-        if written.graph.fingerprint != self.graph.fingerprint:
-            return f"another fingerprint: {written.graph.fingerprint}"
-        return describe_difference(self.graph, read(written), wanted) or ""
+        self.regime = regime
+        self.graph = source.graph
+        self.xla = read(source)
+        self.notes: dict[str, Any] = {}
 
     def strategy(self, variant: str) -> Any:
         from disco_hlo.plan.strategy import Bucket, Strategy
@@ -473,13 +364,10 @@ class Probe:
                 pairs.append((i, j))
         if not pairs:
             raise LookupError(f"no two neighbouring {kind} groups may be merged")
-        self.report.steps[f"merged {kind} pairs"] = {
-            "status": "ok",
-            "result": [
-                [f"{self.graph.nodes[n].opcode} {self.graph.nodes[n].shape}" for n in groups[i].nodes]
-                for i, _ in pairs
-            ],
-        }
+        self.notes[f"merged {kind} pairs"] = [
+            [f"{self.graph.nodes[n].opcode} {self.graph.nodes[n].shape}" for n in groups[i].nodes]
+            for i, _ in pairs
+        ]
         gone = {j for _, j in pairs}
         return tuple(group for j, group in enumerate(groups) if j not in gone)
 
@@ -525,6 +413,122 @@ class Probe:
             )
         order = list_schedule(units, durations, transfers, asynchronous=self.graph.backend == "gpu")
         return replace(strategy, order=order)
+
+
+class Probe:
+    """All steps of one regime."""
+
+    def __init__(self, args: argparse.Namespace, report: Report, request: Any) -> None:
+        self.args = args
+        self.report = report
+        self.request = request
+        self.regime: str = args.child
+        self.first = self.regime == args.regimes[0]
+        self.compiled: dict[str, Any] = {}
+        self.modules: dict[str, bytes] = {}
+        self.given: dict[str, bytes] = {}
+        self.inputs: Any = None
+
+    def run(self) -> None:
+        self.compile_phase()
+        (self.args.work / f"{self.regime}.ready").touch()
+        go = self.args.work / f"{self.regime}.go"
+        while not go.exists():
+            time.sleep(0.1)
+        share = self.args.measure_s * (1.6 if self.first else 1)
+        self.measure_until = min(time.time() + share, self.report.deadline - 5)
+        self.report.deadline = self.measure_until
+        self.measure_phase()
+
+    # Compiling ------------------------------------------------------------------------------
+
+    def compile_phase(self) -> None:
+        from disco_hlo.plugin import jaxlink
+
+        path = self.args.work / "module.pb"
+        if self.first and not path.exists():
+            module = self.report.step("capture", lambda: jaxlink.capture(self.request))
+            if module is None:
+                return
+            write_atomically(path, module)
+            write_atomically(self.args.out / "module.hlo.pb.gz", gzip.compress(module))
+        while not path.exists():
+            time.sleep(0.2)
+        self.source_bytes = path.read_bytes()
+        if self.report.step("canonicalize", self.canonicalize) is None:
+            return
+        final = self.report.deadline
+        self.report.deadline = self.args.compile_until
+        for variant in VARIANTS[self.regime]:
+            self.report.step(f"compile {variant}", lambda variant=variant: self.compile(variant))
+        self.report.step("sweep compile", self.compile_sweep)
+        self.report.step("microbenchmarks compile", self.compile_micro)
+        if self.first:
+            self.report.step("autotune results", self.autotune)
+        self.report.deadline = final
+
+    def canonicalize(self) -> dict[str, Any]:
+        from disco_hlo.hlo.canonical import canonicalize
+
+        self.source = canonicalize(self.source_bytes)
+        self.graph = self.source.graph
+        self.variants = Variants(self.regime, self.source)
+        return {
+            "nodes": len(self.graph),
+            "backend": self.graph.backend,
+            "fingerprint": self.graph.fingerprint,
+            "groups": len(self.variants.xla.groups),
+            "buckets": len(self.variants.xla.buckets),
+            "all_reduces": len(self.graph.all_reduces),
+            "all_reduce_bytes": sum(self.graph.nodes[n].shape.size_bytes for n in self.graph.all_reduces),
+            "dropped_aliases": len(self.source.dropped_aliases),
+        }
+
+    def compile(self, variant: str) -> dict[str, Any]:
+        from disco_hlo.plan.apply import apply
+        from disco_hlo.plugin import jaxlink
+        from disco_hlo.plugin.runner import memory
+
+        started = time.perf_counter()
+        if variant == "default":
+            module = None if self.first else self.source_bytes
+        elif variant == "verbatim":
+            module = self.source_bytes
+        else:
+            module = apply(self.variants.strategy(variant), self.source)
+            for name, pairs in self.variants.notes.items():
+                self.report.steps[name] = {"status": "ok", "result": pairs}
+        applied = time.perf_counter()
+        slow = self.first and variant in ("default", "same")
+        note = ""
+        try:
+            executable = jaxlink.compile_module(self.request, module, {} if slow else FAST)
+        except Exception as error:
+            if slow or "option" not in str(error):
+                raise
+            note = f"without autotune option: {error}"[:300]
+            executable = jaxlink.compile_module(self.request, module)
+        self.compiled[variant] = executable
+        self.given[variant] = self.source_bytes if module is None else module
+        self.modules[variant] = jaxlink.read_executable(executable)
+        cost = memory(executable)
+        return {
+            "apply_s": round(applied - started, 3),
+            "compile_s": round(time.perf_counter() - applied, 3),
+            "read_back": attempt(lambda: self.read_back(variant)),
+            "arguments_bytes": cost.arguments_bytes,
+            "outputs_bytes": cost.outputs_bytes,
+            "temporaries_bytes": cost.temporaries_bytes,
+            "aliased_bytes": cost.aliased_bytes,
+            "peak_bytes": getattr(executable.get_compiled_memory_stats(), "peak_memory_in_bytes", None),
+            "note": note,
+        }
+
+    def read_back(self, variant: str) -> str:
+        """How the executed module differs from the one given to XLA; empty where it does not."""
+        from disco_hlo.plan.executed import executed_difference
+
+        return executed_difference(self.given[variant], self.modules[variant]) or ""
 
     def autotune(self) -> dict[str, Any]:
         from disco_hlo.plugin import jaxlink

@@ -192,7 +192,8 @@ def _clear_defaults(instruction: Message) -> None:
 
 def _significant_bytes(instruction: Message) -> bytes:
     """All fields that hold something, those that this schema does not name included."""
-    unnamed = [(f.field_number, f.data) for f in UnknownFieldSet(instruction) if f.data not in (b"", 0)]
+    fields: Message = UnknownFieldSet(instruction)
+    unnamed = [(field.field_number, field.data) for field in fields if field.data not in (b"", 0)]
     instruction.DiscardUnknownFields()
     return bytes(instruction.SerializeToString(deterministic=True)) + repr(sorted(unnamed)).encode()
 

@@ -23,7 +23,11 @@ def costs_of(profile: Profile, graphs: Sequence[Graph]) -> MeasuredCosts:
 
 
 def machine_of(profile: Profile) -> MachineModel:
-    """How this device runs kernels and collectives beside each other."""
+    """How this device runs kernels and collectives beside each other.
+
+    No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
+    the hook, where they are ops like others, and what a plan transfers goes through NCCL.
+    """
     machine = GPU if profile.platform.backend == "gpu" else CPU
     machine = replace(
         machine,

@@ -1,19 +1,43 @@
-"""The few numbers of a device that no training step shows cleanly: bandwidth, flop rate, launch cost."""
+"""The few numbers of a device that no training step shows cleanly: bandwidth, flop rate, launch cost;
+and how a store keeps them, and what transfers and kernels cost each other.
+
+On a GPU a kernel's own time is measured apart from its launch, and command buffers launch it: there the
+launch cost is what lies between two kernels of a chain, not what one more link takes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.runner import in_clean_thread
 from disco_hlo.plugin.session import Session
+from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
-from disco_hlo.profiler.profile import OpTime
+from disco_hlo.profiler.contention import launch_gap_ns
+from disco_hlo.profiler.profile import Contention, Link, OpTime
 
 _REPEATS = 7
 _LAUNCH, _MOVE, _COMPUTE = "device:launch", "device:2^30 bytes", "device:2^40 flops"
 """Keys under which a store of times keeps the constants: as times of a fixed amount of work."""
+_LINK = "link:"
+_CHAIN_MODULE = "jit_links"
+_CHAINS = (8, 32, 128)
+_CPU_SIZES: Mapping[str, Sequence[int]] = {
+    "copy_bytes": (1 << 24, 1 << 25, 1 << 26),
+    "matmul_widths": (256, 512, 1024),
+    "chain_lengths": _CHAINS,
+}
+_GPU_SIZES: Mapping[str, Sequence[int]] = {
+    "copy_bytes": (1 << 28, 1 << 29, 1 << 30),
+    "matmul_widths": (2048, 4096, 8192),
+    "chain_lengths": _CHAINS,
+}
+"""A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
 
 
 def measure_constants(session: Session) -> DeviceConstants:
@@ -46,13 +70,37 @@ def constants_in(times: Mapping[str, OpTime]) -> DeviceConstants | None:
 
 
 def is_constant(key: str) -> bool:
-    """Whether a stored time is one of the device's constants."""
-    return key in (_LAUNCH, _MOVE, _COMPUTE)
+    """Whether a stored time is one of the device's constants, or tells of one of its links."""
+    return key in (_LAUNCH, _MOVE, _COMPUTE) or key.startswith(_LINK)
+
+
+def contention_as_times(contention: Contention, link: Link) -> dict[str, OpTime]:
+    """The slow-downs on ``link`` as times of what takes a second alone."""
+    compute, communication = _contention_keys(link)
+    return {
+        compute: OpTime(round(1e9 * contention.compute), 0, 1),
+        communication: OpTime(round(1e9 * contention.communication), 0, 1),
+    }
+
+
+def contention_in(times: Mapping[str, OpTime], link: Link) -> Contention | None:
+    """The slow-downs on ``link`` among stored times; None where they are not there."""
+    compute, communication = (times.get(key) for key in _contention_keys(link))
+    if compute is None or communication is None:
+        return None
+    return Contention(max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
+
+
+def _contention_keys(link: Link) -> tuple[str, str]:
+    name = f"{_LINK}{link.label} {link.device_count}/{link.process_count}"
+    return f"{name}: a second of compute", f"{name}: a second of transfers"
 
 
 def _measure(device: Any) -> DeviceConstants:
     import jax
     import jax.numpy as jnp
+
+    on_cpu = device.platform == "cpu"
 
     def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -73,14 +121,31 @@ def _measure(device: Any) -> DeviceConstants:
         return timed(lambda a: a @ a, matrix)
 
     def chain(length: int) -> Sequence[int]:
-        """Links that no compiler merges: each sorts what the one before sorted."""
+        """Links that no compiler merges: on CPU, which takes barriers out early, each sorts what the one
+        before sorted."""
         vector = jax.device_put(jnp.arange(4, dtype=jnp.float32), device)
 
-        def links(x: Any) -> Any:
+        def links(x: Any) -> Any:  # see _CHAIN_MODULE
             for _ in range(length):
-                x = jnp.sort(-x)
+                x = jnp.sort(-x) if on_cpu else jax.lax.optimization_barrier(x * 0.5)
             return x
 
         return timed(links, vector)
 
-    return device_constants(copy, matmul, chain, matmul_widths=(256, 512, 1024), chain_lengths=(8, 32, 128))
+    if on_cpu:
+        return device_constants(copy, matmul, chain, **_CPU_SIZES)
+    found = device_constants(copy, matmul, chain, **_GPU_SIZES)
+    return replace(found, launch_ns=_launch_ns(chain, found.launch_ns))
+
+
+def _launch_ns(chain: Callable[[int], Sequence[int]], otherwise_ns: int) -> int:
+    """Time between two kernels of a chain, command buffers on; of a link of it where no trace tells."""
+
+    def run() -> None:
+        chain(_CHAINS[-1])
+
+    try:
+        return launch_gap_ns(tracing.read(tracing.collect(run, 1)), _CHAIN_MODULE)
+    except ProfileError as error:
+        LOGGER.debug("the launch cost is that of a link of the chain: %s", error)
+        return otherwise_ns

@@ -5,45 +5,55 @@ kernels, for fused ones. All-reduces are swept over sizes between the very devic
 the store already knows of this platform is not measured again, so a second model is profiled faster,
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
+
+On GPU both modules run their transfers alone, so that no kernel is slowed by one; a third run of
+XLA's kernels, transfers beside them, tells by how much they slow each other.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trial
 from disco_hlo.plugin.job import available_bytes
+from disco_hlo.plugin.links import all_reduce_times, link_label
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.microbenchmarks import as_times, constants_in, is_constant, measure_constants
-from disco_hlo.plugin.runner import Runner, all_reduce_runner, memory
+from disco_hlo.plugin.microbenchmarks import (
+    as_times,
+    constants_in,
+    contention_as_times,
+    contention_in,
+    is_constant,
+    measure_constants,
+)
+from disco_hlo.plugin.runner import Runner, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times
 from disco_hlo.profiler.keys import keyed_times, owners
-from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore, StepTime
 
 PROFILED_RUNS = 12
 _WARM_UPS = 2
-SWEEP_REPEATS = 7
-SWEEP_CHAIN = 3
-"""Dependent all-reduces in one run of the sweep; the time of one is the run's, shared out."""
 _UNFUSED = "unfused"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
+_NO_CONTENTION = Contention(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,8 @@ def profile_step(
         ProfileError: traces cannot be taken or make no sense.
     """
     platform = platform_of(session)
-    link = Link(session.facts.device_count, session.facts.process_count)
+    label = link_label() if session.facts.backend == "gpu" else ""
+    link = Link(session.facts.device_count, session.facts.process_count, label)
     known = _Known(platform, link, store) if session.leads else None
     wanted = session.tell(known.lacks(source, xla) if known is not None else None, "to profile")
     if wanted["device"]:
@@ -86,10 +97,15 @@ def profile_step(
             constants = measure_constants(session)
         if known is not None:
             known.add_constants(constants)
+    alone: tracing.Trace | None = None
     if wanted["ops"]:
-        fresh, step_ns = _trace_modules(session, source, xla)
+        fresh, step_ns, alone = _trace_modules(session, source, xla)
         if known is not None:
             known.add_ops(source.graph.fingerprint, fresh, step_ns)
+    if wanted["contention"]:
+        slower = measure_contention(session, source, xla, alone)
+        if known is not None:
+            known.add_contention(slower)
     if wanted["all-reduces"]:
         swept = _sweep(session, wanted["all-reduces"])
         if known is not None:
@@ -119,8 +135,14 @@ class _Known:
         return {
             "device": constants_in(self._ops) is None,
             "ops": self._lacks_ops(source, xla),
+            "contention": self._lacks_contention(source),
             "all-reduces": self._lacking_sizes(source),
         }
+
+    def _lacks_contention(self, source: CanonicalModule) -> bool:
+        """Where transfers and kernels never run beside each other, neither slows the other."""
+        gpus = self._link.device_count if self._platform.backend == "gpu" else 1
+        return gpus > 1 and bool(source.graph.all_reduces) and contention_in(self._ops, self._link) is None
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
         missing = _step_keys(source, xla) - set(self._ops)
@@ -149,6 +171,9 @@ class _Known:
             median = OpTime(int(statistics.median(step_ns)), 0, len(step_ns))
             self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED, median))
 
+    def add_contention(self, contention: Contention) -> None:
+        self._add(contention_as_times(contention, self._link))
+
     def _add(self, times: dict[str, OpTime]) -> None:
         self._ops |= times
         if self._store is not None:
@@ -172,6 +197,7 @@ class _Known:
             flops_per_s=constants.flops_per_s,
             all_reduce=fit(self._points) if len(self._points) >= 3 else None,
             link=self._link,
+            contention=contention_in(self._ops, self._link),
             noise=constants.noise,
         )
 
@@ -194,40 +220,73 @@ def _largest_bytes(source: CanonicalModule) -> int:
 
 def _trace_modules(
     session: Session, source: CanonicalModule, xla: Strategy
-) -> tuple[dict[str, OpTime], Sequence[int]]:
-    """Op times by cost key, and the wall times of the unfused step where it ran."""
+) -> tuple[dict[str, OpTime], Sequence[int], tracing.Trace | None]:
+    """Op times by cost key, wall times of the unfused step where it ran, and the trace of XLA's kernels."""
     found: dict[str, OpTime] = {}
     step_ns: Sequence[int] = ()
+    runner: Runner | None = None
+    alone: tracing.Trace | None = None
     for name, strategy in (("unfused step", unfused(source.graph)), ("XLA's kernels", xla)):
+        if session.facts.backend == "gpu":
+            strategy = one_at_a_time(source.graph, strategy)
         trial = Trial(name, strategy, 0)
         compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
         if trial.error:
             LOGGER.debug("%s cannot be profiled: %s", name, trial.error)
             continue
         with session.stage(f"memory for the {name}"):
-            runner = _runner(session, trial)
+            runner = _runner(session, trial, runner)
         with session.stage(f"profile {name}"):
-            times, walls = _traced(trial, runner)
+            taken, walls = _traced(runner)
+            times = _times(trial, taken)
         found |= times
         step_ns = step_ns or walls
+        alone = taken if strategy.groups else None
     with session.stage("profile"):
         if session.leads and not found:
             raise ProfileError("neither the unfused step nor XLA's own could be profiled")
-    return found, step_ns
+    return found, step_ns, alone
+
+
+def measure_contention(
+    session: Session, source: CanonicalModule, xla: Strategy, alone: tracing.Trace | None
+) -> Contention:
+    """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step.
+
+    Takes a compile and a few steps; two of each where ``alone``, a trace of the kernels undisturbed, is
+    not at hand. On a GPU (see :mod:`disco_hlo.profiler.contention`).
+    """
+    graph = source.graph
+    orders = [("transfers beside kernels", replace(xla, order=()))]
+    if not session.tell(alone is not None, "kernels alone"):
+        orders.insert(0, ("kernels alone", one_at_a_time(graph, xla)))
+    taken: list[tracing.Trace] = [alone] if alone is not None else []
+    runner: Runner | None = None
+    for name, strategy in orders:
+        trial = Trial(name, strategy, 0)
+        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
+        if trial.error:
+            LOGGER.debug("%s cannot be profiled: %s", name, trial.error)
+            return _NO_CONTENTION
+        with session.stage(f"memory for {name}"):
+            runner = _runner(session, trial, runner)
+        with session.stage(f"profile {name}"):
+            taken.append(_traced(runner)[0])
+    return contention(taken[-2], taken[-1], graph.module_name) or _NO_CONTENTION
 
 
 def _options(session: Session) -> dict[str, str]:
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
-def _runner(session: Session, trial: Trial) -> Runner:
+def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
     if free is not None and needed > 0.9 * free:
         raise ProfileError(f"the {trial.name} needs {needed >> 20} MiB a device, {free >> 20} MiB are free")
-    return Runner(session.request, trial.executable, session.settings.seed)
+    return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def _traced(trial: Trial, runner: Runner) -> tuple[dict[str, OpTime], Sequence[int]]:
+def _traced(runner: Runner) -> tuple[tracing.Trace, Sequence[int]]:
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), PROFILED_RUNS, warmup=_WARM_UPS)
@@ -236,7 +295,10 @@ def _traced(trial: Trial, runner: Runner) -> tuple[dict[str, OpTime], Sequence[i
         while len(walls) < _WARM_UPS + PROFILED_RUNS:
             walls.append(runner.run())
         raise
-    taken = tracing.read(trace)
+    return tracing.read(trace), walls[-PROFILED_RUNS:]
+
+
+def _times(trial: Trial, taken: tracing.Trace) -> dict[str, OpTime]:
     executed = jaxlink.read_executable(trial.executable)
     written = canonicalize(executed)
     times = instruction_times(taken, written.graph.module_name, owners(executed))
@@ -245,14 +307,14 @@ def _traced(trial: Trial, runner: Runner) -> tuple[dict[str, OpTime], Sequence[i
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    return keyed_times(written.graph, written.origins, times), walls[-PROFILED_RUNS:]
+    return keyed_times(written.graph, written.origins, times)
 
 
 def _sweep(session: Session, sizes_bytes: Sequence[int]) -> tuple[SweepPoint, ...]:
     points = []
     for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):
-            runner = all_reduce_runner(session.request, size, repeats=SWEEP_CHAIN, seed=session.settings.seed)
-            runner.run()
-            points.append(point_of(size, [max(1, runner.run() // SWEEP_CHAIN) for _ in range(SWEEP_REPEATS)]))
+            gpu = session.facts.backend == "gpu"
+            times = all_reduce_times(session.request, size, session.settings.seed, without_call=gpu)
+            points.append(point_of(size, times))
     return tuple(points)

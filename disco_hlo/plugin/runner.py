@@ -26,6 +26,10 @@ Outputs = tuple[tuple[NDArray[Any], ...], ...]
 
 Result = TypeVar("Result")
 
+_KERNELS_OFF = (
+    ("xla_gpu_experimental_use_collective_kernels", ""),
+    ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
+)
 _PATTERN_ELEMENTS = 1 << 16
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
 _NUMPY_NAMES = {
@@ -148,7 +152,7 @@ class Runner:
             or (shared.parameters, shared.seed) != (parameters, seed)
         ):
             shared = _Inputs(request, parameters, seed)
-        self._inputs = shared
+        self._inputs: _Inputs = shared
 
     def run(self) -> int:
         """Run once; returns wall nanoseconds from dispatch until every local device has finished."""
@@ -190,12 +194,18 @@ def synthetic_values(parameter: Parameter, seed: int, index: int, place: int) ->
 
 
 def all_reduce_runner(
-    request: CompileRequest, size_bytes: int, dtype: str = "f32", repeats: int = 1, seed: int = 0
+    request: CompileRequest,
+    size_bytes: int,
+    dtype: str = "f32",
+    repeats: int = 1,
+    seed: int = 0,
+    inputs_of: Runner | None = None,
 ) -> Runner:
     """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
 
     ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
     a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+    On GPU they go through the communication library, as those of a plan do.
 
     Raises:
         UnsupportedError: XLA did not keep the all-reduces apart.
@@ -203,7 +213,7 @@ def all_reduce_runner(
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))
     executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats))
-    return Runner(request, executable, seed, allow_callbacks=True)
+    return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
 
 
 def jax_dtype(name: str) -> Any:
@@ -236,12 +246,25 @@ def _compile_all_reduces(
         (count * len(request.devices),), element, sharding=NamedSharding(mesh, everywhere)
     )
     passes = "all-reduce-simplifier,all-reduce-folder,all-reduce-reassociate,all-reduce-splitter"
-    compiled = jax.jit(mapped).lower(argument).compile(compiler_options={"xla_disable_hlo_passes": passes})
+    options: dict[str, str | bool] = {"xla_disable_hlo_passes": passes}
+    compiled = _compile_without_kernels(jax.jit(mapped).lower(argument), options, request)
     executable: LoadedExecutable = compiled.runtime_executable()
     found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
     if found != repeats:
         raise UnsupportedError(f"expected XLA to keep {repeats} all-reduces apart, it made {found}")
     return executable
+
+
+def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
+    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it."""
+    switches = () if request.backend.platform == "cpu" else _KERNELS_OFF
+    for name, value in switches:
+        try:
+            return lowered.compile(compiler_options={**options, name: value})
+        except Exception as error:
+            if "No such compile option" not in str(error):
+                raise
+    return lowered.compile(compiler_options=options)
 
 
 def in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:

@@ -16,9 +16,10 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Strategy
@@ -206,6 +207,15 @@ def test_nothing_touches_a_gradient_while_it_is_reduced_in_place(rewritten: dict
             )
             for operand in start.operand_ids:
                 assert entry.last_read(operand) == entry.place[start.id]
+
+
+def test_alone_every_transfer_ends_before_anything_else_runs(default: CanonicalModule, xla: Strategy) -> None:
+    strategy = one_at_a_time(default.graph, xla)
+    tokens = strategy.order
+    starts = [i for i, token in enumerate(tokens) if token.endswith(".start")]
+    assert len(starts) == 27
+    assert all(tokens[i + 1] == tokens[i].removesuffix("start") + "done" for i in starts)
+    check_order(unit_graph(default.graph, xla), tokens, asynchronous=True)
 
 
 # Donation -----------------------------------------------------------------------------------------

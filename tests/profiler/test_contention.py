@@ -1,0 +1,74 @@
+"""What kernels and transfers cost each other, on traces drawn by hand."""
+
+from __future__ import annotations
+
+import pytest
+from disco_hlo.profiler.contention import contention, launch_gap_ns
+from disco_hlo.profiler.profile import Contention
+from disco_hlo.profiler.trace import Execution, Trace
+
+from disco_hlo.errors import ProfileError
+
+
+def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trace:
+    """Kernels as (instruction, start, end) in microseconds; instructions called b... are transfers."""
+    return Trace(
+        tuple(
+            Execution(
+                op, "jit_step", run, device, 1000 * start, 1000 * end, "stream", 1000 * end,
+                "ncclDevKernel_AllReduce" if op.startswith("b") else f"{op}_kernel",
+            )
+            for op, start, end in sorted(kernels, key=lambda kernel: kernel[1])
+        ),
+        (),
+        "gpu",
+    )  # fmt: skip
+
+
+def both(*traces: Trace) -> Trace:
+    return Trace(tuple(item for one in traces for item in one.executions), (), "gpu")
+
+
+ALONE = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 200, 240), ("g2", 240, 300))
+
+
+def test_kernels_beside_a_transfer_are_held_against_themselves_alone() -> None:
+    beside = trace(("g0", 0, 100), ("b0", 100, 230), ("g1", 105, 155), ("g2", 155, 227))
+    assert contention(ALONE, beside, "jit_step") == Contention((50 + 72) / (40 + 60), 1.3)
+
+
+def test_a_kernel_that_is_only_partly_beside_a_transfer_does_not_count() -> None:
+    beside = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 105, 155), ("g2", 155, 400))
+    found = contention(ALONE, beside, "jit_step")
+    assert found == Contention(50 / 40, 1.0)
+
+
+def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:
+    early = trace(("g0", 0, 50), ("b0", 50, 220), ("g1", 60, 100), device=1)
+    late = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 105, 145))
+    assert contention(ALONE, both(early, late), "jit_step") == Contention(1.0, 1.2)
+
+
+def test_a_link_too_fast_to_disturb_anything_says_nothing() -> None:
+    assert contention(ALONE, ALONE, "jit_step") is None
+
+
+def test_no_slow_down_is_less_than_none() -> None:
+    faster = trace(("b0", 100, 180), ("g1", 105, 135))
+    assert contention(ALONE, faster, "jit_step") == Contention(1.0, 1.0)
+
+
+def test_the_gap_between_kernels_leaves_waits_out() -> None:
+    assert (
+        launch_gap_ns(trace(("g0", 0, 10), ("g1", 11, 20), ("g2", 23, 30), ("g3", 80, 90)), "jit_step")
+        == 2000
+    )
+
+
+def test_kernels_that_overlap_leave_no_gap() -> None:
+    assert launch_gap_ns(trace(("g0", 0, 10), ("g1", 5, 8), ("g2", 12, 30)), "jit_step") == 2000
+
+
+def test_a_trace_of_another_module_is_refused() -> None:
+    with pytest.raises(ProfileError, match="no two kernels of jit_other"):
+        launch_gap_ns(ALONE, "jit_other")
