@@ -23,7 +23,7 @@ def initialize() -> None:
         from disco_hlo.plugin.install import install_from_environment
 
         install_from_environment()
-    except Exception as error:  # noqa: BLE001 - whatever keeps us from starting must not stop the training
+    except Exception as error:  # whatever keeps us from starting must not stop the training
         from disco_hlo.plugin.logs import one_line
 
         _say_off(one_line(error))

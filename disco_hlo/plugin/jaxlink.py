@@ -151,7 +151,7 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
     try:
         with ours():
             return handler(request)
-    except Exception as error:  # noqa: BLE001 - no failure of ours may stop the training
+    except Exception as error:  # no failure of ours may stop the training
         LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True)
         return None
 

@@ -93,7 +93,7 @@ def main() -> int:
     """Print what was found, or ``{"error": ...}`` and return 1."""
     try:
         report: dict[str, object] = asdict(probe())
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what the caller wants to know
+    except Exception as error:  # whatever goes wrong is what the caller wants to know
         report = {"error": one_line(error)}
     sys.stdout.write(json.dumps(report) + "\n")
     return 1 if "error" in report else 0

@@ -15,9 +15,8 @@ def search_progress(wanted: bool) -> Iterator[OnProgress | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
-    from rich.progress import TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("disco: searching"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
