@@ -14,11 +14,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import (
     Finalist,
@@ -37,6 +32,11 @@ from disco_hlo.search.rng import draw, seeded
 from disco_hlo.search.state import from_strategy, given, to_strategy
 from disco_hlo.search.step import build_step, production_order
 from disco_hlo.search.table import new_table, with_room
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 _KEPT_STATES = 64

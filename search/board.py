@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.search import layout as at
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.rng import mix
 from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
+from numpy.typing import NDArray
+
+from disco_hlo.simulator.compiled import compiled
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
@@ -79,7 +79,7 @@ def copy_state(state: State) -> State:
 
 
 def _width(step: Step) -> int:
-    return max(step.node.shape[1] - 1, at.TOTALS)
+    return max(int(step.node.shape[1]) - 1, at.TOTALS)
 
 
 @compiled

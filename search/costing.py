@@ -9,10 +9,6 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Group
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
 from disco_hlo.search.digest import digest_of_members
@@ -21,6 +17,9 @@ from disco_hlo.search.pricing import Unknown, new_unknown
 from disco_hlo.search.state import Given, members_of, written_group
 from disco_hlo.search.step import Step
 from disco_hlo.search.table import Table, claim, new_table, with_room
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 
@@ -47,7 +46,9 @@ class KernelCosts(Protocol):
 class UnitCosts:
     """Durations of the units of one graph under one cost model."""
 
-    def __init__(self, graph: Graph, step: Step, model: CostModel, machine: MachineModel, kept: Given) -> None:
+    def __init__(
+        self, graph: Graph, step: Step, model: CostModel, machine: MachineModel, kept: Given
+    ) -> None:
         self.graph = graph
         self.step = step
         self.model = model
@@ -73,9 +74,7 @@ class UnitCosts:
     def price_changed(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of the units noted as changed."""
         while scratch.number[at.CHANGES]:
-            count = look_up(
-                self.step, state, scratch, self.prices, self.special, self.unknown
-            )
+            count = look_up(self.step, state, scratch, self.prices, self.special, self.unknown)
             self.price_unknown(state, scratch, count)
 
     def price_unknown(self, state: State, scratch: Scratch, count: int) -> None:
@@ -141,7 +140,11 @@ class UnitCosts:
 
 def _special(kept: Given) -> Table:
     """The groups that come with settings of an emitter, by what they compute."""
-    found = [digest_of_members(np.array(key[0], np.int64), np.array(key[1], np.int64)) for key, group in kept.groups.items() if group.kind == "triton"]
+    found = [
+        digest_of_members(np.array(key[0], np.int64), np.array(key[1], np.int64))
+        for key, group in kept.groups.items()
+        if group.kind == "triton"
+    ]
     table = with_room(new_table(1, 16), len(found))
     for digest in found:
         claim(table, digest)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.rng import mix
+
+from disco_hlo.simulator.compiled import compiled
 
 _OWNED: Final = 1
 _COPY: Final = 2

@@ -6,7 +6,6 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed, set_prices
 from disco_hlo.search.proposals import make_move, random_apply
@@ -14,6 +13,8 @@ from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.table import claim, find
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled
@@ -70,9 +71,7 @@ def look_up(step: Any, state: Any, scratch: Any, prices: Any, special: Any, unkn
 
 
 @compiled
-def fill_in(
-    step: Any, state: Any, scratch: Any, prices: Any, unknown: Any, count: Any, times: Any
-) -> None:
+def fill_in(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any, count: Any, times: Any) -> None:
     """Keep prices that were asked for, and fill them in."""
     _, s, w = open_views(step, state, scratch)
     set_prices(s, w, prices, unknown, count, times)

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members, is_read_inside, is_read_outside
+
+from disco_hlo.simulator.compiled import compiled
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search.board import computes, fresh_stamp, holds_copy
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.layout import RETURNED
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

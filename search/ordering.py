@@ -12,8 +12,9 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, put
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import predecessors, successors
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
 from disco_hlo.search.digest import member_digest, result_digest, structure_digest
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import add_bitcasts
 from disco_hlo.search.neighbours import count_waits, gather_members, is_read_outside
 from disco_hlo.search.table import claim, find
+from numpy.typing import NDArray
+
+from disco_hlo.simulator.compiled import compiled
 
 
 class Unknown(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.moves.absorb import absorb
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.fuse import fuse
@@ -15,6 +14,8 @@ from disco_hlo.search.moves.split import hand_over, split
 from disco_hlo.search.moves.unfuse import unfuse
 from disco_hlo.search.neighbours import predecessors
 from disco_hlo.search.rng import draw
+
+from disco_hlo.simulator.compiled import compiled
 
 FUSE: Final = 0
 DUPLICATE: Final = 1

@@ -12,14 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import computes
-from disco_hlo.search.jit import compiled
+
+from disco_hlo.simulator.compiled import compiled
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
+
 @compiled
-def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  # noqa: C901, PLR0912
+def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  # noqa: C901
     """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
 
     Args:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from disco_hlo.search.api import OnProgress, SearchResult, SearchSettings, Stop
+from disco_hlo.search.backtracking import backtracking_search
+
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search.api import OnProgress, SearchResult, SearchSettings, Stop
-from disco_hlo.search.backtracking import backtracking_search
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 _METHODS = {"backtracking": backtracking_search}

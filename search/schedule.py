@@ -46,7 +46,11 @@ def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: Mach
     built = build(graph, replace(normal, order=()), costs, machine)
     durations, transfers = _unit_times(built)
     listed = list_schedule(built.units, durations, transfers, asynchronous=machine.asynchronous)
-    orders = [listed, default_unit_order(built.units, machine.asynchronous), *([normal.order] if normal.order else [])]
+    orders = [
+        listed,
+        default_unit_order(built.units, machine.asynchronous),
+        *([normal.order] if normal.order else []),
+    ]
     found = []
     for order in orders:
         ordered = replace(normal, order=order)
@@ -88,7 +92,10 @@ def best_buckets(
 
 
 def contiguous_buckets(
-    ready_ns: Sequence[int], sizes_bytes: Sequence[int], kinds: Sequence[object], transfer_ns: Callable[[int], int]
+    ready_ns: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[object],
+    transfer_ns: Callable[[int], int],
 ) -> list[list[int]]:
     """Split gradients, in the order in which they become ready, into runs that travel together.
 
@@ -135,9 +142,7 @@ def _unit_times(built: Built) -> tuple[list[int], list[int]]:
     return durations, transfers
 
 
-def _ready_times(
-    graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel
-) -> dict[int, int]:
+def _ready_times(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> dict[int, int]:
     """When the operand of each all-reduce exists, in the simulated order of ``strategy``."""
     built = build(graph, strategy, costs, machine)
     spans: NDArray[np.int64] = simulate(built.problem).spans_ns

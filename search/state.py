@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import State, empty_state
+from disco_hlo.search.step import Step
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
@@ -14,9 +17,6 @@ from disco_hlo.hlo.legality import keeps_own_buffer
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import State, empty_state
-from disco_hlo.search.step import Step
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
 """Fusible nodes that a group owns and duplicates: what a group is to the search."""
@@ -170,7 +170,10 @@ def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
     for operand in graph.nodes[x].operands:
         chain = _bitcasts_to_source(graph, operand)
         source = graph.nodes[chain[-1]].operands[0] if chain else x
-        if graph.nodes[source].kind is Kind.ALL_REDUCE and state.word[at.COUNT, state.word[at.OWNER, source]] > 1:
+        if (
+            graph.nodes[source].kind is Kind.ALL_REDUCE
+            and state.word[at.COUNT, state.word[at.OWNER, source]] > 1
+        ):
             return True
     return False
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from disco_hlo.search import layout as at
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
-from disco_hlo.search import layout as at
 
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
@@ -54,7 +54,9 @@ def build_step(graph: Graph) -> Step:
     returned = set(_through_free(graph, (graph.root,)))
     for x in range(count):
         node[at.FLAGS, x] = _flags(graph, x, returned)
-    node[at.SHAPE, :count] = _numbered((n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes)
+    node[at.SHAPE, :count] = _numbered(
+        (n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes
+    )
     node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
     node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
     node[at.KEY, :count] = _numbered(n.key for n in graph.nodes)
@@ -148,7 +150,10 @@ def _flags(graph: Graph, x: int, returned: set[int]) -> int:
         (at.ELEMENTWISE, is_elementwise(graph, node)),
         (at.REDUCE, node.opcode == "reduce"),
         (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
-        (at.UNPACKED, node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned))),
+        (
+            at.UNPACKED,
+            node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned)),
+        ),
     )
     return sum(bit for bit, answer in answers if answer)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.neighbours import predecessors, successors
 from numpy.typing import NDArray
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.jit import compiled
-from disco_hlo.search.neighbours import predecessors, successors
+from disco_hlo.simulator.compiled import compiled
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.engine import Memo, Tables, evaluate
 
@@ -48,6 +48,7 @@ def new_stage(nodes: int, machine: MachineModel) -> Stage:
         Memo(
             np.zeros((channels, 3), np.int64),
             np.zeros((channels, tasks), np.int32),
+            np.zeros((channels, tasks), np.int64),
             np.zeros(tasks, np.int32),
             np.zeros((2, tasks), np.int64),
             np.zeros((entries // 64 + 2, 1 + 3 * channels), np.int64),

@@ -10,9 +10,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, link, note_change, remove_copy, take_out
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.legality import LEGAL, unit_refusal
 from disco_hlo.search.neighbours import is_read_inside, is_read_outside
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from disco_hlo.search import layout as at
 from numba import types
 from numba.core.extending import intrinsic
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.jit import compiled
+from disco_hlo.simulator.compiled import compiled
 
 
 class GraphView(NamedTuple):

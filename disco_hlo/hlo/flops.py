@@ -58,7 +58,7 @@ def _first_array(shape: Shape) -> Shape:
 def _convolution_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
     """For each output element one multiply-add per position in the window and input channel."""
     window = prod(int(dimension.size) for dimension in proto.window.dimensions)
-    channels = operands[1].dims[proto.convolution_dimension_numbers.kernel_input_feature_dimension]
+    channels = operands[1].dims[int(proto.convolution_dimension_numbers.kernel_input_feature_dimension)]
     return 2 * _first_array(shape).element_count * window * channels
 
 

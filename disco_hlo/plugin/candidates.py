@@ -71,7 +71,7 @@ def ratio_noise(trial: Trial, reference: Trial) -> float:
     if len(ratios) < 2:
         return 1.0
     low, _, high = statistics.quantiles(ratios, n=4)
-    return 2 * (high - low) / 1.349 / len(ratios) ** 0.5
+    return float(2 * (high - low) / 1.349 / len(ratios) ** 0.5)
 
 
 def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:

@@ -43,7 +43,8 @@ _GPU_SIZES: Mapping[str, Sequence[int]] = {
 def measure_constants(session: Session) -> DeviceConstants:
     """Constants of this process's first device of the step. Takes a second or two, on all ranks at once."""
     device = session.request.local_devices[0]
-    return in_clean_thread(lambda: _measure(device))
+    constants: DeviceConstants = in_clean_thread(lambda: _measure(device))
+    return constants
 
 
 def as_times(constants: DeviceConstants) -> dict[str, OpTime]:

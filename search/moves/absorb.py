@@ -9,9 +9,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, roll_back
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.neighbours import successors
+
+from disco_hlo.simulator.compiled import compiled
 
 MOST_READERS = 32
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import add_copy, computes, fresh_stamp, has_room, roll_back
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -9,9 +9,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, link, roll_back
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -6,8 +6,9 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.ordering import shift
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

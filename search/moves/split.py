@@ -6,9 +6,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, link, roll_back, take_out
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.moves.merge import merge
 from disco_hlo.search.ordering import reseat
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -6,9 +6,10 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back, take_out
-from disco_hlo.search.jit import compiled
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.upkeep import all_stand, drop_idle_copies
+
+from disco_hlo.simulator.compiled import compiled
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -23,12 +23,15 @@ class TrafficCosts:
     group is told the same.
     """
 
-    all_reduce: LinearPieces = LinearPieces((0,), (1.0,), (300.0,))
+    all_reduce: LinearPieces = field(default_factory=lambda: LinearPieces((0,), (1.0,), (300.0,)))
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Operands and result, in bytes."""
         return np.array(
-            [self._kernel_ns(graph, {n.id}) if n.kind in (Kind.FUSIBLE, Kind.FIXED) else 0 for n in graph.nodes],
+            [
+                self._kernel_ns(graph, {n.id}) if n.kind in (Kind.FUSIBLE, Kind.FIXED) else 0
+                for n in graph.nodes
+            ],
             np.int64,
         )
 

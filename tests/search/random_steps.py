@@ -13,7 +13,18 @@ _SHAPES = (
     Shape("bf16", (4, 8), (1, 0)),
     Shape("f32", (8,), (0,)),
 )
-_UNARY = ("exponential", "exponential", "negate", "copy", "transpose", "reduce", "broadcast", "slice", "gather", "bitcast")
+_UNARY = (
+    "exponential",
+    "exponential",
+    "negate",
+    "copy",
+    "transpose",
+    "reduce",
+    "broadcast",
+    "slice",
+    "gather",
+    "bitcast",
+)
 
 
 def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool = True) -> Graph:
@@ -48,7 +59,9 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
         elif draw < 0.88:
             values.append(add("dot", random.choice(_SHAPES), (operand, random.choice(values)), Kind.FIXED))
         else:
-            gradient = add("all-reduce", shape, (operand,), Kind.ALL_REDUCE, random.choice(("sum", "sum", "max")))
+            gradient = add(
+                "all-reduce", shape, (operand,), Kind.ALL_REDUCE, random.choice(("sum", "sum", "max"))
+            )
             through = add("bitcast", shape, (gradient,), Kind.FREE) if random.random() < 0.3 else gradient
             updates.append(add("add", shape, (through, scalar), Kind.FUSIBLE))
     read = {operand for node in nodes for operand in node.operands}
@@ -71,7 +84,9 @@ def _ties(
     inplace = []
     for parameter, writer in zip(range(3), updates, strict=False):
         readers = [node.id for node in nodes if parameter in node.operands]
-        if all(nodes[reader].kind is not Kind.FREE for reader in readers) and all(reader <= writer for reader in readers):
+        if all(nodes[reader].kind is not Kind.FREE for reader in readers) and all(
+            reader <= writer for reader in readers
+        ):
             inplace.append((parameter, writer))
             pairs |= {(reader, writer) for reader in readers if reader != writer}
     return tuple(sorted(pairs)), tuple(inplace)

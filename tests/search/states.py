@@ -5,13 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import group_refusal
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import bucket_refusal
-from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import State, copy_state, new_scratch
 from disco_hlo.search.costing import UnitCosts
@@ -19,6 +12,13 @@ from disco_hlo.search.entries import make_one, schedule
 from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 from disco_hlo.search.state import from_strategy, given, members_of, to_strategy
 from disco_hlo.search.step import build_step
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.legal import bucket_refusal
+from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
 from tests.search.cost_models import TrafficCosts
 
@@ -64,12 +64,16 @@ class Bench:
         if method == UNFUSE:
             owned, copies = members_of(self.state, head)
             return head, random.choice((*owned, *copies))
-        return head, random.randrange(len(self.graph) if method == REORDER else len(self.graph.all_reduces) + 1)
+        return head, random.randrange(
+            len(self.graph) if method == REORDER else len(self.graph.all_reduces) + 1
+        )
 
     def random_pair(self, random: Random) -> tuple[int, int]:
         """Two units, mostly a reader and what it reads."""
         owner = self.state.word[at.OWNER]
-        read = [(x, o) for x, n in enumerate(self.graph.nodes) for o in n.operands if owner[x] != -1 != owner[o]]
+        read = [
+            (x, o) for x, n in enumerate(self.graph.nodes) for o in n.operands if owner[x] != -1 != owner[o]
+        ]
         if read and random.random() < 0.8:
             x, operand = random.choice(read)
             return int(owner[x]), int(owner[operand])
@@ -135,7 +139,9 @@ def check_topological(bench: Bench) -> None:
     """Every unit stands behind all it waits for."""
     graph, strategy = bench.graph, bench.strategy()
     units = unit_graph(graph, strategy)
-    place = [int(bench.state.word[at.PLACE, bench.state.word[at.OWNER, max(unit.nodes)]]) for unit in units.units]
+    place = [
+        int(bench.state.word[at.PLACE, bench.state.word[at.OWNER, max(unit.nodes)]]) for unit in units.units
+    ]
     for unit, needed in enumerate(units.dependencies):
         assert all(place[other] < place[unit] for other in needed)
 

@@ -14,7 +14,9 @@ KINDS = {
 }
 
 
-def chain(text: str, *, backend: str = "cpu", elements: int = 8, before: tuple[tuple[int, int], ...] = ()) -> Graph:
+def chain(
+    text: str, *, backend: str = "cpu", elements: int = 8, before: tuple[tuple[int, int], ...] = ()
+) -> Graph:
     """One node a line, ``opcode operand operand``, all of one shape; the last one is the root."""
     nodes = []
     for i, line in enumerate(text.strip().splitlines()):

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import group_refusal
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import empty_state, new_scratch
 from disco_hlo.search.entries import refusal_of
@@ -17,6 +11,12 @@ from disco_hlo.search.legality import LEGAL
 from disco_hlo.search.state import given as kept_of
 from disco_hlo.search.state import own, written_group
 from disco_hlo.search.step import build_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.baselines import unfused
 from tests.search.random_steps import random_step
 
 

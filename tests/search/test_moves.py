@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+from disco_hlo.search import layout as at
+from disco_hlo.search.entries import undo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.entries import undo
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+from disco_hlo.search.entries import evaluate
+from disco_hlo.search.table import new_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.search.entries import evaluate
-from disco_hlo.search.table import new_table
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
@@ -65,7 +65,9 @@ def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> N
         bench.step, bench.state, bench.scratch, bench.machine.speed_ppm(), table, bench.started
     )
     assert cost == bench.makespan_ns()
-    assert cost == simulate(build(bench.graph, bench.strategy(), bench.model, bench.machine).problem).makespan_ns
+    assert (
+        cost == simulate(build(bench.graph, bench.strategy(), bench.model, bench.machine).problem).makespan_ns
+    )
 
 
 def test_a_gradient_travels_while_the_device_computes() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from disco_hlo.search.schedule import contiguous_buckets
 from hypothesis import given
 from hypothesis import strategies as st
-
-from disco_hlo.search.schedule import contiguous_buckets
 
 
 def line(size_bytes: int) -> int:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+from disco_hlo.search.entries import run_order
+from disco_hlo.search.state import to_strategy
+from disco_hlo.search.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.search.entries import run_order
-from disco_hlo.search.state import to_strategy
-from disco_hlo.search.timeline import new_stage
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
@@ -22,7 +22,12 @@ from tests.search.states import Bench
 BUSY = replace(
     GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
 )
-MACHINES = [replace(CPU, launch_ns=2, memory_bytes_per_us=900), GPU, BUSY, replace(BUSY, one_shot_max_bytes=100, channels=2)]
+MACHINES = [
+    replace(CPU, launch_ns=2, memory_bytes_per_us=900),
+    GPU,
+    BUSY,
+    replace(BUSY, one_shot_max_bytes=100, channels=2),
+]
 
 
 @settings(max_examples=100, deadline=None)
