@@ -150,7 +150,7 @@ class _Search:
             self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
             self.moves, self.costs.prices, self.costs.special, self.costs.unknown,
         )  # fmt: skip
-        self.costs.price_unknown(state, scratch, unknown)
+        self.costs.ask(unknown)
         self.costs.price_changed(state, scratch)
         cost, digest = self._cost(state)
         self.evaluations += 1

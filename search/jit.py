@@ -25,13 +25,13 @@ def compiled(function: Function) -> Function:
     """``function`` compiled by numba at its first call, cached where a cache can be written."""
     directory = _cache_directory()
     if directory is None:
-        return cast(Function, numba.njit(function))
+        return cast(Function, numba.njit(nogil=True)(function))
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(directory)
     try:
-        return cast(Function, numba.njit(cache=True)(function))
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # numba found no place that it can write to
-        return cast(Function, numba.njit(function))
+        return cast(Function, numba.njit(nogil=True)(function))
     finally:
         numba.config.CACHE_DIR = previous
 

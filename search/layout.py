@@ -38,7 +38,11 @@ ALONE: Final = 12
 """ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
 SLICE: Final = 13
 """ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
-NODE_ROWS: Final = 14
+USERS_AT: Final = 14
+"""Executing nodes that list x, any node, among their operands."""
+MIXED: Final = 15
+"""A hash of x itself."""
+NODE_ROWS: Final = 16
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1

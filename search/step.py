@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
 from disco_hlo.search import layout as at
+from disco_hlo.search.rng import mixed
 
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
@@ -46,6 +47,7 @@ def build_step(graph: Graph) -> Step:
         (at.EARLIER_AT, earlier),
         (at.LATER_AT, _reversed(earlier)),
         (at.BUFFERS_AT, _buffers(graph)),
+        (at.USERS_AT, [[user for user in users if is_active(graph.nodes[user])] for users in graph.users]),
     ):
         for x, items in enumerate(lists):
             node[row, x] = len(edges)
@@ -58,6 +60,7 @@ def build_step(graph: Graph) -> Step:
     node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
     node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
     node[at.KEY, :count] = _numbered(n.key for n in graph.nodes)
+    node[at.MIXED, :count] = mixed(np.arange(count))
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
     limits = LIMITS[graph.backend]

@@ -26,6 +26,7 @@ class GraphView(NamedTuple):
     earlier_at: Any
     later_at: Any
     buffers_at: Any
+    users_at: Any
     shape: Any
     geometry: Any
     rank: Any
@@ -33,6 +34,7 @@ class GraphView(NamedTuple):
     key: Any
     alone: Any
     slice_ns: Any
+    mixed: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -118,6 +120,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.EARLIER_AT),
         _row(node, at.LATER_AT),
         _row(node, at.BUFFERS_AT),
+        _row(node, at.USERS_AT),
         _row(node, at.SHAPE),
         _row(node, at.GEOMETRY),
         _row(node, at.RANK),
@@ -125,6 +128,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.KEY),
         _row(node, at.ALONE),
         _row(node, at.SLICE),
+        _row(node, at.MIXED),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
