@@ -70,9 +70,9 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: An
         if w.judged[unit] == stamp:
             continue
         w.judged[unit] = stamp
-        put(w, s.waits, unit, count_waits(g, s, unit))
+        put(w, s.waits, unit, count_waits(g, s, w, unit))
         members = member_digest(s, unit)
-        digest = members + result_digest(g, s, unit)
+        digest = members + result_digest(g, s, w, unit)
         if digest == s.digest[unit]:
             continue
         retire(s, w, unit)
@@ -132,7 +132,7 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
     for e in range(g.later_at[x], g.later_at[x + 1]):
         unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
         while True:
-            put(w, s.waits, unit, count_waits(g, s, unit))
+            put(w, s.waits, unit, count_waits(g, s, w, unit))
             if cell == -1:
                 break
             unit = s.cell_unit[cell]
@@ -155,7 +155,7 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
         if g.flags[x] & at.BITCAST:
             role = BITCAST
         elif s.owner[x] == unit:
-            role = RESULT if is_read_outside(g, s, x) else INSIDE
+            role = RESULT if is_read_outside(g, s, w, x) else INSIDE
         unknown.member[start + k] = x
         unknown.role[start + k] = role
     unknown.key[i] = key

@@ -146,6 +146,8 @@ def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
     if g.flags[shared] & at.CLONED or users < 2:
         return -1, -1
     a, b = s.owner[x], s.owner[g.edge[g.users_at[shared] + draw(generator, users)]]
+    if b == -1:
+        return -1, -1
     return (a, b) if s.place[a] > s.place[b] else (b, a)
 
 

@@ -48,6 +48,7 @@ def new_stage(nodes: int, machine: MachineModel) -> Stage:
         Memo(
             np.zeros((channels, 3), np.int64),
             np.zeros((channels, tasks), np.int32),
+            np.zeros((channels, tasks), np.int64),
             np.zeros(tasks, np.int32),
             np.zeros((2, tasks), np.int64),
             np.zeros((entries // 64 + 2, 1 + 3 * channels), np.int64),

@@ -35,6 +35,13 @@ class GraphView(NamedTuple):
     alone: Any
     slice_ns: Any
     mixed: Any
+    gpu_flags: Any
+    reduction: Any
+    transpose: Any
+    loop: Any
+    operand_loop: Any
+    elements: Any
+    shared_bytes: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -76,6 +83,9 @@ class ScratchView(NamedTuple):
     needed: Any
     judged: Any
     readers: Any
+    judging: Any
+    results: Any
+    heroes: Any
     number: Any
     log: Any
     changed: Any
@@ -129,6 +139,13 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.ALONE),
         _row(node, at.SLICE),
         _row(node, at.MIXED),
+        _row(node, at.GPU_FLAGS),
+        _row(node, at.REDUCTION),
+        _row(node, at.TRANSPOSE),
+        _row(node, at.LOOP),
+        _row(node, at.OPERAND_LOOP),
+        _row(node, at.ELEMENTS),
+        _row(node, at.SHARED_BYTES),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
@@ -163,6 +180,9 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.NEEDED),
         _row(row, at.JUDGED),
         _row(row, at.READERS),
+        _row(row, at.JUDGING),
+        _row(row, at.RESULTS),
+        _row(row, at.HEROES),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
