@@ -19,7 +19,7 @@ from typing import Protocol
 from weakref import ref
 
 import numpy as np
-from disco_hlo.estimator.kernel_cost import Scratch, kernel_ns, make_scratch, streaming_ns
+from disco_hlo.estimator.kernel_cost import Scratch, kernel_ns, kernels_ns, make_scratch, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
     CONSTANTS,
     ELEMENT_NS,
@@ -136,6 +136,26 @@ class AnalyticModel:
             tiled = group.kind == "triton"
             times[position] = _whole(kernel_ns(tables, members, np.array(results, np.int32), tiled, scratch))
         return times
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of many kernels in one call, with their results: for the search.
+
+        Kernel i computes ``members[member_at[i] : member_at[i + 1]]``, ascending, duplicates included,
+        and returns ``results[result_at[i] : result_at[i + 1]]``. Launch not included.
+        """
+        tables, scratch = self._of(graph)
+        times = np.zeros(len(member_at) - 1, np.float64)
+        kernels_ns(
+            tables, member_at, members.astype(np.int32), result_at, results.astype(np.int32), scratch, times
+        )
+        return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
         """By identity: hashing a graph takes longer than estimating a group of it."""

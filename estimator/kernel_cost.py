@@ -91,6 +91,23 @@ def kernel_ns(
 
 
 @compiled
+def kernels_ns(
+    tables: KernelTables,
+    member_at: NDArray[np.int64],
+    members: NDArray[np.int32],
+    result_at: NDArray[np.int64],
+    results: NDArray[np.int32],
+    scratch: Scratch,
+    times: NDArray[np.float64],
+) -> None:
+    """:func:`kernel_ns` of many kernels: number i computes ``members[member_at[i] : member_at[i + 1]]``."""
+    for i in range(times.size):
+        inside = members[member_at[i] : member_at[i + 1]]
+        returned = results[result_at[i] : result_at[i + 1]]
+        times[i] = kernel_ns(tables, inside, returned, False, scratch)
+
+
+@compiled
 def kernel_work(
     tables: KernelTables,
     members: NDArray[np.int32],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from disco_hlo.profiler.keys import group_key, results_of
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of
 from disco_hlo.profiler.profile import Profile
 from numpy.typing import ArrayLike, NDArray
 
@@ -48,6 +48,16 @@ class Estimator(Protocol):
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""
 
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of many kernels, given as flat lists."""
+
 
 class MeasuredCosts:
     """Times from a profile, completed by an estimator. Integer ns; same inputs, same times."""
@@ -55,6 +65,7 @@ class MeasuredCosts:
     def __init__(self, profile: Profile, estimator: Estimator) -> None:
         self.profile = profile
         self.estimator = estimator
+        self._measures_kernels = any(key.startswith(GROUP_PREFIX) for key in profile.ops)
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
@@ -70,6 +81,26 @@ class MeasuredCosts:
         missing = [position for position, time in enumerate(measured) if time is None]
         times = np.array([0 if time is None else time.median_ns for time in measured], np.int64)
         times[missing] = self.estimator.groups_ns(graph, [groups[position] for position in missing])
+        return times
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of many kernels in one call, with their results: for the search (see ``AnalyticModel``)."""
+        times = self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+        if not self._measures_kernels:
+            return times
+        for i in range(len(times)):
+            inside = set(members[member_at[i] : member_at[i + 1]].tolist())
+            returned = results[result_at[i] : result_at[i + 1]].tolist()
+            measured = self.profile.ops.get(group_key(graph, inside, returned))
+            if measured is not None:
+                times[i] = measured.median_ns
         return times
 
     def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:

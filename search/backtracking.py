@@ -27,6 +27,7 @@ from disco_hlo.search.api import (
 from disco_hlo.search.board import State, copy_state, new_scratch
 from disco_hlo.search.costing import UnitCosts
 from disco_hlo.search.entries import evaluate, propose, replay, schedule, undo
+from disco_hlo.search.finalists import checked, kernels_of
 from disco_hlo.search.proposals import METHODS
 from disco_hlo.search.rng import draw, seeded
 from disco_hlo.search.state import from_strategy, given, to_strategy
@@ -35,7 +36,6 @@ from disco_hlo.search.table import new_table, with_room
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
@@ -83,6 +83,7 @@ class _Search:
         self.began = time.perf_counter()
         self.graph, self.machine, self.settings = graph, machine, settings
         self.on_progress, self.stop = on_progress, stop
+        self.start = start
         self.step = build_step(graph)
         self.kept = given(graph, [start])
         self.costs = UnitCosts(graph, self.step, costs, machine, self.kept)
@@ -150,7 +151,7 @@ class _Search:
             self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
             self.moves, self.costs.prices, self.costs.special, self.costs.unknown,
         )  # fmt: skip
-        self.costs.price_unknown(state, scratch, unknown)
+        self.costs.ask(unknown)
         self.costs.price_changed(state, scratch)
         cost, digest = self._cost(state)
         self.evaluations += 1
@@ -204,7 +205,7 @@ class _Search:
         self.on_progress(Progress(self.evaluations, now - self.began, self.start_ns, best_ns, self.unchanged))
 
     def _result(self, stopped: str) -> SearchResult:
-        finalists = tuple(self._finalist(number) for number in self._best_distinct())
+        finalists = self._finalists() or [Finalist(self.start, self.start_ns)]
         return SearchResult(
             strategy=finalists[0].strategy,
             predicted_ns=finalists[0].predicted_ns,
@@ -214,21 +215,29 @@ class _Search:
             distinct_evaluations=int(self.seen.used[0]),
             wall_s=time.perf_counter() - self.began,
             stopped=stopped,
-            finalists=finalists,
+            finalists=tuple(finalists),
         )
 
-    def _best_distinct(self) -> list[int]:
-        chosen: dict[int, int] = {}
+    def _finalists(self) -> list[Finalist]:
+        """The best distinct candidates that pass the last check, best first."""
+        found: list[Finalist] = []
+        seen: set[int] = set()
+        attested = kernels_of(self.graph, self.start)
         for number in sorted(range(len(self.candidates)), key=lambda i: (self.candidates[i].cost_ns, i)):
-            chosen.setdefault(self.candidates[number].digest, number)
-            if len(chosen) == max(1, self.settings.finalists):
+            candidate = self.candidates[number]
+            if len(found) == max(1, self.settings.finalists):
                 break
-        return list(chosen.values())
+            if candidate.digest in seen:
+                continue
+            seen.add(candidate.digest)
+            strategy = checked(self.graph, self._strategy(number), self.machine.asynchronous, attested)
+            if strategy is not None:
+                found.append(Finalist(strategy, candidate.cost_ns))
+        return found
 
-    def _finalist(self, number: int) -> Finalist:
+    def _strategy(self, number: int) -> Strategy:
         state = self._state(number)
         _, count = schedule(self.step, state, self.scratch, self.speed_ppm, self.started)
-        strategy = to_strategy(
+        return to_strategy(
             self.graph, self.step, state, self.kept, self.started[:count], self.machine.asynchronous
         )
-        return Finalist(normal_form(self.graph, strategy), self.candidates[number].cost_ns)

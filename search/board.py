@@ -267,7 +267,10 @@ def _free_cell(s: Any, w: Any, cell: Any) -> None:
 
 @compiled
 def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
-    """Let ``unit`` recompute ``node``; False where there is no room left for another duplicate."""
+    """Let ``unit`` recompute ``node``; False where there is no room left for another duplicate.
+
+    Follow it up with ``upkeep.adopt_orphans``: the owner of ``node`` may have lost its last reader.
+    """
     cell = s.total[at.FREE_CELL]
     if cell == -1:
         return False
@@ -278,7 +281,6 @@ def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
     put(w, s.copiers, node, cell)
     _insert_cell(s, w, unit, cell)
     note_change(w, unit)
-    note_change(w, node)
     return True
 
 

@@ -12,14 +12,15 @@ import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
 from disco_hlo.search.digest import digest_of_members
-from disco_hlo.search.entries import fill_in, look_up
-from disco_hlo.search.pricing import Unknown, new_unknown
-from disco_hlo.search.state import Given, members_of, written_group
+from disco_hlo.search.entries import look_up
+from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, new_unknown
+from disco_hlo.search.state import Given, Signature, written_group
 from disco_hlo.search.step import Step
 from disco_hlo.search.table import Table, claim, new_table, with_room
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 
@@ -74,47 +75,61 @@ class UnitCosts:
     def price_changed(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of the units noted as changed."""
         while scratch.number[at.CHANGES]:
-            count = look_up(self.step, state, scratch, self.prices, self.special, self.unknown)
-            self.price_unknown(state, scratch, count)
+            self.ask(look_up(self.step, state, scratch, self.prices, self.special, self.unknown))
 
-    def price_unknown(self, state: State, scratch: Scratch, count: int) -> None:
-        """Ask for the first ``count`` units that are listed as unknown, and fill them in."""
-        if count:
-            self.prices = with_room(self.prices, count)
-            times = self._ask(state, self.unknown, count)
-            fill_in(self.step, state, scratch, self.prices, self.unknown, count, times)
-
-    def _ask(self, state: State, unknown: Unknown, count: int) -> NDArray[np.int64]:
-        heads = unknown.head[:count]
+    def ask(self, count: int) -> None:
+        """Ask the cost model for the first ``count`` entries of ``unknown``, and keep the answers."""
+        if not count:
+            return
+        self.prices = with_room(self.prices, count)
+        offset = self.unknown.member_at
         times = np.full((count, at.TIME_COLUMNS), -1, np.int64)
         times[:, at.ON_CHANNEL] = 0
-        is_bucket = (self.step.node[at.FLAGS, heads] & at.ALL_REDUCE) != 0
+        first = self.unknown.member[offset[:count]]
+        is_bucket = (self.step.node[at.FLAGS, first] & at.ALL_REDUCE) != 0
         for i in np.flatnonzero(is_bucket).tolist():
-            times[i] = self._bucket_ns(members_of(state, int(heads[i]))[0])
-        groups = np.flatnonzero(~is_bucket)
-        if groups.size:
-            times[groups, at.MAIN] = self._groups_ns(state, unknown, groups) + self.machine.launch_ns
-        return times
+            times[i] = self._bucket_ns(tuple(self.unknown.member[offset[i] : offset[i + 1]].tolist()))
+        kernels = np.flatnonzero(~is_bucket)
+        if kernels.size:
+            times[kernels, at.MAIN] = self._kernels_ns(kernels.tolist()) + self.machine.launch_ns
+        learn(self.prices, self.unknown, count, times)
 
-    def _groups_ns(self, state: State, unknown: Unknown, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        signatures = [members_of(state, head) for head in unknown.head[rows].tolist()]
-        given = [self.kept.groups.get(signature) for signature in signatures]
-        made = [i for i, group in enumerate(given) if group is None]
+    def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
+        """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
+        groups = [self._given(row) for row in rows]
         times = np.zeros(len(rows), np.int64)
+        made = [i for i, group in enumerate(groups) if group is None]
         if made and isinstance(self.model, KernelCosts):
-            times[made] = self._kernels_ns(self.model, unknown, rows[made])
+            times[made] = self._flat_ns(self.model, [rows[i] for i in made])
         elif made:
-            groups = [written_group(self.graph, *signatures[i]) for i in made]
-            times[made] = self.model.groups_ns(self.graph, groups)
-        old = [i for i, group in enumerate(given) if group is not None]
-        if old:
-            times[old] = self.model.groups_ns(self.graph, [group for group in given if group is not None])
+            groups = [group or self._written(row) for group, row in zip(groups, rows, strict=True)]
+        asked = [(i, group) for i, group in enumerate(groups) if group is not None]
+        if asked:
+            times[[i for i, _ in asked]] = self.model.groups_ns(self.graph, [group for _, group in asked])
         return times
 
-    def _kernels_ns(self, model: KernelCosts, unknown: Unknown, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        member_at, members = _selected(unknown.member_at, unknown.member, rows)
-        result_at, results = _selected(unknown.result_at, unknown.result, rows)
-        return model.kernels_ns(self.graph, member_at, members, result_at, results)
+    def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        start, end = self.unknown.member_at[row : row + 2]
+        return self.unknown.member[start:end], self.unknown.role[start:end]
+
+    def _signature(self, row: int) -> Signature:
+        members, role = self._row(row)
+        owned = members[(role == INSIDE) | (role == RESULT)]
+        return tuple(owned.tolist()), tuple(members[role == COPY].tolist())
+
+    def _given(self, row: int) -> Group | None:
+        return self.kept.groups.get(self._signature(row)) if self.kept.groups else None
+
+    def _written(self, row: int) -> Group:
+        return written_group(self.graph, *self._signature(row))
+
+    def _flat_ns(self, model: KernelCosts, rows: list[int]) -> NDArray[np.int64]:
+        parts = [self._row(row) for row in rows]
+        members = [part for part, _ in parts]
+        results = [part[role == RESULT] for part, role in parts]
+        return model.kernels_ns(
+            self.graph, _offsets(members), np.concatenate(members), _offsets(results), np.concatenate(results)
+        )
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, by the rules of ``simulator.build``."""
@@ -151,11 +166,7 @@ def _special(kept: Given) -> Table:
     return table
 
 
-def _selected(
-    offset: NDArray[np.int64], item: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Some rows of a list of lists, as a list of lists."""
-    chosen = [item[offset[row] : offset[row + 1]] for row in rows]
-    at_row = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(items) for items in chosen], out=at_row[1:])
-    return at_row, np.concatenate(chosen)
+def _offsets(rows: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    found = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=found[1:])
+    return found

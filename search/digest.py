@@ -52,12 +52,12 @@ def _share(x: Any, role: Any) -> Any:
 
 
 @compiled
-def result_digest(g: Any, s: Any, unit: Any) -> Any:
+def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hash of what a unit returns."""
     total = np.uint64(0)
     x = unit
     while x != -1:
-        if is_read_outside(g, s, x):
+        if is_read_outside(g, s, w, x):
             total += _share(x, _RESULT)
         x = s.next[x]
     return np.int64(total)
@@ -78,7 +78,7 @@ def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     known = count
     for i in range(count):
         x = w.members[i]
-        returned = s.owner[x] == unit and is_read_outside(g, s, x)
+        returned = s.owner[x] == unit and is_read_outside(g, s, w, x)
         total = mix(total ^ np.uint64(2 * g.key[x] + returned))
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]

@@ -7,7 +7,7 @@ from typing import Any
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
 from disco_hlo.search.legality import unit_refusal
-from disco_hlo.search.pricing import price_changed, set_prices
+from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move, random_apply
 from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.table import claim, find
@@ -32,10 +32,10 @@ def propose(
     special: Any,
     unknown: Any,
 ) -> Any:
-    """Change the state by random moves; (number of moves, number of units with unknown prices)."""
+    """Change the state by random moves; (number of moves, number of kernels listed as unknown)."""
     g, s, w = open_views(step, state, scratch)
     count = random_apply(g, s, w, generator, pools, method, times, tries, made)
-    return count, price_changed(g, s, w, prices, special, unknown)
+    return count, price_changed(g, s, w, prices, special, unknown, 0)
 
 
 @compiled
@@ -65,16 +65,9 @@ def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
 
 @compiled
 def look_up(step: Any, state: Any, scratch: Any, prices: Any, special: Any, unknown: Any) -> Any:
-    """Fill in what the noted changes cost, as far as it is known; number of units listed as unknown."""
+    """Fill in what the noted changes cost, as far as it is known; number of kernels listed as unknown."""
     g, s, w = open_views(step, state, scratch)
-    return price_changed(g, s, w, prices, special, unknown)
-
-
-@compiled
-def fill_in(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any, count: Any, times: Any) -> None:
-    """Keep prices that were asked for, and fill them in."""
-    _, s, w = open_views(step, state, scratch)
-    set_prices(s, w, prices, unknown, count, times)
+    return price_changed(g, s, w, prices, special, unknown, 0)
 
 
 @compiled

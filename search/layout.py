@@ -38,7 +38,19 @@ ALONE: Final = 12
 """ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
 SLICE: Final = 13
 """ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
-NODE_ROWS: Final = 14
+USERS_AT: Final = 14
+"""All nodes that list x, any node, among their operands."""
+MIXED: Final = 15
+"""A hash of x itself."""
+GPU_FLAGS: Final = 16
+"""This row and the next ones are ``hlo.gpu_facts.GpuFacts``; zeros on other backends."""
+REDUCTION: Final = 17
+TRANSPOSE: Final = 18
+LOOP: Final = 19
+OPERAND_LOOP: Final = 20
+ELEMENTS: Final = 21
+SHARED_BYTES: Final = 22
+NODE_ROWS: Final = 23
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -55,6 +67,8 @@ ELEMENTWISE: Final = 64
 REDUCE: Final = 128
 SINGLE_RESULT: Final = 256
 """May be a result only where it is the sole one."""
+TUPLE: Final = 1024
+"""The value is a tuple."""
 UNPACKED: Final = 512
 """All-reduce whose value somebody reads who cannot find it inside a bucket: the root, or an op that is
 no generated kernel."""
@@ -130,7 +144,10 @@ VALUE: Final = 8
 NEEDED: Final = 9
 JUDGED: Final = 10
 READERS: Final = 11
-SCRATCH_ROWS: Final = 12
+JUDGING: Final = 12
+RESULTS: Final = 13
+HEROES: Final = 14
+SCRATCH_ROWS: Final = 15
 
 # Scratch.number.
 STAMP: Final = 0

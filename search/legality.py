@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp
-from disco_hlo.search.neighbours import gather_members, is_read_inside, is_read_outside
+from disco_hlo.search.legality_gpu import is_gpu_kernel
+from disco_hlo.search.neighbours import gather_members, is_read_outside
 
 from disco_hlo.simulator.compiled import compiled
 
@@ -25,11 +26,14 @@ TOO_MANY_EMISSIONS: Final = 7
 SHARED_BUFFER: Final = 8
 DEAD_MEMBER: Final = 9
 TOO_MANY_MEMBERS: Final = 10
+GPU_RULE: Final = 11
 
 # Places in Step.limits.
 OPERANDS_LIMIT: Final = 0
 EMISSIONS_LIMIT: Final = 1
 REDUCTIONS_LIMIT: Final = 2
+GPU_RULES: Final = 3
+"""1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
 
 
 @compiled
@@ -43,47 +47,57 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     for i in range(count):
         if not g.flags[w.members[i]] & at.FUSIBLE:
             return NOT_FUSIBLE
-    results = _mark_results(g, s, w, unit, owned, count)
+    stamp = fresh_stamp(w)
+    for i in range(count):
+        w.judging[w.members[i]] = stamp
+    results = _mark_results(g, s, w, owned, count, stamp)
     if results < 0:
         return DEAD_MEMBER
     if results == 0:
         return NO_RESULT
-    if results > 1 and not _results_agree(g, w, owned):
+    by_gpu = g.limits[GPU_RULES] != 0
+    if results > 1 and not by_gpu and not _results_agree(g, w, results):
         return RESULT_SHAPES
     count, stamp = add_bitcasts(g, w, count)
     refusal = _size_refusal(g, w, count, stamp, results)
     if refusal == LEGAL:
         refusal = _emission_refusal(g, w, count, stamp)
-    if refusal == LEGAL:
-        refusal = _inplace_refusal(g, w, count)
-    return refusal
+    if refusal != LEGAL:
+        return refusal
+    if by_gpu:
+        return LEGAL if is_gpu_kernel(g, w, count, results, stamp) else GPU_RULE
+    return _inplace_refusal(g, w, count)
 
 
 @compiled
-def _mark_results(g: Any, s: Any, w: Any, unit: Any, owned: Any, count: Any) -> Any:
-    """Row ``value`` of every member: 1 where it leaves the unit, else 0. Returns how many do, -1
-    where a member is computed for nobody."""
+def _mark_results(g: Any, s: Any, w: Any, owned: Any, count: Any, stamp: Any) -> Any:
+    """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that
+    do. Returns how many, -1 where a member is computed for nobody.
+
+    Members have the stamp in row ``judging``.
+    """
     results = 0
     for i in range(count):
         x = w.members[i]
-        leaves = i < owned and is_read_outside(g, s, x)
+        leaves = i < owned and is_read_outside(g, s, w, x)
         w.value[x] = leaves
-        results += leaves
-        if not leaves and not is_read_inside(g, s, unit, x):
+        if leaves:
+            w.results[results] = x
+            results += 1
+            continue
+        used = False
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            used = used or w.judging[g.edge[e]] == stamp
+        if not used:
             return -1
     return results
 
 
 @compiled
-def _results_agree(g: Any, w: Any, owned: Any) -> Any:
-    shape = -1
-    for i in range(owned):
-        x = w.members[i]
-        if not w.value[x]:
-            continue
-        if shape == -1:
-            shape = g.shape[x]
-        if g.shape[x] != shape or g.flags[x] & at.SINGLE_RESULT:
+def _results_agree(g: Any, w: Any, results: Any) -> Any:
+    for i in range(results):
+        x = w.results[i]
+        if g.shape[x] != g.shape[w.results[0]] or g.flags[x] & at.SINGLE_RESULT:
             return False
     return True
 

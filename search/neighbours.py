@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.search.board import computes, fresh_stamp, holds_copy
+from disco_hlo.search.board import computes, fresh_stamp
 from disco_hlo.search.layout import RETURNED
 
 from disco_hlo.simulator.compiled import compiled
@@ -34,8 +34,32 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
 
 
 @compiled
+def mark_copies(s: Any, w: Any, unit: Any) -> Any:
+    """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
+    stamp = fresh_stamp(w)
+    cell = s.copies[unit]
+    while cell != -1:
+        w.inside[s.cell_node[cell]] = stamp
+        cell = s.next_of_unit[cell]
+    return stamp
+
+
+@compiled
+def mark_computing(s: Any, w: Any, x: Any) -> Any:
+    """Mark in row ``inside`` the units that compute a node; returns the stamp."""
+    stamp = fresh_stamp(w)
+    w.inside[s.owner[x]] = stamp
+    cell = s.copiers[x]
+    while cell != -1:
+        w.inside[s.cell_unit[cell]] = stamp
+        cell = s.next_of_node[cell]
+    return stamp
+
+
+@compiled
 def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     """Write the units that ``unit`` waits for, each once; returns their number."""
+    copied = mark_copies(s, w, unit)
     stamp = fresh_stamp(w)
     w.mark[unit] = stamp
     found = 0
@@ -44,7 +68,7 @@ def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
             owner = s.owner[source]
-            if w.mark[owner] != stamp and not holds_copy(s, unit, source):
+            if w.mark[owner] != stamp and w.inside[source] != copied:
                 w.mark[owner] = stamp
                 out[found] = owner
                 found += 1
@@ -66,8 +90,9 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     found = 0
     x = unit
     while x != -1:
+        computing = mark_computing(s, w, x)
         for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            found = _add_reading(s, w, x, g.edge[e], stamp, out, found)
+            found = _add_reading(s, w, g.edge[e], computing, stamp, out, found)
         for e in range(g.later_at[x], g.later_at[x + 1]):
             found = _add_computing(s, w, g.edge[e], stamp, out, found)
         x = s.next[x]
@@ -95,11 +120,11 @@ def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> 
 
 
 @compiled
-def _add_reading(s: Any, w: Any, source: Any, reader: Any, stamp: Any, out: Any, found: Any) -> Any:
-    """Units that compute ``reader`` and take ``source`` from its owner."""
+def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: Any, found: Any) -> Any:
+    """Units that compute ``reader``, but not what it reads: those of the stamp ``computing`` do."""
     unit, cell = s.owner[reader], s.copiers[reader]
     while True:
-        if w.mark[unit] != stamp and not computes(s, unit, source):
+        if w.mark[unit] != stamp and w.inside[unit] != computing:
             w.mark[unit] = stamp
             out[found] = unit
             found += 1
@@ -110,18 +135,19 @@ def _add_reading(s: Any, w: Any, source: Any, reader: Any, stamp: Any, out: Any,
 
 
 @compiled
-def is_read_outside(g: Any, s: Any, x: Any) -> Any:
+def is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
     """Whether a node's value leaves the unit that owns it."""
     if g.flags[x] & RETURNED:
         return True
+    computing = mark_computing(s, w, x)
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
-        reader = g.edge[e]
-        if not computes(s, s.owner[reader], x):
-            return True
-        cell = s.copiers[reader]
-        while cell != -1:
-            if not computes(s, s.cell_unit[cell], x):
+        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            if w.inside[unit] != computing:
                 return True
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
             cell = s.next_of_node[cell]
     return False
 
@@ -136,13 +162,14 @@ def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
 
 
 @compiled
-def count_waits(g: Any, s: Any, unit: Any) -> Any:
+def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Number of reads and orderings that a unit waits for; several may concern one unit."""
+    copied = mark_copies(s, w, unit)
     count = 0
     x, cell = unit, s.copies[unit]
     while x != -1:
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
-            count += not computes(s, unit, g.edge[e])
+            count += s.owner[g.edge[e]] != unit and w.inside[g.edge[e]] != copied
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
             count += _computing_besides(s, unit, g.edge[e])
         following = s.next[x] if s.owner[x] == unit else -1

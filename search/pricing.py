@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search import layout as at
@@ -17,48 +17,52 @@ from disco_hlo.simulator.compiled import compiled
 
 
 class Unknown(NamedTuple):
-    """Units whose cost was never asked for, as flat lists."""
+    """Kernels and buckets whose cost was never asked for, as flat lists."""
 
-    head: NDArray[np.int64]
     key: NDArray[np.int64]
-    """What the cost of each is kept under once it is known."""
-    digest: NDArray[np.int64]
-    """Hash of each."""
+    """What the cost of each is to be kept under."""
     member_at: NDArray[np.int64]
-    """Unit i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
+    """Number i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
     member: NDArray[np.int64]
-    result_at: NDArray[np.int64]
-    """Unit i returns result[result_at[i] : result_at[i + 1]], ascending."""
-    result: NDArray[np.int64]
+    role: NDArray[np.int64]
+    """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
+
+
+INSIDE: Final = 0
+"""Owned, and read by nobody else."""
+RESULT: Final = 1
+"""Owned, and read by others."""
+COPY: Final = 2
+BITCAST: Final = 3
 
 
 def new_unknown(nodes: int) -> Unknown:
-    """Room for ``nodes`` units that compute 32 nodes each on average."""
+    """Room for ``nodes`` kernels that compute 32 nodes each on average."""
+    room = 32 * nodes + 16 * MAXIMUM_MEMBERS
     return Unknown(
         np.zeros(nodes, np.int64),
-        np.zeros(nodes, np.int64),
-        np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
-        np.zeros(32 * nodes + 8192, np.int64),
-        np.zeros(nodes + 1, np.int64),
-        np.zeros(32 * nodes + 8192, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.int64),
     )
 
 
 @compiled
-def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: Any) -> Any:
-    """Fill in digest, waits and times of the units noted as changed, as far as they are known.
+def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: Any, listed: Any) -> Any:
+    """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
     Args:
         prices: a table from price keys (:func:`_price_key`) to times.
         special: a table whose keys are the :func:`member_digest` of kernels that do not cost what
             their structure says, because they come with an emitter of their own.
+        listed: how many entries ``unknown`` has already.
 
-    Returns how many are listed in ``unknown``. Where that is full, changes remain noted: ask for
-    those prices and call again.
+    Returns:
+        How many it has now. Where anything is left open the changes remain noted: once the prices
+        are there (:func:`learn`), call again, or undo the changes.
     """
     stamp = fresh_stamp(w)
-    count = 0
+    count, left_open = listed, False
     for i in range(w.number[at.CHANGES]):
         x = w.changed[i]
         _recount_later(g, s, w, x)
@@ -66,13 +70,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: An
         if w.judged[unit] == stamp:
             continue
         w.judged[unit] = stamp
-        put(w, s.waits, unit, count_waits(g, s, unit))
+        put(w, s.waits, unit, count_waits(g, s, w, unit))
         members = member_digest(s, unit)
-        digest = members + result_digest(g, s, unit)
+        digest = members + result_digest(g, s, w, unit)
         if digest == s.digest[unit]:
             continue
-        if not _fits(unknown, count):
-            return count
         retire(s, w, unit)
         if s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE:
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
@@ -84,24 +86,23 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: An
             value = prices.value[slot]
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
             enlist(s, w, unit, digest)
-        else:
+            continue
+        left_open = True
+        if has_place(unknown, count):
             _list(g, s, w, unknown, count, unit, key, size)
-            unknown.digest[count] = digest
             count += 1
-    w.number[at.CHANGES] = 0
+    if not left_open:
+        w.number[at.CHANGES] = 0
     return count
 
 
 @compiled
-def set_prices(s: Any, w: Any, prices: Any, unknown: Any, count: Any, times: Any) -> None:
-    """Keep the times (``[count, TIME_COLUMNS]``) that were asked for, and fill them in."""
+def learn(prices: Any, unknown: Any, count: Any, times: Any) -> None:
+    """Keep the times (``[count, TIME_COLUMNS]``) that were asked for."""
     for i in range(count):
-        unit = unknown.head[i]
         slot = claim(prices, unknown.key[i])
         for column in range(at.TIME_COLUMNS):
             prices.value[slot, column] = times[i, column]
-            put(w, s.time_ns, at.TIME_COLUMNS * unit + column, times[i, column])
-        enlist(s, w, unit, unknown.digest[i])
 
 
 @compiled
@@ -131,7 +132,7 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
     for e in range(g.later_at[x], g.later_at[x + 1]):
         unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
         while True:
-            put(w, s.waits, unit, count_waits(g, s, unit))
+            put(w, s.waits, unit, count_waits(g, s, w, unit))
             if cell == -1:
                 break
             unit = s.cell_unit[cell]
@@ -139,21 +140,23 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
 
 
 @compiled
-def _fits(unknown: Any, count: Any) -> Any:
+def has_place(unknown: Any, count: Any) -> Any:
+    """Whether one more unit can be listed."""
     left = unknown.member.size - unknown.member_at[count]
-    return count < unknown.head.size and left > 4 * MAXIMUM_MEMBERS
+    return count < unknown.key.size and left > 4 * MAXIMUM_MEMBERS
 
 
 @compiled
 def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
-    start, returned = unknown.member_at[i], unknown.result_at[i]
+    start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]
+        role = COPY
+        if g.flags[x] & at.BITCAST:
+            role = BITCAST
+        elif s.owner[x] == unit:
+            role = RESULT if is_read_outside(g, s, w, x) else INSIDE
         unknown.member[start + k] = x
-        if s.owner[x] == unit and is_read_outside(g, s, x):
-            unknown.result[returned] = x
-            returned += 1
-    unknown.head[i] = unit
+        unknown.role[start + k] = role
     unknown.key[i] = key
     unknown.member_at[i + 1] = start + size
-    unknown.result_at[i + 1] = returned

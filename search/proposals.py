@@ -1,4 +1,7 @@
-"""Random proposals: which unit, which neighbour. (RandomApply of the paper's Algorithm 1.)"""
+"""Which move next: the moves by number, and random choices among them.
+
+``random_apply`` is RandomApply of the paper's Algorithm 1; ``random_move`` serves the search around it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.reorder import reorder
 from disco_hlo.search.moves.split import hand_over, split
 from disco_hlo.search.moves.unfuse import unfuse
-from disco_hlo.search.neighbours import predecessors
+from disco_hlo.search.neighbours import predecessors, successors
 from disco_hlo.search.rng import draw
 
 from disco_hlo.simulator.compiled import compiled
@@ -25,6 +28,9 @@ ABSORB: Final = 4
 SPLIT: Final = 5
 HAND_OVER: Final = 6
 REORDER: Final = 7
+SIBLING: Final = 8
+"""A fusion of two units that read the same value; made by :data:`FUSE`."""
+KINDS: Final = 9
 
 METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 """The methods of Algorithm 1."""
@@ -33,21 +39,27 @@ METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 @compiled
 def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
-    if method == FUSE:
-        return fuse(g, s, w, a, b)
-    if method == DUPLICATE:
-        return duplicate(g, s, w, a, b)
-    if method == MERGE:
-        return merge(g, s, w, a, b)
+    if a < 0 or s.owner[a] == -1:
+        return False
+    if method == HAND_OVER:
+        return b >= 0 and s.owner[b] == b and hand_over(g, s, w, a, b)
+    if s.owner[a] != a:
+        return False
     if method == UNFUSE:
         return unfuse(g, s, w, a, b)
     if method == ABSORB:
         return absorb(g, s, w, a)
     if method == SPLIT:
         return split(g, s, w, a, b)
-    if method == HAND_OVER:
-        return hand_over(g, s, w, a, b)
-    return reorder(g, s, w, a, b)
+    if method == REORDER:
+        return reorder(g, s, w, a, b)
+    if b < 0 or s.owner[b] != b:
+        return False
+    if method == DUPLICATE:
+        return duplicate(g, s, w, a, b)
+    if method == MERGE:
+        return merge(g, s, w, a, b)
+    return fuse(g, s, w, a, b)
 
 
 @compiled
@@ -65,15 +77,11 @@ def random_apply(
     Returns:
         How many moves were made.
     """
-    fusible, ranked = pools
     done = 0
     for _ in range(times):
         for _ in range(tries):
-            if method == MERGE:
-                a, b = _random_buckets(g, s, generator, ranked)
-            else:
-                a, b = _random_pair(g, s, w, generator, fusible)
-            if b != -1 and make_move(g, s, w, method, a, b):
+            a, b = random_move(g, s, w, generator, pools, method)
+            if make_move(g, s, w, method, a, b):
                 made[done, 0], made[done, 1], made[done, 2] = method, a, b
                 done += 1
                 break
@@ -81,13 +89,42 @@ def random_apply(
 
 
 @compiled
-def _random_pair(g: Any, s: Any, w: Any, generator: Any, fusible: Any) -> Any:
-    """A unit, each equally likely, and one of its fusible predecessors, each equally likely."""
+def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any) -> Any:
+    """Arguments for a move of this kind; (-1, -1) where none was found."""
+    fusible, ranked = pools
+    if method == MERGE or method == SPLIT or method == HAND_OVER:
+        if ranked.size < 2:
+            return -1, -1
+        return _random_buckets(g, s, generator, ranked, method)
     if fusible.size == 0:
         return -1, -1
-    unit = fusible[draw(generator, fusible.size)]
+    if method == FUSE or method == DUPLICATE:
+        unit = _random_unit(s, generator, fusible)
+        return unit, _random_producer(g, s, w, generator, unit)
+    if method == SIBLING:
+        return _random_siblings(g, s, generator, fusible)
+    if method == UNFUSE:
+        return _random_member(s, generator, fusible)
+    if method == ABSORB:
+        return _random_unit(s, generator, fusible), -1
+    unit = s.order[draw(generator, s.total[at.SLOTS])]
+    if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+        return -1, -1
+    return unit, _random_slot(g, s, w, generator, unit)
+
+
+@compiled
+def _random_unit(s: Any, generator: Any, pool: Any) -> Any:
+    """A unit that owns a node of the pool, each equally likely."""
+    unit = pool[draw(generator, pool.size)]
     while s.owner[unit] != unit:
-        unit = fusible[draw(generator, fusible.size)]
+        unit = pool[draw(generator, pool.size)]
+    return unit
+
+
+@compiled
+def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
+    """One of the fusible units that a unit waits for, each equally likely."""
     found = predecessors(g, s, w, unit, w.neighbours)
     chosen, seen = -1, 0
     for i in range(found):
@@ -95,18 +132,68 @@ def _random_pair(g: Any, s: Any, w: Any, generator: Any, fusible: Any) -> Any:
             seen += 1
             if draw(generator, seen) == 0:
                 chosen = w.neighbours[i]
-    return unit, chosen
+    return chosen
 
 
 @compiled
-def _random_buckets(g: Any, s: Any, generator: Any, ranked: Any) -> Any:
-    if ranked.size < 2:
+def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
+    """Two units that read the same array, the one that stands later first."""
+    x = fusible[draw(generator, fusible.size)]
+    operands = g.operands_at[x + 1] - g.operands_at[x]
+    if operands == 0:
         return -1, -1
-    bucket = ranked[draw(generator, ranked.size)]
-    while s.owner[bucket] != bucket:
-        bucket = ranked[draw(generator, ranked.size)]
-    x = bucket
-    for _ in range(draw(generator, s.count[bucket])):
-        x = s.next[x]
-    direction = 2 * draw(generator, 2) - 1
-    return bucket, neighbouring_bucket(g, s, x, direction, ranked)
+    shared = g.edge[g.operands_at[x] + draw(generator, operands)]
+    users = g.users_at[shared + 1] - g.users_at[shared]
+    if g.flags[shared] & at.CLONED or users < 2:
+        return -1, -1
+    a, b = s.owner[x], s.owner[g.edge[g.users_at[shared] + draw(generator, users)]]
+    if b == -1:
+        return -1, -1
+    return (a, b) if s.place[a] > s.place[b] else (b, a)
+
+
+@compiled
+def _random_member(s: Any, generator: Any, fusible: Any) -> Any:
+    """A group, and an op that it owns or duplicates."""
+    x = fusible[draw(generator, fusible.size)]
+    unit = s.owner[x]
+    copies = 0
+    cell = s.copies[unit]
+    while cell != -1:
+        copies += 1
+        cell = s.next_of_unit[cell]
+    if s.count[unit] == 1 and copies == 0:
+        return -1, -1
+    chosen = draw(generator, s.count[unit] + copies)
+    if chosen >= copies:
+        return unit, x
+    cell = s.copies[unit]
+    for _ in range(chosen):
+        cell = s.next_of_unit[cell]
+    return unit, s.cell_node[cell]
+
+
+@compiled
+def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
+    """A slot where a unit may stand."""
+    low, high = -1, s.total[at.SLOTS]
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        low = max(low, s.place[w.neighbours[i]])
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        high = min(high, s.place[w.neighbours[i]])
+    return low + 1 + draw(generator, high - low - 1)
+
+
+@compiled
+def _random_buckets(g: Any, s: Any, generator: Any, ranked: Any, method: Any) -> Any:
+    """Arguments for a move of buckets."""
+    if method == MERGE:
+        bucket = _random_unit(s, generator, ranked)
+        x = bucket
+        for _ in range(draw(generator, s.count[bucket])):
+            x = s.next[x]
+        return bucket, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, ranked)
+    x = ranked[draw(generator, ranked.size)]
+    if method == SPLIT:
+        return s.owner[x], g.rank[x]
+    return x, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, ranked)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import computes
+from disco_hlo.search.neighbours import mark_computing
 
 from disco_hlo.simulator.compiled import compiled
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
@@ -107,11 +107,12 @@ def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
     """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
     while x != -1:
+        computing = mark_computing(s, w, x)
         for e in range(g.readers_at[x], g.readers_at[x + 1]):
             reader = g.edge[e]
             other, cell = s.owner[reader], s.copiers[reader]
             while True:
-                if not computes(s, other, x):
+                if w.inside[other] != computing:
                     found = _count_off(s, w, found, other)
                 if cell == -1:
                     break

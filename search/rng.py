@@ -33,3 +33,16 @@ def draw(generator: Any, bound: Any) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31."""
     generator[0] += _GAMMA
     return np.int64(((mix(generator[0]) >> _32) * np.uint64(bound)) >> _32)
+
+
+def mixed(words: NDArray[np.int64]) -> NDArray[np.int64]:
+    """:func:`mix` of many words, as signed ones."""
+    return _mix_all(words.astype(np.uint64)).view(np.int64)
+
+
+@compiled
+def _mix_all(words: Any) -> Any:
+    found = np.empty_like(words)
+    for i in range(words.size):
+        found[i] = mix(words[i])
+    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from disco_hlo.search import layout as at
@@ -11,10 +12,9 @@ from disco_hlo.search.board import State, empty_state
 from disco_hlo.search.step import Step
 from numpy.typing import NDArray
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import keeps_own_buffer
-from disco_hlo.plan.order import default_unit_order
+from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 
@@ -38,55 +38,138 @@ def given(graph: Graph, strategies: Sequence[Strategy]) -> Given:
     forms: dict[tuple[int, ...], Bucket] = {}
     for strategy in strategies:
         for members, group in zip(_memberships(graph, strategy), strategy.groups, strict=True):
-            groups.setdefault(members, group)
+            groups.setdefault(members, _without_lent_bitcasts(graph, group))
         for bucket in strategy.buckets:
             forms.setdefault(tuple(sorted(bucket.all_reduces)), bucket)
-    return Given(groups, forms)
+    return Given({members: group for members, group in groups.items() if group.nodes}, forms)
+
+
+def _without_lent_bitcasts(graph: Graph, group: Group) -> Group:
+    """The same group, in which bitcasts of what it does not own are duplicates.
+
+    Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
+    """
+    lent = {
+        x for x in group.nodes if graph.nodes[x].opcode == "bitcast" and _source(graph, x) not in group.nodes
+    }
+    if not lent:
+        return group
+    nodes = tuple(x for x in group.nodes if x not in lent)
+    return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *lent})))
+
+
+def _source(graph: Graph, x: int) -> int:
+    """What a chain of bitcasts shows."""
+    while graph.nodes[x].opcode == "bitcast":
+        x = graph.nodes[x].operands[0]
+    return x
 
 
 def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     """The state that stands for ``strategy``; its order becomes the order of the units.
 
+    A kernel that only writes down in other dimensions what another one owns is left out: bitcasts
+    cost nothing in the search.
+
     Raises:
         IllegalStrategyError: as :func:`unit_graph`.
     """
-    units = unit_graph(graph, strategy)
-    state = empty_state(step, sum(len(group.duplicates) for group in strategy.groups))
+    memberships = _memberships(graph, strategy)
+    state = empty_state(step, sum(len(copies) for _, copies in memberships))
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
             own(state, [x])
-    memberships = _memberships(graph, strategy)
     for owned, _ in memberships:
-        own(state, owned)
+        if owned:
+            own(state, owned)
     for bucket in strategy.buckets:
         own(state, sorted(bucket.all_reduces))
     for owned, copies in memberships:
         if owned:
             _duplicate(state, owned[0], copies)
-    tokens = [t for t in strategy.order if not t.endswith(".done")] or default_unit_order(units, False)
-    # A kernel that only writes another op's value down in other dimensions is no unit of the search.
-    tokens = [t for t in tokens if t[0] != "g" or memberships[int(t[1:])][0]]
-    _lay_out(state, [_head(state, strategy, token.removesuffix(".start")) for token in tokens])
+    _lay_out(state, _order_of_heads(graph, state, strategy, memberships))
     return state
 
 
 def _memberships(graph: Graph, strategy: Strategy) -> list[Signature]:
-    """Each group as the search sees it: without bitcasts, and owning what nobody executes for it."""
-    executed = {x for unit in unit_graph(graph, strategy).units for x in unit.nodes}
-    found: list[Signature] = []
+    """Each group as the search sees it: without bitcasts, and owning what nobody executes for it.
+
+    A group that owned bitcasts alone owns what they show, unless that has another owner.
+    """
+    unit_graph(graph, strategy)
+    owner = {x for group in strategy.groups for x in group.nodes}
+    stripped: list[Signature] = []
     for group in strategy.groups:
-        copies = [x for x in group.duplicates if graph.nodes[x].opcode != "bitcast"]
-        adopted = [x for x in copies if x not in executed]
-        executed.update(adopted)
-        owned = sorted([x for x in group.nodes if graph.nodes[x].opcode != "bitcast"] + adopted)
-        found.append((tuple(owned), tuple(x for x in copies if x not in adopted)))
+        computed = {x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"}
+        owned = computed & {*group.nodes}
+        if not owned:
+            owned = {_source(graph, x) for x in group.nodes} & computed - owner
+            owner |= owned
+        stripped.append((tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))))
+    kernels = tuple(written_group(graph, *signature) for signature in stripped if signature[0])
+    executed = {
+        x for unit in unit_graph(graph, Strategy(kernels, strategy.buckets)).units for x in unit.nodes
+    }
+    return [_adopting(signature, executed) for signature in stripped]
+
+
+def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) -> set[int]:
+    """What of a kernel its owned ops use, themselves included, directly or through bitcasts."""
+    found = set(owned)
+    pending = list(owned)
+    while pending:
+        for operand in graph.nodes[pending.pop()].operands:
+            source = _source(graph, operand)
+            if source in computed and source not in found:
+                found.add(source)
+                pending.append(source)
     return found
+
+
+def _adopting(signature: Signature, executed: set[int]) -> Signature:
+    owned, copies = signature
+    adopted = [x for x in copies if x not in executed]
+    executed.update(adopted)
+    return tuple(sorted((*owned, *adopted))), tuple(x for x in copies if x not in adopted)
+
+
+def _order_of_heads(
+    graph: Graph, state: State, strategy: Strategy, memberships: Sequence[Signature]
+) -> list[int]:
+    """Units in a topological order: that of the strategy as far as it is one, else by smallest node."""
+    kernels = tuple(written_group(graph, *signature) for signature in memberships if signature[0])
+    units = unit_graph(graph, Strategy(kernels, strategy.buckets))
+    heads = [int(max(state.word[at.OWNER, x] for x in unit.nodes)) for unit in units.units]
+    position = {
+        _head(strategy, memberships, token): i
+        for i, token in enumerate(strategy.order)
+        if not token.endswith(".done")
+    }
+    missing = [len(needed) for needed in units.dependencies]
+    ready = [(position.get(heads[i], -1), heads[i], i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, head, i = heapq.heappop(ready)
+        found.append(head)
+        for j in units.dependents[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(ready, (position.get(heads[j], -1), heads[j], j))
+    return found
+
+
+def _head(strategy: Strategy, memberships: Sequence[Signature], token: str) -> int:
+    number = int(token.removesuffix(".start")[1:])
+    if token[0] == "n":
+        return number
+    if token[0] == "b":
+        return min(strategy.buckets[number].all_reduces)
+    return next(iter(memberships[number][0]), -1)
 
 
 def own(state: State, nodes: Sequence[int]) -> None:
     """Make one unit of some nodes (ascending) that others may have owned; it gets no place."""
-    if not nodes:
-        return
     for x, following in zip(nodes, [*nodes[1:], -1], strict=True):
         state.word[at.OWNER, x] = nodes[0]
         state.word[at.NEXT, x] = following
@@ -99,8 +182,6 @@ def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
     following = -1
     for node in reversed(copies):
         cell = int(word[at.TOTAL, at.FREE_CELL])
-        if cell == -1:
-            raise DiscoError("A starting strategy duplicates more ops than the step has.")
         word[at.TOTAL, at.FREE_CELL] = word[at.NEXT_OF_UNIT, cell]
         word[at.CELL_NODE, cell], word[at.CELL_UNIT, cell] = node, unit
         word[at.NEXT_OF_UNIT, cell], word[at.NEXT_OF_NODE, cell] = following, word[at.COPIERS, node]
@@ -108,30 +189,15 @@ def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
     word[at.COPIES, unit] = following
 
 
-def _head(state: State, strategy: Strategy, token: str) -> int:
-    number = int(token[1:])
-    if token[0] == "n":
-        return number
-    if token[0] == "b":
-        return min(strategy.buckets[number].all_reduces)
-    return min(x for x in strategy.groups[number].nodes if state.word[at.OWNER, x] != -1)
-
-
 def _lay_out(state: State, heads: Sequence[int]) -> None:
     """Give every unit as many slots as it has nodes, so that it can come apart again."""
     word = state.word
-    slot = units = 0
-    placed: set[int] = set()
+    slot = 0
     for head in heads:
-        head = int(word[at.OWNER, head])
-        if head in placed:
-            continue
-        placed.add(head)
         word[at.ORDER, slot] = head
         word[at.PLACE, head] = slot
         slot += int(word[at.COUNT, head])
-        units += 1
-    word[at.TOTAL, at.UNITS] = units
+    word[at.TOTAL, at.UNITS] = len(heads)
     word[at.TOTAL, at.SLOTS] = slot
 
 
@@ -233,7 +299,8 @@ def written_group(graph: Graph, owned: Sequence[int], copies: Sequence[int]) -> 
             source = graph.nodes[chain[-1]].operands[0] if chain else operand
             if source in inside or graph.nodes[source].kind is Kind.ALL_REDUCE:
                 bitcasts.update(chain)
-    return Group(tuple(owned), tuple(sorted({*copies, *bitcasts})), kind=_emitter(graph, inside))
+    duplicates = tuple(sorted({*copies, *bitcasts}))
+    return Group(tuple(owned), duplicates, kind=_emitter(graph, owned, inside | bitcasts))
 
 
 def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
@@ -244,8 +311,9 @@ def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
     return chain
 
 
-def _emitter(graph: Graph, inside: Collection[int]) -> str:
-    """XLA's label of a kernel: on GPU one with a reduction is an input fusion."""
-    if graph.backend == "gpu" and any(graph.nodes[x].opcode == "reduce" for x in inside):
-        return "input"
-    return "loop"
+def _emitter(graph: Graph, owned: Sequence[int], inside: Collection[int]) -> str:
+    """XLA's label of the kernel."""
+    if graph.backend != "gpu":
+        return "loop"
+    read = {x for x in owned if any(user not in inside for user in graph.users[x])}
+    return emitter_kind(graph, inside, sorted(read or owned))

@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 from disco_hlo.search import layout as at
+from disco_hlo.search.rng import mixed
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
 
+UNSUPPORTED = ("stochastic-convert",)
+"""Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
 
@@ -46,10 +50,11 @@ def build_step(graph: Graph) -> Step:
         (at.EARLIER_AT, earlier),
         (at.LATER_AT, _reversed(earlier)),
         (at.BUFFERS_AT, _buffers(graph)),
+        (at.USERS_AT, graph.users),
     ):
         for x, items in enumerate(lists):
             node[row, x] = len(edges)
-            edges += items
+            edges.extend(items)
         node[row, count] = len(edges)
     returned = set(_through_free(graph, (graph.root,)))
     for x in range(count):
@@ -60,11 +65,29 @@ def build_step(graph: Graph) -> Step:
     node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
     node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
     node[at.KEY, :count] = _numbered(n.key for n in graph.nodes)
+    node[at.MIXED, :count] = mixed(np.arange(count))
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
     limits = LIMITS[graph.backend]
-    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions], np.int64)
+    is_gpu = graph.backend == "gpu"
+    if is_gpu:
+        _add_gpu_facts(graph, node)
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu], np.int64)
     return Step(node, np.array(edges, np.int64), bounds)
+
+
+def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
+    facts = gpu_facts(graph)
+    for row, values in (
+        (at.GPU_FLAGS, facts.flags),
+        (at.REDUCTION, facts.reduction),
+        (at.TRANSPOSE, facts.transpose),
+        (at.LOOP, facts.loop),
+        (at.OPERAND_LOOP, facts.operand_loop),
+        (at.ELEMENTS, facts.elements),
+        (at.SHARED_BYTES, facts.shared_bytes),
+    ):
+        node[row, : len(graph)] = values
 
 
 def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:
@@ -150,6 +173,7 @@ def _flags(graph: Graph, x: int, returned: set[int]) -> int:
         (at.ELEMENTWISE, is_elementwise(graph, node)),
         (at.REDUCE, node.opcode == "reduce"),
         (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
+        (at.TUPLE, node.shape.dtype == "tuple"),
         (
             at.UNPACKED,
             node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned)),
@@ -159,7 +183,11 @@ def _flags(graph: Graph, x: int, returned: set[int]) -> int:
 
 
 def _may_join(graph: Graph, node: Node, returned: bool) -> bool:
-    if not is_active(node) or not is_joinable(node) or keeps_own_buffer(graph, node):
+    on_gpu = graph.backend == "gpu"
+    joinable = is_joinable(node) or (on_gpu and node.opcode == "scatter")
+    if not is_active(node) or not joinable or keeps_own_buffer(graph, node):
+        return False
+    if on_gpu and node.opcode in UNSUPPORTED:
         return False
     if not returned and not graph.users[node.id]:
         return False

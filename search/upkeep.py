@@ -19,23 +19,34 @@ from disco_hlo.simulator.compiled import compiled
 @compiled
 def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hand to ``unit`` the ops it duplicates that nobody needs their owner for; returns its head."""
-    count = 0
-    cell = s.copies[unit]
-    while cell != -1:
-        w.needed[count] = s.cell_node[cell]
-        # Part of the unit may have read it from its owner, who is then rid of a result.
-        note_change(w, w.needed[count])
-        count += 1
-        cell = s.next_of_unit[cell]
-    # Readers before what they read: an op may be orphaned by the one adopted before it.
-    for i in range(count - 1, -1, -1):
-        x = w.needed[i]
-        home = s.owner[x]
-        if home == unit or is_read_outside(g, s, x) or is_read_inside(g, s, home, x):
-            continue
-        if s.count[home] > 1:
-            drop_idle_copies(g, s, w, take_out(s, w, x))
-        unit = link(s, w, x, unit)
+    found = True
+    while found:
+        found = False
+        count = 0
+        cell = s.copies[unit]
+        while cell != -1:
+            w.needed[count] = s.cell_node[cell]
+            count += 1
+            cell = s.next_of_unit[cell]
+        # Readers before what they read: an op may be orphaned by the one adopted before it.
+        for i in range(count - 1, -1, -1):
+            x = w.needed[i]
+            home = s.owner[x]
+            if home == unit:
+                continue
+            if is_read_outside(g, s, w, x):
+                if g.later_at[x] < g.later_at[x + 1]:
+                    note_change(w, x)
+                continue
+            # Part of the unit may have read it from its owner, who is then rid of a result.
+            note_change(w, x)
+            if is_read_inside(g, s, home, x):
+                continue
+            if s.count[home] > 1:
+                drop_idle_copies(g, s, w, take_out(s, w, x))
+            unit = link(s, w, x, unit)
+            # With its op the unit may have taken over duplicates, which make more orphans.
+            found = True
     return unit
 
 

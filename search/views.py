@@ -26,6 +26,7 @@ class GraphView(NamedTuple):
     earlier_at: Any
     later_at: Any
     buffers_at: Any
+    users_at: Any
     shape: Any
     geometry: Any
     rank: Any
@@ -33,6 +34,14 @@ class GraphView(NamedTuple):
     key: Any
     alone: Any
     slice_ns: Any
+    mixed: Any
+    gpu_flags: Any
+    reduction: Any
+    transpose: Any
+    loop: Any
+    operand_loop: Any
+    elements: Any
+    shared_bytes: Any
     edge: Any
     limits: Any
     nodes: Any
@@ -74,6 +83,9 @@ class ScratchView(NamedTuple):
     needed: Any
     judged: Any
     readers: Any
+    judging: Any
+    results: Any
+    heroes: Any
     number: Any
     log: Any
     changed: Any
@@ -118,6 +130,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.EARLIER_AT),
         _row(node, at.LATER_AT),
         _row(node, at.BUFFERS_AT),
+        _row(node, at.USERS_AT),
         _row(node, at.SHAPE),
         _row(node, at.GEOMETRY),
         _row(node, at.RANK),
@@ -125,6 +138,14 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.KEY),
         _row(node, at.ALONE),
         _row(node, at.SLICE),
+        _row(node, at.MIXED),
+        _row(node, at.GPU_FLAGS),
+        _row(node, at.REDUCTION),
+        _row(node, at.TRANSPOSE),
+        _row(node, at.LOOP),
+        _row(node, at.OPERAND_LOOP),
+        _row(node, at.ELEMENTS),
+        _row(node, at.SHARED_BYTES),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
@@ -159,6 +180,9 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.NEEDED),
         _row(row, at.JUDGED),
         _row(row, at.READERS),
+        _row(row, at.JUDGING),
+        _row(row, at.RESULTS),
+        _row(row, at.HEROES),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),

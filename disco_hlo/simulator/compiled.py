@@ -12,6 +12,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -26,25 +27,34 @@ def compiled(function: Function) -> Function:
     Importing a module that uses this compiles nothing. The result can be called from Python and
     from other compiled functions.
     """
-    directory = _cache_directory(Path(function.__code__.co_filename))
+    directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     if directory is None:
-        return cast(Function, numba.njit(function))
+        return cast(Function, numba.njit(nogil=True)(function))
     settings: Any = numba.config  # its names are made at run time
     previous = settings.CACHE_DIR
     settings.CACHE_DIR = str(directory)
     try:
-        return cast(Function, numba.njit(cache=True)(function))
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # numba found no place that it can write to
-        return cast(Function, numba.njit(function))
+        return cast(Function, numba.njit(nogil=True)(function))
     finally:
         settings.CACHE_DIR = previous
 
 
-def _cache_directory(source: Path) -> Path | None:
-    """Where the compiled form of a function of ``source`` lies; None where nothing can be written."""
+def _package_of(source: Path) -> Path:
+    """The folder of the outermost package below ``disco_hlo`` that a file belongs to."""
+    folder = source.parent
+    while (folder.parent / "__init__.py").exists() and folder.parent.name != "disco_hlo":
+        folder = folder.parent
+    return folder
+
+
+@cache
+def _cache_directory(package: Path) -> Path | None:
+    """Where compiled functions of a package lie; None where nothing can be written."""
     digest = hashlib.sha256()
     try:
-        files = {*Path(__file__).parent.glob("*.py"), *source.parent.glob("*.py")}
+        files = {*Path(__file__).parent.glob("*.py"), *package.rglob("*.py")}
         for file in sorted(files):
             digest.update(file.read_bytes())
         directory = _base_directory() / digest.hexdigest()[:16]

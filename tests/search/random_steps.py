@@ -7,24 +7,14 @@ from random import Random
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 
 _SHAPES = (
-    *(Shape("f32", (4, 8), (1, 0)),) * 6,
-    Shape("f32", (8, 4), (1, 0)),
-    Shape("f32", (4, 8), (0, 1)),
-    Shape("bf16", (4, 8), (1, 0)),
-    Shape("f32", (8,), (0,)),
+    *(Shape("f32", (64, 128), (1, 0)),) * 6,
+    Shape("f32", (128, 64), (1, 0)),
+    Shape("f32", (64, 128), (0, 1)),
+    Shape("bf16", (64, 128), (1, 0)),
+    Shape("f32", (128,), (0,)),
 )
-_UNARY = (
-    "exponential",
-    "exponential",
-    "negate",
-    "copy",
-    "transpose",
-    "reduce",
-    "broadcast",
-    "slice",
-    "gather",
-    "bitcast",
-)
+_UNARY = ("exponential", "exponential", "exponential", "negate", "copy", "transpose", "reduce", "broadcast",
+          "slice", "gather", "concatenate", "bitcast")  # fmt: skip
 
 
 def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool = True) -> Graph:
@@ -35,9 +25,9 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
     """
     nodes: list[Node] = []
 
-    def add(opcode: str, shape: Shape, operands: tuple[int, ...], kind: Kind, collective: str = "") -> int:
-        key = f"{opcode} {shape} {shape.layout} " + " ".join(str(nodes[o].shape) for o in operands)
-        nodes.append(Node(len(nodes), opcode, shape, operands, kind, key=key, collective=collective))
+    def add(opcode: str, shape: Shape, operands: tuple[int, ...], kind: Kind, **more) -> int:
+        key = f"{opcode} {shape} {shape.layout} {more} " + " ".join(str(nodes[o].shape) for o in operands)
+        nodes.append(Node(len(nodes), opcode, shape, operands, kind, key=key, **more))
         return len(nodes) - 1
 
     values = [add("parameter", random.choice(_SHAPES), (), Kind.PARAMETER) for _ in range(3)]
@@ -53,15 +43,16 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
             values.append(add("multiply", shape, (operand, other), Kind.FUSIBLE))
         elif draw < 0.8:
             opcode = random.choice(_UNARY)
+            result, dimensions = _result(random, opcode, shape)
             kind = Kind.FREE if opcode == "bitcast" else Kind.FUSIBLE
-            keeps = opcode in ("exponential", "negate") or (opcode == "copy" and random.random() < 0.5)
-            values.append(add(opcode, shape if keeps else random.choice(_SHAPES), (operand,), kind))
-        elif draw < 0.88:
+            values.append(add(opcode, result, (operand,), kind, dimensions=dimensions))
+        elif draw < 0.84:
             values.append(add("dot", random.choice(_SHAPES), (operand, random.choice(values)), Kind.FIXED))
+        elif draw < 0.87:
+            values.append(add("scatter", shape, (operand, scalar, random.choice(values)), Kind.FIXED))
         else:
-            gradient = add(
-                "all-reduce", shape, (operand,), Kind.ALL_REDUCE, random.choice(("sum", "sum", "max"))
-            )
+            mode = random.choice(("sum", "sum", "max"))
+            gradient = add("all-reduce", shape, (operand,), Kind.ALL_REDUCE, collective=mode)
             through = add("bitcast", shape, (gradient,), Kind.FREE) if random.random() < 0.3 else gradient
             updates.append(add("add", shape, (through, scalar), Kind.FUSIBLE))
     read = {operand for node in nodes for operand in node.operands}
@@ -70,6 +61,23 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
     root = add("tuple", Shape("tuple"), tuple(dict.fromkeys(outputs)), Kind.FREE)
     before, inplace = _ties(random, nodes, updates) if ties else ((), ())
     return Graph(tuple(nodes), root, before, backend, "jit_step", "f00d", inplace)
+
+
+def _result(random: Random, opcode: str, shape: Shape) -> tuple[Shape, tuple[int, ...]]:
+    """Shape and dimensions of an op of one operand."""
+    rank = len(shape.dims)
+    if opcode in ("exponential", "negate") or (opcode == "copy" and random.random() < 0.5):
+        return shape, ()
+    if opcode == "transpose":
+        return Shape(shape.dtype, shape.dims[::-1], tuple(range(rank))[::-1]), tuple(range(rank))[::-1]
+    if opcode == "reduce" and rank:
+        gone = random.randrange(rank)
+        kept = tuple(extent for i, extent in enumerate(shape.dims) if i != gone)
+        return Shape(shape.dtype, kept, tuple(range(rank - 1))[::-1]), (gone,)
+    if opcode == "copy":
+        return Shape(shape.dtype, shape.dims, shape.layout[::-1]), ()
+    result = random.choice(_SHAPES)
+    return result, tuple(range(min(rank, len(result.dims)))) if opcode == "broadcast" else (0,)
 
 
 def _ties(

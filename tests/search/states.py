@@ -123,7 +123,8 @@ def check_consistent(bench: Bench) -> None:
     """What the state keeps beside the strategy is what a state made from scratch would keep."""
     state, other = bench.state, bench.fresh()
     for row in (at.OWNER, at.NEXT, at.COUNT):
-        assert state.word[row].tolist() == other.word[row].tolist()
+        nodes = len(bench.graph)
+        assert state.word[row, :nodes].tolist() == other.word[row, :nodes].tolist()
     for head in bench.heads():
         for row in (at.DIGEST, at.WAITS):
             assert state.word[row, head] == other.word[row, head], (row, head)
@@ -139,9 +140,9 @@ def check_topological(bench: Bench) -> None:
     """Every unit stands behind all it waits for."""
     graph, strategy = bench.graph, bench.strategy()
     units = unit_graph(graph, strategy)
-    place = [
-        int(bench.state.word[at.PLACE, bench.state.word[at.OWNER, max(unit.nodes)]]) for unit in units.units
-    ]
+    owner = bench.state.word[at.OWNER]
+    heads = [max(owner[x] for x in unit.nodes) for unit in units.units]
+    place = [int(bench.state.word[at.PLACE, head]) for head in heads]
     for unit, needed in enumerate(units.dependencies):
         assert all(place[other] < place[unit] for other in needed)
 

@@ -16,7 +16,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from tests.search.random_steps import random_step
-from tests.search.states import Bench, check_consistent
+from tests.search.states import Bench, check_consistent, check_legal
 from tests.search.steps import chain
 
 H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
@@ -82,3 +82,56 @@ def test_a_bitcast_that_others_read_too_stays_outside_for_them() -> None:
     bench = Bench(graph)
     assert bench.move(0, 3, 1)
     assert normal_form(graph, bench.strategy()).groups == (Group((1, 3), (2,)),)
+
+
+def test_a_start_may_duplicate_more_ops_than_the_step_has() -> None:
+    # Five readers recompute the same four ops: 20 duplicates, 11 nodes.
+    ops = "param\nnegate 0\nnegate 1\nnegate 2\nnegate 3"
+    readers = "\n".join("exponential 4" for _ in range(5))
+    graph = chain(f"{ops}\n{readers}\ntuple 5 6 7 8 9")
+    bench = Bench(graph, start=Strategy(tuple(Group((x,), (1, 2, 3, 4)) for x in range(5, 10))))
+    assert normal_form(graph, bench.strategy()).groups[1:] == tuple(
+        Group((x,), (1, 2, 3, 4)) for x in range(6, 10)
+    )
+    check_consistent(bench)
+
+
+def test_a_kernel_that_only_writes_down_a_bitcast_is_no_unit() -> None:
+    # XLA recomputes 1 to write it in other dimensions, though it is computed anyway.
+    graph = chain("param\nnegate 0\nbitcast 1\ndot 1\ndot 2\ntuple 3 4")
+    bench = Bench(graph, start=Strategy((Group((2,), (1,)),)))
+    assert bench.heads() == [1, 3, 4]
+    assert bench.strategy() == Strategy(order=("n1", "n3", "n4"))
+
+
+def test_a_kernel_that_owns_only_a_bitcast_owns_what_it_shows() -> None:
+    graph = chain("param\nnegate 0\nexponential 1\nbitcast 2\ndot 3\nnegate 1\ntuple 4 5")
+    bench = Bench(graph, start=Strategy((Group((3,), (1, 2)),)))
+    assert bench.heads() == [1, 2, 4, 5]
+    assert bench.strategy().groups == (Group((2,), (1,)),)
+
+
+def test_a_lent_bitcast_does_not_tie_its_readers_to_a_group() -> None:
+    # The first group owns 2, a bitcast of what it does not own; the second has its own copy of it, but
+    # written anew it reads 2 from outside. Were the first group still its owner, both would wait for
+    # each other: 6 reads 5, and 4 is read by nobody before.
+    graph = chain(
+        """
+        param
+        dot 0
+        bitcast 1
+        exponential 2
+        negate 3
+        dot 4
+        multiply 3 5
+        negate 4
+        tuple 6 7
+        """
+    )
+    start = Strategy((Group((2, 3, 6)), Group((4,), (2, 3))))
+    bench = Bench(graph, start=start)
+    assert bench.move(0, 7, 4)
+    bench.costs.price_changed(bench.state, bench.scratch)
+    check_legal(bench)
+    check_consistent(bench)
+    assert bench.strategy().groups == (Group((3, 6), (2,)), Group((4, 7), (3,)))

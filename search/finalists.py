@@ -1,0 +1,57 @@
+"""The last check of what a search returns, by the rules everybody else goes by.
+
+The compiled rules are held equal to those of ``hlo`` and ``plan`` by tests; a user's training does
+not depend on that. A strategy that fails here is dropped, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.legal import Kernel, check_strategy
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+
+LOGGER = logging.getLogger("disco_hlo")
+
+
+def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
+    """The kernels of a strategy, each by what it computes and what it returns.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph.
+    """
+    units = unit_graph(graph, strategy)
+    results: dict[int, list[int]] = {}
+    for value in units.values:
+        results.setdefault(value.producer, []).append(value.node)
+    return {
+        (frozenset((*unit.nodes, *unit.duplicates)), tuple(sorted(results.get(i, []))))
+        for i, unit in enumerate(units.units)
+        if unit.token[0] == "g"
+    }
+
+
+def checked(
+    graph: Graph, strategy: Strategy, asynchronous: bool, attested: Iterable[Kernel]
+) -> Strategy | None:
+    """``strategy`` in normal form, or None where it is not legal.
+
+    Args:
+        asynchronous: whether its order has a start and a done for every bucket.
+        attested: kernels that need no rule, because XLA made them.
+    """
+    try:
+        normal = normal_form(graph, strategy)
+        units = unit_graph(graph, normal)
+        check_order(units, normal.order, asynchronous)
+        check_strategy(graph, normal, units, attested)
+    except DiscoError as error:
+        LOGGER.debug("a strategy that the search found is dropped: %s", error)
+        return None
+    return normal

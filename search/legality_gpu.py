@@ -1,0 +1,297 @@
+"""The rules of ``hlo.legality_gpu`` for groups under change, in compiled code.
+
+What they are for, and where they come from, is said there; the functions have the names they have
+there, and a property test holds the two equal. A group's members stand in row ``members``, ascending,
+and are marked in row ``inside`` with ``stamp``; its results in row ``results``, their heroes in
+``heroes``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import fresh_stamp
+
+from disco_hlo.hlo import gpu_facts as fact
+from disco_hlo.hlo.legality_gpu import MAXIMUM_REDUCTIONS
+from disco_hlo.simulator.compiled import compiled
+
+_LOOP: Final = 0
+_REDUCTION: Final = 1
+_TRANSPOSE: Final = 2
+
+
+@compiled
+def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
+    """Whether XLA:GPU may run the members as one kernel, as far as the rules beyond all backends' go."""
+    for i in range(results):
+        w.heroes[i] = _find_hero(g, w, w.results[i], stamp)
+    return (
+        _ops_fit(g, w, count, results, stamp)
+        and _emitter_fits(g, w, count, results)
+        and _loops_agree(g, w, results)
+        and _results_may_produce(g, w, results, stamp)
+        and _reductions_are_not_nested(g, w, count)
+        and _is_within_budget(g, w, count)
+        and _writes_where_it_reads(g, w, count)
+    )
+
+
+@compiled
+def _find_hero(g: Any, w: Any, result: Any, stamp: Any) -> Any:
+    start = result
+    while g.gpu_flags[start] & fact.CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
+        start = g.edge[g.operands_at[start]]
+    for transposes in (True, False):
+        hero = _hero_behind_web(g, w, start, transposes, stamp)
+        if hero != -1:
+            return hero
+    return start if g.flags[start] & at.REDUCE else result
+
+
+@compiled
+def _hero_behind_web(g: Any, w: Any, start: Any, transposes: Any, stamp: Any) -> Any:
+    hero = -1
+    seen = fresh_stamp(w)
+    w.mark[start] = seen
+    w.queue[0] = start
+    pending = 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        if (g.transpose[x] >= 0) if transposes else (g.gpu_flags[x] & fact.CONCATENATE != 0):
+            if hero != -1:
+                return -1
+            hero = x
+            continue
+        if not g.gpu_flags[x] & fact.WEB:
+            continue
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if w.inside[operand] == stamp and w.mark[operand] != seen:
+                w.mark[operand] = seen
+                w.queue[pending] = operand
+                pending += 1
+    return hero if hero != -1 and _only_web_after(g, w, hero, stamp) else -1
+
+
+@compiled
+def _only_web_after(g: Any, w: Any, hero: Any, stamp: Any) -> Any:
+    seen = fresh_stamp(w)
+    w.queue[0] = hero
+    pending = 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        for e in range(g.users_at[x], g.users_at[x + 1]):
+            user = g.edge[e]
+            if w.inside[user] != stamp or w.mark[user] == seen:
+                continue
+            if not g.gpu_flags[user] & fact.WEB:
+                return False
+            w.mark[user] = seen
+            w.queue[pending] = user
+            pending += 1
+    return True
+
+
+@compiled
+def _is_real_reduction(g: Any, result: Any, hero: Any) -> Any:
+    return g.reduction[hero] >= 0 and (hero == result or g.gpu_flags[hero] & fact.RACE_FREE != 0)
+
+
+@compiled
+def _is_by_block(g: Any, result: Any, hero: Any) -> Any:
+    return g.transpose[hero] >= 0 or _is_real_reduction(g, result, hero)
+
+
+@compiled
+def _emitter(g: Any, w: Any, results: Any) -> Any:
+    """Of the emitters only those that the rules ask about; everything else is ``_LOOP``."""
+    first = -1
+    for i in range(results):
+        if first == -1 and _is_real_reduction(g, w.results[i], w.heroes[i]):
+            first = w.heroes[i]
+    if first != -1:
+        agree = True
+        for i in range(results):
+            result, hero = w.results[i], w.heroes[i]
+            if _is_real_reduction(g, result, hero):
+                agree = agree and g.reduction[hero] == g.reduction[first]
+            else:
+                agree = agree and g.loop[result] == g.operand_loop[first]
+        if agree:
+            return _REDUCTION
+    first = -1
+    for i in range(results):
+        if first == -1 and g.transpose[w.heroes[i]] >= 0:
+            first = w.heroes[i]
+    if first == -1:
+        return _LOOP
+    for i in range(results):
+        result, hero = w.results[i], w.heroes[i]
+        if g.transpose[hero] >= 0:
+            if g.transpose[hero] != g.transpose[first]:
+                return _LOOP
+        elif g.loop[result] != g.operand_loop[first]:
+            return _LOOP
+    return _TRANSPOSE
+
+
+@compiled
+def _ops_fit(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
+    for i in range(count):
+        x = w.members[i]
+        alone = results == 1 and w.results[0] == x
+        if g.flags[x] & at.TUPLE and not alone:
+            return False
+        if not g.gpu_flags[x] & fact.SCATTER:
+            continue
+        if not alone or g.flags[x] & at.TUPLE:
+            return False
+        updated = g.edge[g.operands_at[x]]
+        if w.inside[updated] == stamp or _is_read_by_another(g, w, count, x, updated):
+            return False
+    return True
+
+
+@compiled
+def _is_read_by_another(g: Any, w: Any, count: Any, besides: Any, value: Any) -> Any:
+    for i in range(count):
+        x = w.members[i]
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            if x != besides and g.edge[e] == value:
+                return True
+    return False
+
+
+@compiled
+def _emitter_fits(g: Any, w: Any, count: Any, results: Any) -> Any:
+    chosen = _emitter(g, w, results)
+    for i in range(results):
+        hero = w.heroes[i]
+        if _is_real_reduction(g, w.results[i], hero) and chosen != _REDUCTION:
+            return False
+        if results > 1 and g.transpose[hero] >= 0 and chosen != _TRANSPOSE:
+            return False
+    by_block = fresh_stamp(w)
+    for i in range(results):
+        w.mark[w.heroes[i]] = by_block if chosen == _REDUCTION else 0
+    for i in range(count):
+        x = w.members[i]
+        if g.reduction[x] >= 0 and g.gpu_flags[x] & fact.LONG_REDUCE and w.mark[x] != by_block:
+            return False
+    return True
+
+
+@compiled
+def _loops_agree(g: Any, w: Any, results: Any) -> Any:
+    if results < 2:
+        return True
+    by_block = False
+    for i in range(results):
+        by_block = by_block or _is_by_block(g, w.results[i], w.heroes[i])
+    first = -1
+    for i in range(results):
+        result, hero = w.results[i], w.heroes[i]
+        loop = g.operand_loop[hero] if _is_by_block(g, result, hero) else g.loop[result]
+        if i == 0:
+            first = loop
+        if loop != first or (by_block and g.gpu_flags[result] & fact.NESTED_TRANSPOSE):
+            return False
+    return True
+
+
+@compiled
+def _results_may_produce(g: Any, w: Any, results: Any, stamp: Any) -> Any:
+    if results < 2:
+        return True
+    for i in range(results):
+        result, hero = w.results[i], w.heroes[i]
+        goes_on = False
+        for e in range(g.users_at[result], g.users_at[result + 1]):
+            goes_on = goes_on or w.inside[g.edge[e]] == stamp
+        if not goes_on:
+            continue
+        if not g.gpu_flags[result] & fact.LOOP_PRODUCER or _is_real_reduction(g, result, hero):
+            return False
+        if _moves_before(g, w, result, stamp):
+            return False
+    return True
+
+
+@compiled
+def _moves_before(g: Any, w: Any, node: Any, stamp: Any) -> Any:
+    """Whether what a member needs inside, itself included, moves elements."""
+    seen = fresh_stamp(w)
+    w.mark[node] = seen
+    w.queue[0] = node
+    pending = 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        if g.gpu_flags[x] & fact.MOVES:
+            return True
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if w.inside[operand] == stamp and w.mark[operand] != seen:
+                w.mark[operand] = seen
+                w.queue[pending] = operand
+                pending += 1
+    return False
+
+
+@compiled
+def _reductions_are_not_nested(g: Any, w: Any, count: Any) -> Any:
+    reduced = fresh_stamp(w)
+    for i in range(count):
+        x = w.members[i]
+        after = False
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            after = after or w.mark[g.edge[e]] == reduced
+        if g.gpu_flags[x] & fact.LONG_REDUCE:
+            if after:
+                return False
+            after = True
+        if after:
+            w.mark[x] = reduced
+    return True
+
+
+@compiled
+def _is_within_budget(g: Any, w: Any, count: Any) -> Any:
+    shared_bytes = reductions = 0
+    for i in range(count):
+        shared_bytes += g.shared_bytes[w.members[i]]
+        reductions += g.reduction[w.members[i]] >= 0
+    return shared_bytes <= fact.SHARED_BYTES and reductions <= MAXIMUM_REDUCTIONS
+
+
+@compiled
+def _writes_where_it_reads(g: Any, w: Any, count: Any) -> Any:
+    for i in range(count):
+        writer = w.members[i]
+        if g.gpu_flags[writer] & fact.SCATTER:
+            continue
+        for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
+            if not _reads_in_place(g, w, count, g.edge[e]):
+                return False
+    return True
+
+
+@compiled
+def _reads_in_place(g: Any, w: Any, count: Any, buffer: Any) -> Any:
+    touched = fresh_stamp(w)
+    w.mark[buffer] = touched
+    for i in range(count):
+        x = w.members[i]
+        reads = False
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            reads = reads or w.mark[g.edge[e]] == touched
+        if not reads:
+            continue
+        w.mark[x] = touched
+        if not g.gpu_flags[x] & fact.SAME_PLACE or g.elements[x] != g.elements[buffer]:
+            return False
+    return True
