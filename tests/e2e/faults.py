@@ -100,7 +100,7 @@ def no_memory() -> None:
     """There is no room for made-up inputs."""
     from disco_hlo.plugin import candidates
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **more: Any) -> None:
         raise MemoryError("no room")
 
     candidates.Runner = refuse  # type: ignore[assignment,misc]
