@@ -56,11 +56,10 @@ def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExec
     proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
     agreement = agree(session.channel, proposal, session.timeout_s)
     if not agreement.enact or proposed.plan is None:
-        LOGGER.warning(
-            "%s runs as XLA compiles it: %s", request.module_name, agreement.reason or proposed.reason
-        )
+        alone = proposed.reason if session.channel.size == 1 else ""
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, alone or agreement.reason)
         return None
-    return _enact(session, step.source, slot, proposed)
+    return _enact(session, step, slot, proposed)
 
 
 def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
@@ -68,7 +67,9 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
         received, reason = _receive(session, slot)
         if received is None:
             return Proposed(None, b"", reason)
-        plan = plans.decode(received.plan_json, "the plan of rank 0")
+        plan = plans.decode(
+            received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
+        )
         _check_target(session, step.source, plan)
         module = _own_module(step.source, plan, received)
         return Proposed(plan, module, "")
@@ -99,9 +100,10 @@ def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None
     target, facts = plan.target, session.facts
     for what, wanted, found in (
         ("another step: fingerprint", target.fingerprint[:16], source.graph.fingerprint[:16]),
-        ("backend", target.backend, facts.backend),
-        ("device kind", target.device_kind, facts.device_kind),
-        ("number of devices", target.device_count, facts.device_count),
+        ("another backend:", target.backend, facts.backend),
+        ("other devices:", target.device_kind, facts.device_kind),
+        ("another job: devices", target.device_count, facts.device_count),
+        ("another job: processes", target.process_count, facts.process_count),
     ):
         if wanted != found:
             raise PlanError(f"the plan was made for {what} {wanted}, this is {found}; search again")
@@ -125,13 +127,12 @@ def _comparable(proposed: Proposed) -> bytes:
     return proposed.module
 
 
-def _enact(
-    session: Session, source: CanonicalModule, slot: PlanSlot, proposed: Proposed
-) -> LoadedExecutable | None:
+def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
     assert proposed.plan is not None
     plan = proposed.plan
+    say = LOGGER.debug if step.again else session.say
     if plan.chosen == "XLA default":
-        session.say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
+        say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
         return None
     digest = hashlib.sha256(proposed.module).hexdigest()
     try:
@@ -140,9 +141,9 @@ def _enact(
     except ActivationError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
-    warn_of_lost_donation(session, source)
-    session.say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
-    LOGGER.debug("rank %d enacts module %s", session.channel.rank, digest)
+    warn_of_lost_donation(session, step)
+    say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
+    LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     return executable
 
 

@@ -30,6 +30,7 @@ def install_from_environment() -> None:
     configure(settings.log_level)
     jaxlink.install(lambda request: _handle(request, settings, capture))
     if not capture:
+        atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings)
 
 

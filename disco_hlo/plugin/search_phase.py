@@ -118,10 +118,10 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     with _profile_store(session) as store:
         profiled = profile_step(session, source, xla, store)
     profile_s = time.monotonic() - started
-    if profiled is not None:
-        session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     interruption = Interruption()
     with interruption.watched():
+        if profiled is not None:
+            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
         with session.stage("search", takes_s=session.settings.budget_s + AROUND_SEARCH_S):
             found = (
                 _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
@@ -139,7 +139,9 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         return None
     with session.stage("taking the winner"):
         executable = winner.executable
-    warn_of_lost_donation(session, source)
+    digest = hashlib.sha256(winner.module).hexdigest()
+    LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
+    warn_of_lost_donation(session, step)
     return executable
 
 

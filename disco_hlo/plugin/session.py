@@ -23,12 +23,12 @@ from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
-from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.job import DeviceFacts, device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
 
 _channels: dict[tuple[int, ...], Channel] = {}
 
@@ -141,9 +141,10 @@ def versions(facts: DeviceFacts) -> dict[str, str]:
     return found
 
 
-def warn_of_lost_donation(session: Session, source: CanonicalModule) -> None:
+def warn_of_lost_donation(session: Session, step: Step) -> None:
     """Say once, where a step that donates is rewritten under a jax that then forgets it."""
-    if session.leads and source.module.input_output_alias.entries and not jaxlink.keeps_donation():
+    donates = bool(step.source.module.input_output_alias.entries)
+    if session.leads and donates and not step.again and not jaxlink.keeps_donation():
         LOGGER.warning(
             "jax %s loses buffer donation in a rewritten step: it needs more memory; jax 0.11 keeps it",
             session.facts.jax_version,

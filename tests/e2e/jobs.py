@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+Result = TypeVar("Result")
 
 HERE = Path(__file__).parent
 LIMIT_S = 120
@@ -71,7 +74,7 @@ class Started:
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.communicate()
 
 
 def _run(folder: Path, rank: int) -> Run:
@@ -106,16 +109,17 @@ class Job:
         self, *arguments: str, fault: str = "", each: Sequence[dict[str, Any]] = ({}, {}), **environment: str
     ) -> list[Run]:
         """Two processes of one ``jax.distributed`` job, without MPI; ``each`` adds what differs between them:
-        environment, or ``arguments``."""
+        environment, ``arguments``, or a ``fault``."""
         folder = self._fresh_folder()
         port = str(free_port())
         processes = []
         for rank, own in enumerate(each):
             own = dict(own)
             own_arguments = (*arguments, *own.pop("arguments", ()))
+            own_fault = f"{fault} {own.pop('fault', '')}"
             env = self._environment(1, environment | own)
             env |= {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(len(each)), "TRAIN_PORT": port}
-            processes.append(_popen(_command(folder, fault, own_arguments), env))
+            processes.append(_popen(_command(folder, own_fault, own_arguments), env))
         return Started(processes, folder, len(each)).finish()
 
     def train_mpi(self, *arguments: str, fault: str = "", **environment: str) -> list[Run]:
@@ -142,7 +146,7 @@ class Job:
             "DISCO_DIR": str(self.directory),
             "DISCO_BUDGET_S": "60",
             "DISCO_PATIENCE": "50",
-            "DISCO_FINALISTS": "2",
+            "DISCO_FINALISTS": "1",
             "DISCO_TIMEOUT_S": "60",
             **own,
         }
@@ -164,6 +168,13 @@ def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def two_at_a_time(makers: Mapping[str, Callable[[], Result]]) -> dict[str, Future[Result]]:
+    """What each of these gives, or the error it ends in, by ``result()``. Most of a short run is one
+    thread's work, so two take little longer than one."""
+    with ThreadPoolExecutor(2) as pool:
+        return {name: pool.submit(make) for name, make in makers.items()}
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from disco_hlo.errors import PlanError
@@ -47,6 +48,21 @@ def test_plans_differ_in_their_measurements_alone() -> None:
     one, other = small_plan(90), small_plan(95)
     assert encode(one) != encode(other)
     assert encode(without_measurements(one)) == encode(without_measurements(other))
+
+
+def test_what_a_clock_chose_is_set_apart_with_the_clock() -> None:
+    own = small_plan()
+    other = msgspec.structs.replace(
+        own,
+        strategy=Strategy(buckets=(Bucket((5,)), Bucket((6,)))),
+        chosen="XLA default",
+        module_sha256="c" * 64,
+        notes=("nothing beats XLA's default",),
+        searched=plans.Searched(own.strategy, own.module_sha256),
+    )
+    assert decode(encode(other), "plan.json") == other
+    assert encode(without_measurements(other)) == encode(without_measurements(own))
+    assert without_measurements(other).chosen == plans.SEARCHED
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""A plan that cannot be enacted: one line says why, and the training goes on with XLA's default."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_hlo.hlo import proto
+from disco_hlo.plugin.probe import exchange_opcode
+from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses, digest, slot_of
+from tests.e2e.jobs import Job, Run, two_at_a_time
+
+# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
+Spoil = Callable[[Path], None]
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Spoil:
+    """Changes the plan's JSON."""
+
+    def spoil(slot: Path) -> None:
+        plan = json.loads((slot / "plan.json").read_text())
+        change(plan)
+        (slot / "plan.json").write_text(json.dumps(plan))
+
+    return spoil
+
+
+def written(text: str) -> Spoil:
+    """Puts something else in the plan's place."""
+    return lambda slot: (slot / "plan.json").write_text(text) and None
+
+
+def strategy(**fields: Any) -> Spoil:
+    """Changes the plan's strategy."""
+    return edited(lambda plan: plan["strategy"].update(fields))
+
+
+def module(change: Callable[[bytes], bytes], *, owned: bool = True) -> Spoil:
+    """Changes the optimized module, by default with a digest in the plan that fits."""
+
+    def spoil(slot: Path) -> None:
+        other = change((slot / "module.hlo.pb").read_bytes())
+        (slot / "module.hlo.pb").write_bytes(other)
+        if owned:
+            edited(lambda plan: plan.update(module_sha256=hashlib.sha256(other).hexdigest()))(slot)
+
+    return spoil
+
+
+def truncated(slot: Path) -> None:
+    text = (slot / "plan.json").read_bytes()
+    (slot / "plan.json").write_bytes(text[: len(text) // 2])
+
+
+def in_a_cycle(slot: Path) -> None:
+    """A group of the first and the last op of the step, with the whole step between them."""
+    plan = json.loads((slot / "plan.json").read_text())
+    nodes = sorted(node for group in plan["strategy"]["groups"] for node in group["nodes"])
+    rest = [node for node in nodes if node not in (nodes[0], nodes[-1])]
+    groups = [{"nodes": [nodes[0], nodes[-1]]}, *({"nodes": [node]} for node in rest)]
+    strategy(groups=groups, order=[])(slot)
+
+
+def with_a_custom_call(module: bytes) -> bytes:
+    message = proto.parse(module)
+    [entry] = [one for one in message.computations if one.id == message.entry_computation_id]
+    call = entry.instructions.add()
+    call.CopyFrom(next(one for one in entry.instructions if one.opcode == "parameter"))
+    call.name, call.opcode, call.custom_call_target = "extra", "custom-call", "system"
+    call.id = 1 + max(one.id for computation in message.computations for one in computation.instructions)
+    message.schedule.sequences[entry.id].instruction_ids.append(call.id)
+    return proto.serialize(message)
+
+
+MILLION = [{"nodes": [1]}] * 1_000_000
+BAD: dict[str, tuple[Spoil, str]] = {
+    "another model": (
+        edited(lambda plan: plan["target"].update(fingerprint="0" * 64)),
+        "another step: fingerprint 0000000000000000",
+    ),
+    "another number of devices": (
+        edited(lambda plan: plan["target"].update(device_count=16)), "another job: devices 16, this is 2;",
+    ),
+    "truncated": (truncated, "is not JSON"),
+    "empty": (written(""), "is not JSON"),
+    "not JSON": (written("\x00 plan"), "is not JSON"),
+    "another JSON": (written("[]"), "is not a plan"),
+    "nested deeply": (written("[" * 1_000_000), "is not JSON"),
+    "another version": (edited(lambda plan: plan.update(version=99)), "plan version 99"),
+    "an unknown field": (edited(lambda plan: plan.update(run="rm")), "unknown field"),
+    "nodes out of range": (strategy(groups=[{"nodes": [-1, 2**40]}]), "g0 holds node -1"),
+    "a cycle": (in_a_cycle, "does not execute its plan"),
+    "a million groups": (strategy(groups=MILLION), "g0 holds node 1 (parameter"),
+    "an order of nothing": (strategy(order=["g0"] * 1000), "order"),
+    "another module": (module(lambda old: old[:-9] + b"\x00" * 9, owned=False), "is not the module"),
+    "no module": (module(lambda old: b"\xff" * 1000), "do not parse"),
+    "another program": (module(lambda old: exchange_opcode(old, "add", "subtract")), "something else"),
+    "a way out": (module(with_a_custom_call), "adds custom call 'system'"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(searched: tuple[Job, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Run]]:
+    """A run with each of the bad plans."""
+
+    def run_with(spoil: Spoil) -> Run:
+        job = new_job(tmp_path_factory.mktemp("bad"), searched[0].directory)
+        spoil(slot_of(job.directory))
+        return job.train(ENABLE_SEARCH="0")
+
+    return two_at_a_time({name: partial(run_with, spoil) for name, (spoil, _) in BAD.items()})
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_plan_is_one_line_and_training_goes_on(
+    name: str, runs: dict[str, Future[Run]], default: Run
+) -> None:
+    run, reason = runs[name].result(), BAD[name][1]
+    warnings = run.lines("disco: warning:")
+    assert len(warnings) == 1
+    assert reason in warnings[0]
+    assert len(warnings[0]) < 600
+    assert digest(run) == digest(default)
+    assert_same_losses(run, default)

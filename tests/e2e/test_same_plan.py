@@ -1,0 +1,41 @@
+"""Same seed, same plan: what a clock decides is set apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from disco_hlo.plan import plan as plans
+from tests.e2e.executed import difference, plan_in
+from tests.e2e.jobs import Job, Run
+
+# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
+
+def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, Run], copied: Job) -> None:
+    first = plan_in(searched[0].directory)
+    # Here the clock has its say about which candidate wins.
+    run = copied.train(ENABLE_SEARCH="1", DISCO_FINALISTS="2")
+    second = plan_in(copied.directory)
+    assert len(run.lines("profiled nothing: all known")) == 1
+    assert plans.encode(plans.without_measurements(first)) == plans.encode(plans.without_measurements(second))
+    assert first.measured is not None
+    assert second.measured is not None
+    assert first.measured.candidates != second.measured.candidates
+    assert difference(run, copied.directory, second.strategy) is None
+
+
+def test_the_plan_as_the_search_left_it_is_legal_and_complete(searched: tuple[Job, Run], copied: Job) -> None:
+    """Where the clock chose XLA's default, the search's own plan is still there to compare."""
+    run = copied.train(fault="default_wins", ENABLE_SEARCH="1")
+    own = plans.without_measurements(plan_in(searched[0].directory))
+    chosen = plan_in(copied.directory)
+    assert chosen.chosen == "XLA default"
+    assert chosen.searched is not None
+    assert chosen.strategy != own.strategy
+    assert plans.encode(plans.without_measurements(chosen)) == plans.encode(own)
+    assert len(run.lines("nothing beats XLA's default beyond noise")) == 1
+    assert difference(run, copied.directory, chosen.strategy) is None
+    enacted = copied.train(ENABLE_SEARCH="0")
+    assert len(enacted.lines("the plan of jit_train_step is XLA's default")) == 1
+    assert difference(enacted, copied.directory, chosen.strategy) is None

@@ -1,0 +1,171 @@
+"""Whatever is wrong around a training run: one line says so, and it goes on, here with XLA's default."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
+from tests.e2e.jobs import Job, Run, Started
+
+# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
+LONG = {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "100"}
+
+
+def assert_one_line(run: Run, default: Run, text: str) -> None:
+    """Trained with XLA's default, and said why, once."""
+    troubles = [line for line in run.log if line.startswith(("disco: warning:", "disco: off:"))]
+    assert len(troubles) == 1, run.log
+    assert text in troubles[0]
+    assert digest(run) == digest(default)
+    assert_same_losses(run, default)
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"ENABLE_SEARCH": "banana"}, "disco: off: ENABLE_SEARCH is 'banana'; expected 1 (search), 0"),
+        (
+            {"ENABLE_SEARCH": "1", "DISCO_ALPHA": "x"},
+            "disco: off: DISCO_ALPHA is 'x'; expected a number, 1 or",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_used(
+    environment: dict[str, str], line: str, fresh: Callable[..., Job], default: Run
+) -> None:
+    assert_one_line(fresh().train(**environment), default, line)
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("hook_missing", "register_hlo_module_transformation is missing; use jax 0.10.2 to"),
+        (
+            "other_compile_function",
+            "compile_or_get_cached takes no compile_options, devices, executable_devices",
+        ),
+        ("hook_never_called", "XLA did not call the HLO hook while compiling jit_train_step"),
+    ],
+)
+def test_a_jax_that_lacks_what_we_need(
+    fault: str, line: str, fresh: Callable[..., Job], default: Run
+) -> None:
+    assert_one_line(fresh().train(fault=fault, ENABLE_SEARCH="1"), default, line)
+
+
+def test_no_plan(fresh: Callable[..., Job], default: Run) -> None:
+    assert_one_line(fresh().train(ENABLE_SEARCH="0"), default, "there is no plan for it in ")
+
+
+def test_a_step_without_an_all_reduce(fresh: Callable[..., Job]) -> None:
+    job = fresh()
+    default = job.train("--kind", "no_all_reduce")
+    run = job.train("--kind", "no_all_reduce", ENABLE_SEARCH="1")
+    assert_one_line(
+        run, default, "none of 1 modules on several devices has an all-reduce of a computed value"
+    )
+    assert list(job.directory.iterdir()) == []
+
+
+def test_a_named_step_that_is_not_there(fresh: Callable[..., Job], default: Run) -> None:
+    run = fresh().train(ENABLE_SEARCH="1", DISCO_MODULE="other_step")
+    assert_one_line(
+        run, default, "no module is called other_step (DISCO_MODULE); compiled were jit_train_step"
+    )
+
+
+def test_a_search_where_no_plan_could_be_saved(
+    fresh: Callable[..., Job], default: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    run = fresh().train(ENABLE_SEARCH="1", DISCO_DIR=str(tmp_path / "file" / "plans"))
+    assert_one_line(run, default, "cannot create the plan folder")
+    # It says so before it searches, not after.
+    assert run.lines("profiled") == []
+
+
+def test_a_disk_that_is_full_when_the_plan_is_saved(
+    searched: tuple[Job, Run], fresh: Callable[..., Job]
+) -> None:
+    job = fresh(searched[0])
+    run = job.train(fault="disk_full plan_wins", ENABLE_SEARCH="1")
+    [line] = run.lines("disco: warning: the plan cannot be saved: cannot save ")
+    assert line.endswith("No space left on device")
+    assert is_ours(run)
+    assert_same_losses(run, searched[1])
+    assert [path.name for path in slot_of(job.directory).iterdir()] == []
+
+
+def test_a_plan_directory_that_is_read_only_when_the_plan_is_enacted(copied: Job, default: Run) -> None:
+    before = sorted(copied.directory.rglob("*"))
+    run = copied.train(fault="read_only", ENABLE_SEARCH="0")
+    assert len(run.lines("disco: warning: a plan is compiled without a mark")) == 1
+    assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
+    assert_same_losses(run, default)
+    assert sorted(copied.directory.rglob("*")) == before
+
+
+def test_ctrl_c_saves_the_best_plan_so_far_and_training_goes_on(
+    searched: tuple[Job, Run], fresh: Callable[..., Job], default: Run
+) -> None:
+    job = fresh(searched[0])
+    search = start_searching(job)
+    # Meanwhile another search for the same step finds the place taken.
+    assert_one_line(job.train(ENABLE_SEARCH="1"), default, "another search holds ")
+    search.processes[0].send_signal(signal.SIGINT)
+    [run] = search.finish()
+    assert len(run.lines("interrupted: the best plan so far is in ")) == 1
+    assert digest(run) == digest(default)
+    assert_same_losses(run, default)
+    plan = plan_in(job.directory)
+    assert plan.chosen == "plan"
+    assert plan.measured is not None
+    assert all(one.samples == 0 for one in plan.measured.candidates)
+    enacted = job.train(ENABLE_SEARCH="0")
+    assert difference(enacted, job.directory, plan.strategy) is None
+    assert_same_losses(enacted, default)
+
+
+def test_a_search_that_is_killed_or_interrupted_leaves_a_measured_plan_alone(
+    copied: Job, default: Run
+) -> None:
+    before = (slot_of(copied.directory) / "plan.json").read_bytes()
+    start_searching(copied).kill()
+    enacted = copied.train(ENABLE_SEARCH="0")
+    assert is_ours(enacted)
+    assert_same_losses(enacted, default)
+    # The killed one's lock is in nobody's way.
+    search = start_searching(copied)
+    search.processes[0].send_signal(signal.SIGINT)
+    [run] = search.finish()
+    assert len(run.lines("interrupted: the measured plan in ")) == 1
+    assert digest(run) == digest(default)
+    assert (slot_of(copied.directory) / "plan.json").read_bytes() == before
+
+
+def start_searching(job: Job) -> Started:
+    """A search that will not end by itself, in the midst of it."""
+    search = job.start(**LONG)
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        line = _next_line(search.processes[0])
+        if line.startswith("disco: profiled"):
+            time.sleep(1.0)
+            return search
+    search.kill()
+    raise AssertionError("the search did not start")
+
+
+def _next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line, "the process ended"
+    return line

@@ -1,0 +1,75 @@
+"""Candidates on the devices: what computes something else, or cannot run, is left out; the rest is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plugin import candidates, jaxlink
+from disco_hlo.plugin.candidates import Trial, compile_trial, measure
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+
+def measured(
+    request: CompileRequest, answers: list[bool], tmp_path: Path
+) -> tuple[list[Trial], bool, Session]:
+    """XLA's default, the unfused step and a wrong program, measured until ``answers`` say stop."""
+    session = join(request, Settings(search=True, directory=tmp_path))
+    source = canonicalize(jaxlink.capture(request))
+    trials = [
+        Trial("XLA default", None, 0),
+        Trial("no fusion", unfused(source.graph), 0),
+        Trial("wrong", None, 0),
+    ]
+    for trial in trials[:2]:
+        compile_trial(session, source, trial, tag=trial.name)
+    trials[2].strategy = unfused(source.graph)
+    wrong = exchange_opcode(trials[1].module, "tanh", "cosine")
+    trials[2].executable = jaxlink.compile_module(request, wrong)
+    return trials, measure(session, trials, budget_s=0.1, stop=lambda: answers.pop(0)), session
+
+
+def test_a_wrong_program_is_left_out_and_the_others_are_timed_alike(tmp_path: Path) -> None:
+    step, arguments = models.mlp()
+    trials, complete, _ = intercept(step, arguments, lambda r: measured(r, [False] * 25, tmp_path))
+    default, plain, wrong = trials
+    assert complete is True
+    assert (default.error, plain.error) == ("", "")
+    assert len(default.times_ns) == len(plain.times_ns) >= 5
+    assert "differs from XLA's default by" in wrong.error
+    assert wrong.times_ns == []
+
+
+def test_a_measurement_ends_between_rounds_when_asked(tmp_path: Path) -> None:
+    step, arguments = models.mlp()
+    trials, complete, _ = intercept(step, arguments, lambda r: measured(r, [False, False, True], tmp_path))
+    assert complete is False
+    assert [len(trial.times_ns) for trial in trials] == [2, 2, 0]
+
+
+def test_a_candidate_without_room_for_its_inputs_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = candidates.Runner, []
+
+    def runner(*args: Any, **more: Any) -> Any:
+        made.append(args)
+        if len(made) == 2:
+            raise MemoryError("no room")
+        return real(*args, **more)
+
+    monkeypatch.setattr(candidates, "Runner", runner)
+    step, arguments = models.mlp()
+    trials, _, _ = intercept(step, arguments, lambda r: measured(r, [False] * 25, tmp_path))
+    assert trials[1].error == "MemoryError: no room"
+    assert trials[1].times_ns == []
+    assert len(trials[0].times_ns) >= 5

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+from disco_hlo.profiler.calibrate import DeviceConstants
+
+from disco_hlo.plugin.microbenchmarks import as_times, constants_in, is_constant
+
+CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
+
+
+def test_constants_come_back_from_a_store_of_times() -> None:
+    times = as_times(CONSTANTS)
+    assert all(map(is_constant, times))
+    found = constants_in(times)
+    assert found is not None
+    assert found.launch_ns == 412
+    assert found.memory_bandwidth == pytest.approx(21.5e9, rel=1e-6)
+    assert found.flops_per_s == pytest.approx(96.5e9, rel=1e-6)
+    assert found.noise == pytest.approx(0.02, rel=1e-6)
+
+
+def test_constants_read_back_are_stored_alike() -> None:
+    """So that a second search computes with the very numbers of the first."""
+    found = constants_in(as_times(CONSTANTS))
+    assert found is not None
+    assert constants_in(as_times(found)) == found
+
+
+def test_constants_are_there_whole_or_not_at_all() -> None:
+    times = as_times(CONSTANTS)
+    for key in times:
+        assert constants_in({name: time for name, time in times.items() if name != key}) is None
+    assert constants_in({}) is None
+    assert not is_constant("dot f32[8,8]")

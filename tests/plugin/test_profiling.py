@@ -1,0 +1,86 @@
+"""What is measured again, and what never: a repeated search must see the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.store import ProfileStore
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.microbenchmarks import as_times
+from disco_hlo.plugin.profiling import _Known
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+PLATFORM = Platform("some cpu", "cpu", "", "0.12", "0.12")
+CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e11, noise=0.01)
+
+
+@pytest.fixture(scope="module")
+def step() -> CanonicalModule:
+    made, arguments = models.mlp()
+    source = intercept(made, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    assert isinstance(source, CanonicalModule)
+    return source
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path / "profile.sqlite") as opened:
+        yield opened
+
+
+def points(*sizes: int) -> tuple[SweepPoint, ...]:
+    return tuple(SweepPoint(size, 1000 + size // 10, 5, 7) for size in sizes)
+
+
+def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -> None:
+    first = _Known(PLATFORM, Link(2, 1), store)
+    lacking = first.lacks(step, read(step))
+    assert lacking["device"] is True
+    assert lacking["ops"] is True
+    assert lacking["all-reduces"][0] == 1024
+    first.add_constants(CONSTANTS)
+    # A trace that shows one op of many: another trace of the same step would show no more.
+    first.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    first.add_sweep(points(*lacking["all-reduces"]))
+    second = _Known(PLATFORM, Link(2, 1), store)
+    assert not any(second.lacks(step, read(step)).values())
+    assert second.profile() == first.profile()
+    assert set(second.profile().ops) == {"dot"}
+
+
+def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> None:
+    known = _Known(PLATFORM, Link(2, 1), store)
+    known.add_ops("0" * 64, {"dot": OpTime(100, 1, 12)}, [5000])
+    assert known.lacks(step, read(step))["ops"] is True
+
+
+def test_a_larger_step_extends_the_sweep(step: CanonicalModule, store: ProfileStore) -> None:
+    known = _Known(PLATFORM, Link(2, 1), store)
+    known.add_sweep(points(1024, 2048, 4096))
+    lacking = known.lacks(step, read(step))["all-reduces"]
+    assert lacking
+    assert min(lacking) > 4096
+    assert max(lacking) == 1 << 16
+
+
+def test_on_one_device_no_all_reduce_is_measured(step: CanonicalModule, store: ProfileStore) -> None:
+    assert _Known(PLATFORM, Link(1, 1), store).lacks(step, read(step))["all-reduces"] == []
+
+
+def test_without_a_store_a_search_still_has_its_numbers() -> None:
+    known = _Known(PLATFORM, Link(2, 1), None)
+    known.add_constants(CONSTANTS)
+    known.add_sweep(points(1024, 2048, 4096))
+    profile = known.profile()
+    assert profile.launch_ns == 400
+    assert profile.all_reduce is not None
+    assert not set(profile.ops) & set(as_times(CONSTANTS))
