@@ -282,8 +282,34 @@ def _budget_refusal(facts: GpuFacts, inside: Collection[int]) -> str | None:
     return None
 
 
+def overwritten_names(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """``graph.inplace`` with every node under which the overwritten storage can be read: bitcasts of the
+    buffer too, and what comes out of an optimization barrier that it goes into (all that comes out).
+    Computed at the first call and kept with the graph."""
+    known = vars(graph).get("_overwritten_names")
+    if known is None:
+        known = tuple((name, writer) for buffer, writer in graph.inplace for name in _names(graph, buffer))
+        vars(graph)["_overwritten_names"] = known
+    found: tuple[tuple[int, int], ...] = known
+    return found
+
+
+def _names(graph: Graph, buffer: int) -> list[int]:
+    found = [buffer]
+    for name in found:
+        for user in graph.users[name]:
+            opcode = graph.nodes[user].opcode
+            enters = opcode == "tuple" and any(
+                graph.nodes[x].opcode == "opt-barrier" for x in graph.users[user]
+            )
+            leaves = opcode == "get-tuple-element" and graph.nodes[name].opcode == "opt-barrier"
+            if (enters or leaves or opcode in ("bitcast", "opt-barrier")) and user not in found:
+                found.append(user)
+    return found
+
+
 def _inplace_refusal(graph: Graph, facts: GpuFacts, inside: Collection[int]) -> str | None:
-    for buffer, writer in graph.inplace:
+    for buffer, writer in overwritten_names(graph):
         if writer not in inside or facts.flags[writer] & fact.SCATTER:
             continue
         touched = {buffer}

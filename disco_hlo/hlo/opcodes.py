@@ -32,7 +32,7 @@ REDUCTIONS = frozenset({"reduce", "reduce-window"})
 
 FUSIBLE = ELEMENTWISE | DATA_MOVEMENT | REDUCTIONS
 
-FREE = frozenset({"bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency"})
+FREE = frozenset({"bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency", "opt-barrier"})
 
 COLLECTIVES = frozenset({
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
@@ -44,11 +44,11 @@ SIDE_EFFECTS = frozenset({
     "send-done",
 })  # fmt: skip
 
-NEVER_MERGED = (
-    COLLECTIVES | SIDE_EFFECTS | frozenset({"copy", "copy-start", "copy-done", "custom-call", "while"})
-)
-"""Ops that common-subexpression elimination must leave alone: they communicate, act, or exist to
-give a value a buffer of its own."""
+NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({
+    "copy", "copy-start", "copy-done", "custom-call", "opt-barrier", "while",
+})  # fmt: skip
+"""Ops that common-subexpression elimination must leave alone: they communicate, act, exist to give a
+value a buffer of its own, or keep apart what is computed again on purpose."""
 
 
 def kind_of(opcode: str) -> Kind:

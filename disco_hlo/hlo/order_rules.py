@@ -52,7 +52,7 @@ def before_pairs(
         aliases: donated parameters as (parameter node, output index, node of that output).
         control: control dependencies between nodes.
     """
-    buffer = _buffers(nodes)
+    buffer = _buffers(nodes, protos)
     readers = _buffer_readers(nodes, buffer)
     users = _users(nodes)
     inplace: list[tuple[int, int]] = []
@@ -76,18 +76,30 @@ def before_pairs(
     return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped))
 
 
-def _buffers(nodes: Sequence[Node]) -> list[int]:
-    """The node that owns the storage each node's value lives in (bitcasts share their operand's)."""
+def _buffers(nodes: Sequence[Node], protos: Sequence[Message]) -> list[int]:
+    """The node that owns the storage each node's value lives in. Bitcasts share their operand's, and
+    so does what comes out of an optimization barrier (XLA:GPU keeps them until after the hook)."""
     owner: list[int] = []
     for node in nodes:
-        owner.append(owner[node.operands[0]] if node.opcode == "bitcast" else node.id)
+        behind = _passed_through(nodes, protos, node)
+        owner.append(node.id if behind is None else owner[behind])
     return owner
+
+
+def _passed_through(nodes: Sequence[Node], protos: Sequence[Message], node: Node) -> int | None:
+    """The node whose value this one hands on as it is, where it does that."""
+    if node.opcode == "bitcast" or (node.opcode == "opt-barrier" and node.shape.dtype != "tuple"):
+        return node.operands[0]
+    if node.opcode != "get-tuple-element" or nodes[node.operands[0]].opcode != "opt-barrier":
+        return None
+    entered = nodes[nodes[node.operands[0]].operands[0]]
+    return entered.operands[protos[node.id].tuple_index] if entered.opcode == "tuple" else None
 
 
 def _buffer_readers(nodes: Sequence[Node], buffer: list[int]) -> list[list[int]]:
     readers: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
-        if node.opcode in ("bitcast", "tuple"):
+        if node.opcode in ("bitcast", "tuple", "opt-barrier"):
             continue
         for operand in sorted(set(node.operands)):
             readers[buffer[operand]].append(node.id)

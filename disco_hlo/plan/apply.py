@@ -274,7 +274,7 @@ class _ModuleWriter:
         if group.kind == "triton":
             return {"fusion_backend_config": json.loads(group.config)}
         if self.graph.backend != "cpu":
-            return {}
+            return {"operation_queue_id": "0"}  # as XLA:GPU writes it, and by which a module is known as its
         counts = outer_partitions(work.result, task_count(work, self.parallelism))
         return {"outer_dimension_partitions": [str(count) for count in counts]} if counts else {}
 

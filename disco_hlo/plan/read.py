@@ -94,6 +94,9 @@ def _order(
             token = token_of.get(origin.name)
         elif origin.name in bucket_of:
             token = bucket_of[origin.name] + (".start" if origin.role == "start" else "")
+            if origin.role != "start" and graph.backend == "gpu":  # a transfer that nothing runs beside
+                order.setdefault(f"{token}.start")
+                token += ".done"
             starts.update(dict.fromkeys(origin.nodes, bucket_of[origin.name]))
         elif origin.role == "done":
             token = starts[origin.nodes[0]] + ".done"

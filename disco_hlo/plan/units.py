@@ -189,7 +189,7 @@ def _check_ids(graph: Graph, token: str, ids: Iterable[int]) -> None:
 def _may_be_grouped(graph: Graph, node: int) -> bool:
     kind = graph.nodes[node].kind
     if kind is Kind.FREE:
-        return graph.nodes[node].opcode not in ("tuple", "get-tuple-element")
+        return graph.nodes[node].opcode not in ("tuple", "get-tuple-element", "opt-barrier")
     return kind in (Kind.FUSIBLE, Kind.FIXED)
 
 
