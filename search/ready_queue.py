@@ -20,7 +20,7 @@ from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
 
 @compiled
-def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:  # noqa: C901
+def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
     """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
 
     Args:

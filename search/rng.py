@@ -37,7 +37,8 @@ def draw(generator: Any, bound: Any) -> Any:
 
 def mixed(words: NDArray[np.int64]) -> NDArray[np.int64]:
     """:func:`mix` of many words, as signed ones."""
-    return _mix_all(words.astype(np.uint64)).view(np.int64)
+    mixed_words: NDArray[np.int64] = _mix_all(words.astype(np.uint64)).view(np.int64)
+    return mixed_words
 
 
 @compiled
