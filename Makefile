@@ -17,6 +17,9 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
+# Two files at a time: much of the suite waits for processes of its own.
+PYTEST := pytest -n 2 --dist loadfile
+
 help: ## List the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @
 
@@ -35,10 +38,10 @@ lint: ## Lint, format check, types, dependency rule
 	$(call on_leg,product,scripts/lint)
 
 test-product: ## The tests on the newest Python (ARGS=... goes to pytest)
-	$(call on_leg,product,pytest $(ARGS))
+	$(call on_leg,product,$(PYTEST) $(ARGS))
 
 test-py311: ## The tests on Python 3.11, jax 0.10.2, torch and DGL (ARGS=... goes to pytest)
-	$(call on_leg,py311,pytest -m "not product_only" $(ARGS))
+	$(call on_leg,py311,$(PYTEST) -m "not product_only" $(ARGS))
 
 format: venv-product ## Format and fix what can be fixed
 	@$(PRODUCT)/bin/ruff check --fix . && $(PRODUCT)/bin/ruff format .
