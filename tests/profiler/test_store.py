@@ -98,16 +98,20 @@ def test_processes_share_one_file(path):
     assert times["shared"].samples == KEPT_MEASUREMENTS
 
 
+def _die_while_writing(path):
+    store = ProfileStore(path)
+    with store._transaction():
+        store._connection.execute("DELETE FROM op")
+        os._exit(9)
+
+
 def test_a_process_that_dies_while_writing_leaves_the_last_whole_state(path):
     with ProfileStore(path) as store:
         store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
-    child = os.fork()
-    if child == 0:
-        store = ProfileStore(path)
-        with store._transaction():
-            store._connection.execute("DELETE FROM op")
-            os._exit(9)
-    os.waitpid(child, 0)
+    child = multiprocessing.get_context("spawn").Process(target=_die_while_writing, args=(path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9
     with ProfileStore(path) as store:
         assert store.ops(CPU) == {"a": OpTime(5, 0, 1)}
         store.add_ops(CPU, {"b": OpTime(6, 0, 1)})
