@@ -59,7 +59,8 @@ CONSTANTS = {
     "gpu": Constants("an H200 on NVLink", 4.0e12, 4.0e14, 2000, 0.0063, 20_000.0),
     "cpu": Constants("two CPU cores, gloo on one host", 1.0e10, 5.0e10, 2000, 1.0, 150_000.0),
 }
-"""Rounded from measurements of one machine of each kind: the shape is right, the scale is that machine's."""
+"""What stands in where there is no profile. The GPU's are rounded from measurements of one machine; the
+CPU's are of the right order only, since CPUs differ by more than any constant could say."""
 
 
 @dataclass(frozen=True, slots=True)
