@@ -403,7 +403,7 @@ def _search_record(session: Session, found: Found) -> plans.SearchRecord:
         method=settings.method,
         settings={
             "alpha": settings.alpha, "beta": settings.beta, "seed": settings.seed,
-            "unchanged": settings.unchanged, "seconds": settings.seconds,
+            "unchanged": settings.unchanged, "seconds": settings.seconds, "finalists": settings.finalists,
         },
         evaluations=found.result.evaluations,
         improvements=tuple((one.evaluation, one.cost_ns) for one in found.result.trace),

@@ -19,6 +19,8 @@ def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, 
     second = plan_in(copied.directory)
     assert len(run.lines("profiled nothing: all known")) == 1
     assert plans.encode(plans.without_measurements(first)) == plans.encode(plans.without_measurements(second))
+    # Buckets and order are computed for every finalist, so their number is part of what was asked for.
+    assert first.search.settings["finalists"] == 2
     assert first.measured is not None
     assert second.measured is not None
     assert first.measured.candidates != second.measured.candidates
@@ -27,7 +29,7 @@ def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, 
 
 def test_the_plan_as_the_search_left_it_is_legal_and_complete(searched: tuple[Job, Run], copied: Job) -> None:
     """Where the clock chose XLA's default, the search's own plan is still there to compare."""
-    run = copied.train(fault="default_wins", ENABLE_SEARCH="1")
+    run = copied.train(fault="default_wins", ENABLE_SEARCH="1", DISCO_FINALISTS="2")
     own = plans.without_measurements(plan_in(searched[0].directory))
     chosen = plan_in(copied.directory)
     assert chosen.chosen == "XLA default"
