@@ -241,7 +241,7 @@ def capture(request: CompileRequest) -> bytes:
     own = OwnCompile(stop=True)
     try:
         _compile(request, own, {})
-    except Exception:
+    except Exception:  # ending a compile from inside the hook is an XLA error; told apart below
         if own.seen is None:
             raise
     if own.seen is None:
@@ -292,7 +292,7 @@ def _compile(
                 options=options,
                 host_callbacks=request.host_callbacks,
             )
-        except Exception:
+        except Exception:  # Ctrl-C inside the hook reaches us as an XLA error
             if own.interrupt is not None:
                 raise own.interrupt from None
             raise
