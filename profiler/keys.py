@@ -13,12 +13,15 @@ from hashlib import blake2b
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.profile import OpTime, merged
 
+from disco_hlo.hlo.attributes import custom_fusion_kind
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind, is_cloned
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
 
+_COLLECTIVE_KERNEL = "__triton_collective"
+"""XLA:GPU's kernels for small all-reduces and all-gathers."""
 GROUP_PREFIX = "g:"
 """First characters of the key of a fused kernel; no :attr:`Node.key` has them."""
 
@@ -91,6 +94,8 @@ def keyed_times(
         if key is None:
             continue
         waits = any(graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
+        if origin.proto.fusion_kind == "kCustom":
+            waits = waits or custom_fusion_kind(origin.proto) == _COLLECTIVE_KERNEL
         middle = measured.last_arrival_ns if waits else measured.median_ns
         found.setdefault(key, []).append(OpTime(middle, measured.spread_ns, measured.samples))
     return {key: merged(found[key]) for key in sorted(found)}
