@@ -7,12 +7,13 @@ not included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of
-from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
+from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
@@ -118,10 +119,35 @@ class MeasuredCosts:
 
 
 def fused_key(graph: Graph, group: FusedOps) -> str:
-    """Cost key of a group as a kernel (see :func:`~disco_hlo.profiler.keys.group_key`)."""
-    emitter = f"triton {group.config}" if group.kind == "triton" else ""
+    """Cost key by which a group is asked for without the rest of its plan.
+
+    Which of its nodes leave a kernel depends on what other groups recompute for themselves; here every
+    owned node that anything else reads is taken for a result. :func:`group_times` puts measured
+    kernels under these keys too.
+    """
+    emitter = triton_emitter(group.config) if group.kind == "triton" else ""
     members = {*group.nodes, *group.duplicates}
     return group_key(graph, members, results_of(graph, group.nodes, group.duplicates), emitter)
+
+
+def group_times(
+    graph: Graph, groups: Sequence[FusedOps], times: Mapping[str, InstructionTimes]
+) -> dict[str, OpTime]:
+    """Measured times of a plan's kernels by :func:`fused_key`.
+
+    Args:
+        graph: the plan's graph.
+        groups: the plan's op groups.
+        times: by instruction; the kernel of group 3 is the instruction whose name begins with ``g3_``.
+    """
+    found: dict[str, list[OpTime]] = {}
+    for name, measured in times.items():
+        token, _, rest = name.partition("_")
+        if rest and token[:1] == "g" and token[1:].isdigit() and int(token[1:]) < len(groups):
+            key = fused_key(graph, groups[int(token[1:])])
+            time = OpTime(measured.median_ns, measured.spread_ns, measured.samples)
+            found.setdefault(key, []).append(time)
+    return {key: merged(found[key]) for key in sorted(found)}
 
 
 def _is_timed(node: Node) -> bool:

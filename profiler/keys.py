@@ -13,7 +13,7 @@ from hashlib import blake2b
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.profile import OpTime, merged
 
-from disco_hlo.hlo.attributes import custom_fusion_kind
+from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind, is_cloned
@@ -44,6 +44,11 @@ def group_key(graph: Graph, members: Collection[int], results: Sequence[int], em
         lines.append(f"{node.key} {operands}")
     lines.append(" ".join(str(number[result]) for result in results))
     return GROUP_PREFIX + blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
+
+
+def triton_emitter(settings: str) -> str:
+    """The ``emitter`` of a Triton kernel's key: its settings are part of what it is."""
+    return f"triton {settings}"
 
 
 def results_of(graph: Graph, owned: Iterable[int], duplicates: Iterable[int] = ()) -> tuple[int, ...]:
@@ -82,8 +87,7 @@ def keyed_times(
     """Measured instruction times of a module by cost key; equal keys are merged.
 
     ``origins`` say which nodes each instruction computes. All-reduces are left out, their time
-    follows the fitted line; so are Triton kernels, whose tiles the structure does not tell. Other
-    collectives count from the arrival of the last participant.
+    follows the fitted line. Other collectives count from the arrival of the last participant.
     """
     found: dict[str, list[OpTime]] = {}
     for origin in origins:
@@ -105,10 +109,10 @@ def _origin_key(graph: Graph, origin: Origin) -> str | None:
     nodes = [graph.nodes[node] for node in origin.nodes]
     if any(node.kind is Kind.ALL_REDUCE for node in nodes):
         return None
+    if origin.proto.fusion_kind == "kCustom" and custom_fusion_kind(origin.proto) == "__triton":
+        return group_key(graph, origin.nodes, origin.results, triton_emitter(triton_settings(origin.proto)))
     if len(nodes) == 1:
         return nodes[0].key
-    if origin.proto.fusion_kind == "kCustom":
-        return None
     return group_key(graph, origin.nodes, origin.results)
 
 

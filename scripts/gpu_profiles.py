@@ -39,6 +39,7 @@ for place in (str(ROOT), str(ROOT / "disco_hlo")):
 from disco_hlo.profiler import profile as profiles  # noqa: E402
 from disco_hlo.profiler.allreduce import SweepPoint, fit  # noqa: E402
 from disco_hlo.profiler.costs import fused_key  # noqa: E402
+from disco_hlo.profiler.keys import group_key, triton_emitter  # noqa: E402
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile  # noqa: E402
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
@@ -64,8 +65,8 @@ _GENERATED = re.compile(r"(?:[gn]\d+|b\d+)_([a-z_]*[a-z])(?:_\d+)?$")
 class Kernel:
     """One kernel of the plan, with the memory it had to clear first."""
 
-    key: str
-    """Cost key; empty for what is no op of the graph (packing a bucket)."""
+    keys: tuple[str, ...]
+    """Cost keys; none for what is no op of the graph (packing a bucket)."""
     ns: int
     beside: float
     """Share of it that ran beside a transfer."""
@@ -153,8 +154,8 @@ def joined(probe: Probe, link: str, variant: str) -> Run:
     return Run(
         strategy,
         tuple(
-            Kernel(key, event[4] + cleared[i], _beside(event, busy))
-            for i, ((key, _), event) in enumerate(zip(expected, kernels, strict=True))
+            Kernel(keys, event[4] + cleared[i], _beside(event, busy))
+            for i, ((keys, _), event) in enumerate(zip(expected, kernels, strict=True))
         ),
         {int(event[0].split(".")[0][1:]): event[4] for event in transfers},
     )
@@ -170,8 +171,8 @@ def _kind_of(kernel: str) -> str:
     return match[1] if match else "call"
 
 
-def _expected(probe: Probe, strategy: Strategy) -> Iterable[tuple[str, str]]:
-    """(cost key, kind) of each kernel on the compute stream, in the plan's order."""
+def _expected(probe: Probe, strategy: Strategy) -> Iterable[tuple[tuple[str, ...], str]]:
+    """(cost keys, kind) of each kernel on the compute stream, in the plan's order."""
     graph, units = probe.graph, unit_graph(probe.graph, strategy)
     for token in strategy.order:
         name, _, part = token.partition(".")
@@ -179,17 +180,20 @@ def _expected(probe: Probe, strategy: Strategy) -> Iterable[tuple[str, str]]:
         if name[0] == "b":
             bucket = strategy.buckets[number]
             if part == "start" and len(bucket.all_reduces) > 1 and bucket.form == "concat":
-                yield "", "pack"
+                yield (), "pack"
         elif name[0] == "g":
             group = strategy.groups[number]
-            main = graph.nodes[units.values_of[units.index[name]][0].node].opcode
+            results = [value.node for value in units.values_of[units.index[name]]]
+            main = graph.nodes[results[0]].opcode
+            emitter = triton_emitter(group.config) if group.kind == "triton" else ""
+            kernel = group_key(graph, {*group.nodes, *group.duplicates}, results, emitter)
             single = len(group.nodes) + len(group.duplicates) == 1
             kind = f"wrapped_{main}" if single else f"{main}_fusion"
-            yield fused_key(graph, group), kind.replace("-", "_")
+            yield tuple(dict.fromkeys((fused_key(graph, group), kernel))), kind.replace("-", "_")
         elif graph.nodes[number].opcode != "partition-id":
             opcode = graph.nodes[number].opcode
             kind = {"custom-call": "call", "fusion": "fusion"}.get(opcode, f"wrapped_{opcode}")
-            yield graph.nodes[number].key, kind.replace("-", "_")
+            yield (graph.nodes[number].key,), kind.replace("-", "_")
 
 
 def _cleared_ns(events: Sequence[Sequence[Any]], starts: Sequence[int]) -> Counter[int]:
@@ -215,8 +219,9 @@ def op_times(runs: Iterable[Run]) -> dict[str, OpTime]:
     times: dict[str, list[int]] = defaultdict(list)
     for run in runs:
         for kernel in run.kernels:
-            if kernel.key and kernel.beside == 0:
-                times[kernel.key].append(kernel.ns)
+            if kernel.beside == 0:
+                for key in kernel.keys:
+                    times[key].append(kernel.ns)
     return {
         key: OpTime(round(median(found)), round(_spread(found)), len(found))
         for key, found in sorted(times.items())
@@ -252,8 +257,13 @@ def _bucket_bytes(probe: Probe, strategy: Strategy, bucket: int) -> int:
 def profile_of(probe: Probe, link: str, run: Run, ops: Mapping[str, OpTime]) -> Profile:
     """Everything measured on one link."""
     line = fit(sweep_points(probe, link, run))
-    beside = [k for k in run.kernels if k.key in ops and k.beside > 0.98 and ops[k.key].median_ns > LONG_NS]
-    compute = sum(kernel.ns for kernel in beside) / sum(ops[kernel.key].median_ns for kernel in beside)
+    beside = [
+        (kernel.ns, ops[key].median_ns)
+        for kernel in run.kernels
+        for key in kernel.keys[:1]
+        if kernel.beside > 0.98 and key in ops and ops[key].median_ns > LONG_NS
+    ]
+    compute = sum(ns for ns, _ in beside) / sum(alone for _, alone in beside)
     sizes = [_bucket_bytes(probe, run.strategy, bucket) for bucket in run.transfer_ns]
     communication = sum(run.transfer_ns.values()) / int(line.predict_ns(sizes).sum())
     default_ms = probe.result(link, "step times")["default"]["all_ms"]

@@ -88,6 +88,12 @@ def custom_fusion_kind(instruction: Message) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+def triton_settings(instruction: Message) -> str:
+    """Emitter settings of a Triton fusion (its tiles), as canonical JSON."""
+    settings = backend_config(instruction)["fusion_backend_config"]
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+
+
 def is_callback(instruction: Message) -> bool:
     """Whether this is a call into the Python interpreter of this process (``jax.debug.print`` and others)."""
     return instruction.opcode == "custom-call" and "callback" in instruction.custom_call_target

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from disco_hlo.hlo.attributes import backend_config
+from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
@@ -34,7 +32,9 @@ def read(source: CanonicalModule) -> Strategy:
             token_of[kernel.name] = f"n{nodes[0]}"
             continue
         token_of[kernel.name] = f"g{len(groups)}"
-        groups.append(Group(nodes, duplicates, kind, _tiles(kernel) if kind == "triton" else ""))
+        groups.append(
+            Group(nodes, duplicates, kind, triton_settings(kernel.proto) if kind == "triton" else "")
+        )
     buckets, bucket_of = _buckets(graph, source)
     return normal_form(graph, Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
 
@@ -59,12 +59,6 @@ def _owners(origins: tuple[Origin, ...]) -> dict[int, str]:
         for node in origin.nodes:
             owner.setdefault(node, origin.name)
     return owner
-
-
-def _tiles(kernel: Origin) -> str:
-    return json.dumps(
-        backend_config(kernel.proto)["fusion_backend_config"], sort_keys=True, separators=(",", ":")
-    )
 
 
 def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...], dict[str, str]]:

@@ -42,7 +42,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.costs import fused_key, group_times
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
@@ -208,7 +208,7 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
         node.key for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     }  # fmt: skip
-    fused = {fused_key(graph, group) for group in xla.groups if group.kind != "triton"}
+    fused = {fused_key(graph, group) for group in xla.groups}
     return single | fused
 
 
@@ -307,7 +307,8 @@ def _times(trial: Trial, taken: tracing.Trace) -> dict[str, OpTime]:
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    return keyed_times(written.graph, written.origins, times)
+    found = keyed_times(written.graph, written.origins, times)
+    return found | group_times(written.graph, trial.strategy.groups if trial.strategy else (), times)
 
 
 def _sweep(session: Session, sizes_bytes: Sequence[int]) -> tuple[SweepPoint, ...]:

@@ -8,7 +8,7 @@ from disco_hlo.profiler.profile import OpTime
 
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.hlo.proto import Module, serialize
+from disco_hlo.hlo.proto import Instruction, Module, serialize
 
 F32 = Shape("f32", (64, 64), (1, 0))
 
@@ -95,12 +95,15 @@ def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
         ("parameter", ()), ("tanh", (0,)), ("add", (1, 0)),
         ("dot", (2, 2)), ("all-reduce", (3,)), ("tuple", (4,)),
     )  # fmt: skip
+    tiles = b'{"fusion_backend_config":{"kind":"__triton","block_level_fusion_config":{"num_warps":"2"}}}'
+    triton = Instruction(opcode="fusion", fusion_kind="kCustom", backend_config=tiles)
+    settings = '{"block_level_fusion_config":{"num_warps":"2"},"kind":"__triton"}'
     origins = [
         origin("fusion.1", "fusion", (1, 2), (2,)),
         origin("dot.1", "op", (3,), (3,)),
         origin("dot.2", "op", (3,), (3,)),
         origin("all-reduce.1", "op", (4,), (4,)),
-        origin("triton.1", "fusion", (1, 2), (2,), "kCustom"),
+        Origin("triton.1", "fusion", triton, (1, 2), (2,), ()),
         origin("never ran", "op", (2,), (2,)),
     ]
     measured = {
@@ -113,6 +116,7 @@ def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
     assert keyed_times(graph, origins, measured) == {
         "key of dot": OpTime(110, 10, 12),
         group_key(graph, (1, 2), (2,)): OpTime(30, 1, 6),
+        group_key(graph, (1, 2), (2,), f"triton {settings}"): OpTime(5, 1, 6),
     }
 
 
