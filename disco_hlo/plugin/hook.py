@@ -1,7 +1,8 @@
 """The HLO hook's callback: what XLA calls with every module it is about to turn into code.
 
-It acts on a module only while a compile of ours of that module's name is under way, and leaves every other
-module alone. XLA may call it on another thread than the one that compiles: the name decides, and a lock.
+It acts on the modules of our own compiles and leaves every other module alone. XLA may call it on another
+thread than the one that compiles, and several compiles may be under way at once: each of ours therefore has a
+module name of its own, which no user's module has, and the name decides.
 
 This module knows no jax: bytes in, bytes or None out. ``jaxlink`` registers it.
 """
@@ -9,8 +10,7 @@ This module knows no jax: bytes in, bytes or None out. ``jaxlink`` registers it.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import Counter
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,9 +32,8 @@ class OwnCompile:
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
 
 
-_gate = threading.Condition()
 _own_compiles: dict[str, OwnCompile] = {}
-_ordinary_compiles: Counter[str] = Counter()
+_numbers = itertools.count(1)
 
 
 def on_module(module: bytes) -> bytes | None:
@@ -64,6 +63,15 @@ def module_name(module: bytes) -> str:
         return ""
     length, start = _varint(module, 1)
     return module[start : start + length].decode("utf-8", "replace")
+
+
+def named(module: bytes, name: str) -> bytes:
+    """The same HloModuleProto under another name; one that does not begin with its name is left as it is."""
+    if module[:1] != b"\x0a":
+        return module
+    length, start = _varint(module, 1)
+    raw = name.encode()
+    return b"\x0a" + _as_varint(len(raw)) + raw + module[start + length :]
 
 
 def without_id(module: bytes) -> bytes:
@@ -98,29 +106,21 @@ def _varint(module: bytes, position: int) -> tuple[int, int]:
     return value, position
 
 
-@contextlib.contextmanager
-def own_compile(name: str, own: OwnCompile) -> Iterator[None]:
-    """Let the hook act on modules called ``name``, once no other thread compiles one of that name."""
-    with _gate:
-        _gate.wait_for(lambda: name not in _own_compiles and not _ordinary_compiles[name])
-        _own_compiles[name] = own
-    try:
-        yield
-    finally:
-        with _gate:
-            del _own_compiles[name]
-            _gate.notify_all()
+def _as_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 @contextlib.contextmanager
-def ordinary_compile(name: str) -> Iterator[None]:
-    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name."""
-    with _gate:
-        _gate.wait_for(lambda: name not in _own_compiles)
-        _ordinary_compiles[name] += 1
+def own_compile(name: str, own: OwnCompile) -> Iterator[str]:
+    """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under."""
+    unique = f"{name}__disco_{next(_numbers)}"
+    _own_compiles[unique] = own
     try:
-        yield
+        yield unique
     finally:
-        with _gate:
-            _ordinary_compiles[name] -= 1
-            _gate.notify_all()
+        del _own_compiles[unique]

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import io
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ _registered: set[str] = set()
 _COMPILE_ARGUMENTS = ("backend", "module", "executable_devices", "options", "host_callbacks")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class CompileRequest:
     """One compile that JAX asked for: what it would compile, on which devices, and how."""
 
@@ -70,6 +71,13 @@ class CompileRequest:
     _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
 
+    @functools.cached_property
+    def stablehlo(self) -> bytes:
+        """``mlir_module`` as MLIR bytecode."""
+        written = io.BytesIO()
+        self.mlir_module.operation.write_bytecode(written)
+        return written.getvalue()
+
     @property
     def local_devices(self) -> tuple[Any, ...]:
         """The devices of this process, in partition order."""
@@ -84,8 +92,7 @@ class CompileRequest:
     def call_default(self) -> LoadedExecutable:
         """Compile as JAX would without us, persistent cache included. Later calls return the same."""
         if self._default is None:
-            with hook.ordinary_compile(self.module_name):
-                self._default = self._compile_default()
+            self._default = self._compile_default()
         return self._default
 
 
@@ -240,13 +247,13 @@ def capture(request: CompileRequest) -> bytes:
     """
     own = OwnCompile(stop=True)
     try:
-        _compile(request, own, {})
+        _own_compile(request, own, {})
     except Exception:  # ending a compile from inside the hook is an XLA error; told apart below
         if own.seen is None:
             raise
     if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
-    return hook.without_id(own.seen)
+    return hook.named(hook.without_id(own.seen), request.module_name)
 
 
 def compile_module(
@@ -264,38 +271,59 @@ def compile_module(
         IllegalStrategyError: XLA refused ``module``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
     """
+    if module is None:
+        return _compile(request, request.mlir_module, extra_options or {})
     own = OwnCompile(replacement=module)
     try:
-        executable = _compile(request, own, extra_options or {})
+        executable = _own_compile(request, own, extra_options or {})
     except Exception as error:
-        if module is None or own.seen is None:
+        if own.seen is None:
             raise
         raise IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}") from error
-    if module is not None and own.seen is None:
+    if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
     return executable
 
 
-def _compile(
+def _own_compile(
     request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]
 ) -> LoadedExecutable:
-    compiler = _compiler_module()
+    """Compile a copy of the request's module under a name that the hook knows as ours."""
     _register_hook(request.backend)
-    options = copy.deepcopy(request.options)
-    options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
-    with ours(), hook.own_compile(request.module_name, own):
+    with hook.own_compile(request.module_name, own) as name:
         try:
-            return compiler.backend_compile_and_load(
-                backend=request.backend,
-                module=request.mlir_module,
-                executable_devices=request.executable_devices,
-                options=options,
-                host_callbacks=request.host_callbacks,
-            )
+            return _compile(request, _renamed(request.stablehlo, name), extra)
         except Exception:  # Ctrl-C inside the hook reaches us as an XLA error
             if own.interrupt is not None:
                 raise own.interrupt from None
             raise
+
+
+def _compile(
+    request: CompileRequest, module: Any, extra: Mapping[str, CompileOptionValue]
+) -> LoadedExecutable:
+    compiler = _compiler_module()
+    options = copy.deepcopy(request.options)
+    options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
+    with ours():
+        return compiler.backend_compile_and_load(
+            backend=request.backend,
+            module=module,
+            executable_devices=request.executable_devices,
+            options=options,
+            host_callbacks=request.host_callbacks,
+        )
+
+
+def _renamed(stablehlo: bytes, name: str) -> Any:
+    """A copy of a module, in an MLIR context of its own: several threads may compile theirs at once."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context() as context:
+        module = ir.Module.parse(stablehlo, context=context)
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    return module
 
 
 def _silent_hook(request: CompileRequest) -> str:

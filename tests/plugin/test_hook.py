@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from disco_hlo.hlo import proto
@@ -41,66 +39,41 @@ def test_modules_are_left_alone_when_no_compile_is_ours() -> None:
     assert hook.on_module(STEP) is None
 
 
-def test_only_the_module_of_that_name_is_replaced() -> None:
+def test_only_the_module_of_our_compile_is_replaced() -> None:
     own = OwnCompile(replacement=b"other")
-    with hook.own_compile("jit_step", own):
-        assert hook.on_module(b"\x0a\x05jit_x") is None
+    with hook.own_compile("jit_step", own) as name:
+        assert hook.on_module(STEP) is None
         assert own.seen is None
-        assert hook.on_module(STEP) == b"other"
-        assert own.seen == STEP
-    assert hook.on_module(STEP) is None
+        assert hook.on_module(hook.named(STEP, name)) == b"other"
+        assert own.seen == hook.named(STEP, name)
+    assert hook.on_module(hook.named(STEP, name)) is None
+
+
+def test_compiles_of_one_module_at_once_are_told_apart() -> None:
+    first, second = OwnCompile(replacement=b"first"), OwnCompile(replacement=b"second")
+    with hook.own_compile("jit_step", first) as one, hook.own_compile("jit_step", second) as other:
+        assert hook.on_module(hook.named(STEP, other)) == b"second"
+        assert hook.on_module(hook.named(STEP, one)) == b"first"
 
 
 def test_a_capture_ends_the_compile() -> None:
     own = OwnCompile(stop=True)
-    with hook.own_compile("jit_step", own), pytest.raises(CapturedError):
-        hook.on_module(STEP)
-    assert own.seen == STEP
+    with hook.own_compile("jit_step", own) as name, pytest.raises(CapturedError):
+        hook.on_module(hook.named(STEP, name))
+    assert own.seen is not None
     assert own.interrupt is None
 
 
-def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
-    order: list[str] = []
-    entered = threading.Event()
-
-    def ordinary() -> None:
-        entered.set()
-        with hook.ordinary_compile("jit_step"):
-            order.append("ordinary")
-
-    thread = threading.Thread(target=ordinary)
-    with hook.own_compile("jit_step", OwnCompile()):
-        thread.start()
-        entered.wait()
-        with hook.ordinary_compile("jit_other"):
-            order.append("other")
-        thread.join(0.05)
-        order.append("ours")
-    thread.join()
-    assert order == ["other", "ours", "ordinary"]
-
-
-def test_ours_waits_for_an_ordinary_compile_of_the_same_name() -> None:
-    order: list[str] = []
-    entered = threading.Event()
-
-    def ours() -> None:
-        entered.set()
-        with hook.own_compile("jit_step", OwnCompile()):
-            order.append("ours")
-
-    thread = threading.Thread(target=ours)
-    with hook.ordinary_compile("jit_step"), hook.ordinary_compile("jit_step"):
-        thread.start()
-        entered.wait()
-        thread.join(0.05)
-        order.append("ordinary")
-    thread.join()
-    assert order == ["ordinary", "ours"]
+@pytest.mark.parametrize("name", ["jit_step", "x", "n" * 150, "n" * 20_000])
+def test_a_module_can_be_given_another_name(name: str) -> None:
+    renamed = hook.named(STEP, name)
+    assert hook.module_name(renamed) == name
+    assert hook.named(renamed, "jit_step") == STEP
 
 
 def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
-    own = hook.own_compile("jit_step", OwnCompile(replacement=b"other"))
-    with pytest.raises(ValueError, match="refused"), own:
+    own = OwnCompile(replacement=b"other")
+    name = ""
+    with pytest.raises(ValueError, match="refused"), hook.own_compile("jit_step", own) as name:
         raise ValueError("refused")
-    assert hook.on_module(STEP) is None
+    assert hook.on_module(hook.named(STEP, name)) is None
