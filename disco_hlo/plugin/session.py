@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import threading
+import time
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,10 +69,12 @@ class Session:
                 passes through.
         """
         failure: BaseException | None = None
+        started = time.monotonic()
         try:
             yield
         except Exception as error:
             failure = error
+        LOGGER.debug("%s: %.2f s", name, time.monotonic() - started)
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
         verdict = settle(self.channel, reason, self.timeout_s + takes_s, tag=name)
         if failure is not None:
