@@ -97,6 +97,10 @@ class _ModuleWriter:
         )
         old_entry = self.source.index.computation(module.entry_computation_id)
         self.entry = ComputationWriter(self._new_id(), old_entry.name)
+        self.results: dict[int, list[int]] = {}
+        """What each unit computes for others, by its position."""
+        for value in self.units.values:
+            self.results.setdefault(value.producer, []).append(value.node)
         self.wrapped = {
             o.nodes[0]: o for o in self.source.origins if o.role == "fusion" and len(o.nodes) == 1
         }
@@ -178,9 +182,7 @@ class _ModuleWriter:
     def _write_group(self, token: str, group: Group) -> None:
         members = sorted((*group.nodes, *group.duplicates))
         inside = set(members)
-        values = self.units.values
-        unit = self.units.index[token]
-        results = [value.node for value in values if value.producer == unit]
+        results = self.results[self.units.index[token]]
         main = self.graph.nodes[results[0]].opcode
         body = ComputationWriter(self._new_id(), f"{token}_computation")
         # What is updated in place must be an operand of the kernel itself.
