@@ -3,16 +3,19 @@
 DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
 default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
 same bytes; a candidate that fails anywhere is out everywhere. One that ends the process, because XLA
-crashes on it, leaves its mark in the plan's folder, and is not tried a second time.
+crashes on it, leaves its mark in the plan's folder, and is not tried a second time; nor are those that
+were being compiled beside it, since nobody knows which of them it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +37,7 @@ DEFAULT = "XLA default"
 _RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
 """How far, relative to its norm, an output may be from the default's, by bytes of its type."""
 _ROUNDS = (5, 25)
+_COMPILES_AT_ONCE = 8
 
 
 @dataclass
@@ -87,18 +91,44 @@ def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -
     return received
 
 
-def compile_trial(
+def compile_trials(
     session: Session,
     source: CanonicalModule,
-    trial: Trial,
+    trials: Sequence[Trial],
     *,
     tag: str,
     extra_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Compile ``trial`` on every rank; what goes wrong anywhere is noted in it, not raised."""
+    """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
+
+    Where one process has all the devices, several are compiled at once: XLA uses one core for each. The
+    processes of a larger job share cores, and may autotune together, so they compile in lockstep.
+
+    Raises:
+        jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
+    """
+    for number, trial in enumerate(trials):
+        _hand_out(session, source, trial, tag=f"{tag} {number}")
+    waiting = [trial for trial in trials if not trial.error]
+    started = time.monotonic()
+    with ThreadPoolExecutor(_compilers(session), "disco-compile") as pool:
+        failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
+    LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
+    for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
+        try:
+            with session.stage(f"{tag} {number}: compile"):
+                if failure is not None:
+                    raise failure
+        except Exception as error:
+            if trial.strategy is None:
+                raise
+            trial.error = one_line(error)
+            LOGGER.debug("%s: %s", trial.name, trial.error)
+
+
+def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: str) -> None:
+    """Write a trial's module on rank 0 and send it to the others."""
     if trial.strategy is None:
-        with session.stage(tag):
-            trial.executable = jaxlink.compile_module(session.request, None, extra_options)
         return
     mine, why = None, ""
     if session.leads:
@@ -108,19 +138,34 @@ def compile_trial(
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except DiscoError as error:
             why = one_line(error)
-    sent, reason = broadcast_plan(session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag)
-    if sent is None:
-        trial.error = reason
-        return
+    sent, trial.error = broadcast_plan(
+        session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag
+    )
+    if sent is not None:
+        trial.module, trial.error = sent.module, ""
+
+
+def _compilers(session: Session) -> int:
+    """How many compiles of a large module at once: each takes a core and some gigabytes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _COMPILES_AT_ONCE) if session.channel.size == 1 else 1
+
+
+def _compile(
+    session: Session, source: CanonicalModule, trial: Trial, extra_options: Mapping[str, str] | None
+) -> Exception | None:
+    """Compile a trial's module on this rank; returns what went wrong."""
     try:
-        with session.stage(tag):
-            trial.module = local_module(source, trial.strategy, sent.module)
-            verify(source, trial.module, trial.strategy)
-            with marked(session, trial):
-                trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
+        if trial.strategy is None:
+            trial.executable = jaxlink.compile_module(session.request, None, extra_options)
+            return None
+        trial.module = local_module(source, trial.strategy, trial.module)
+        verify(source, trial.module, trial.strategy)
+        with marked(session, trial):
+            trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
     except Exception as error:
-        trial.error = one_line(error)
-        LOGGER.debug("%s: %s", trial.name, trial.error)
+        return error
+    return None
 
 
 def marked(session: Session, trial: Trial) -> contextlib.AbstractContextManager[None]:
@@ -170,7 +215,7 @@ def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_
             seed = session.settings.seed
             trial.runner = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
         with session.stage(f"first run of {trial.name}"), marked(session, trial):
-            outputs = trial.runner.outputs()
+            outputs = _thinned(trial.runner.outputs())
             unlike = "" if expected is None else difference(expected, outputs)
             if unlike:
                 raise IllegalStrategyError(unlike)
@@ -208,14 +253,16 @@ def difference(expected: Outputs, got: Outputs) -> str:
     return ""
 
 
-def _thinned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """At most some 250,000 elements, evenly spread: gigabytes of parameters need not be compared whole."""
-    flat = array.reshape(-1)
-    return flat[:: max(1, flat.size >> 18)]
+def _thinned(outputs: Outputs) -> Outputs:
+    """At most some 250,000 elements of each output, evenly spread: gigabytes of parameters need neither be
+    kept nor compared whole."""
+    return tuple(
+        tuple(np.ascontiguousarray(part.reshape(-1)[:: max(1, part.size >> 18)]) for part in output)
+        for output in outputs
+    )
 
 
 def _relative_error(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    left, right = _thinned(left), _thinned(right)
     if left.dtype.kind in "biu":
         return 0.0 if np.array_equal(left, right) else 1.0
     a, b = left.astype(np.float64), right.astype(np.float64)

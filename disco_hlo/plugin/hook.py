@@ -1,8 +1,8 @@
 """The HLO hook's callback: what XLA calls with every module it is about to turn into code.
 
 It acts on the modules of our own compiles and leaves every other module alone. XLA may call it on another
-thread than the one that compiles, and several compiles may be under way at once: each of ours therefore has a
-module name of its own, which no user's module has, and the name decides.
+thread than the one that compiles, so the module's name decides. Where several compiles of one name are under
+way at once, all but one of ours go by a name of their own, which the executable then keeps.
 
 This module knows no jax: bytes in, bytes or None out. ``jaxlink`` registers it.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,7 +34,9 @@ class OwnCompile:
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
 
 
+_gate = threading.Condition()
 _own_compiles: dict[str, OwnCompile] = {}
+_ordinary_compiles: Counter[str] = Counter()
 _numbers = itertools.count(1)
 
 
@@ -118,9 +122,26 @@ def _as_varint(value: int) -> bytes:
 @contextlib.contextmanager
 def own_compile(name: str, own: OwnCompile) -> Iterator[str]:
     """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under."""
-    unique = f"{name}__disco_{next(_numbers)}"
-    _own_compiles[unique] = own
+    with _gate:
+        taken = name in _own_compiles or _ordinary_compiles[name] > 0
+        mine = f"{name}__disco_{next(_numbers)}" if taken else name
+        _own_compiles[mine] = own
     try:
-        yield unique
+        yield mine
     finally:
-        del _own_compiles[unique]
+        with _gate:
+            del _own_compiles[mine]
+            _gate.notify_all()
+
+
+@contextlib.contextmanager
+def ordinary_compile(name: str) -> Iterator[None]:
+    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name."""
+    with _gate:
+        _gate.wait_for(lambda: name not in _own_compiles)
+        _ordinary_compiles[name] += 1
+    try:
+        yield
+    finally:
+        with _gate:
+            _ordinary_compiles[name] -= 1

@@ -92,7 +92,8 @@ class CompileRequest:
     def call_default(self) -> LoadedExecutable:
         """Compile as JAX would without us, persistent cache included. Later calls return the same."""
         if self._default is None:
-            self._default = self._compile_default()
+            with hook.ordinary_compile(self.module_name):
+                self._default = self._compile_default()
         return self._default
 
 
@@ -272,7 +273,8 @@ def compile_module(
         jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
     """
     if module is None:
-        return _compile(request, request.mlir_module, extra_options or {})
+        with hook.ordinary_compile(request.module_name):
+            return _compile(request, request.mlir_module, extra_options or {})
     own = OwnCompile(replacement=module)
     try:
         executable = _own_compile(request, own, extra_options or {})
@@ -288,11 +290,12 @@ def compile_module(
 def _own_compile(
     request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]
 ) -> LoadedExecutable:
-    """Compile a copy of the request's module under a name that the hook knows as ours."""
+    """Compile the request's module under a name that the hook knows as ours."""
     _register_hook(request.backend)
     with hook.own_compile(request.module_name, own) as name:
+        module = request.mlir_module if name == request.module_name else _renamed(request.stablehlo, name)
         try:
-            return _compile(request, _renamed(request.stablehlo, name), extra)
+            return _compile(request, module, extra)
         except Exception:  # Ctrl-C inside the hook reaches us as an XLA error
             if own.interrupt is not None:
                 raise own.interrupt from None

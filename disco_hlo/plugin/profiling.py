@@ -13,8 +13,8 @@ XLA's kernels, transfers beside them, tells by how much they slow each other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disco_hlo.errors import ProfileError
@@ -25,7 +25,7 @@ from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trial, marked
+from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.job import available_bytes
 from disco_hlo.plugin.links import all_reduce_times, link_label
 from disco_hlo.plugin.logs import LOGGER
@@ -49,9 +49,11 @@ from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore, StepTime
 
-PROFILED_RUNS = 12
+_RUNS = {"cpu": 12, "gpu": 5}
+"""Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
-_UNFUSED = "unfused"
+_UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
+_UNFUSED_STEP = "unfused"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 _NO_CONTENTION = Contention(1.0, 1.0)
@@ -106,15 +108,13 @@ def profile_step(
             constants = measure_constants(session)
         if known is not None:
             known.add_constants(constants)
-    alone: tracing.Trace | None = None
-    if wanted["ops"]:
-        fresh, step_ns, alone = _trace_modules(session, source, xla, marks)
-        if known is not None:
-            known.add_ops(source.graph.fingerprint, fresh, step_ns)
-    if wanted["contention"]:
-        slower = measure_contention(session, source, xla, alone, marks)
-        if known is not None:
-            known.add_contention(slower)
+    trials = _to_trace(session, source, xla, wanted, marks)
+    compile_trials(session, source, trials, tag="profile", extra_options=_options(session))
+    taken = _trace(session, trials)
+    if known is not None and wanted["ops"]:
+        known.add_ops(source.graph.fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
+    if known is not None and wanted["contention"]:
+        known.add_contention(_slow_downs(taken, source.graph.module_name))
     if wanted["all-reduces"]:
         swept = _sweep(session, wanted["all-reduces"])
         if known is not None:
@@ -161,7 +161,7 @@ class _Known:
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
         steps = self._store.steps(self._platform, fingerprint) if self._store is not None else ()
-        return any(step.plan == _UNFUSED for step in steps)
+        return any(step.plan == _UNFUSED_STEP for step in steps)
 
     def _lacking_sizes(self, source: CanonicalModule) -> list[int]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -178,7 +178,7 @@ class _Known:
         self._add(times)
         if self._store is not None and step_ns:
             median = OpTime(int(statistics.median(step_ns)), 0, len(step_ns))
-            self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED, median))
+            self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED_STEP, median))
 
     def add_contention(self, contention: Contention) -> None:
         self._add(contention_as_times(contention, self._link))
@@ -227,65 +227,68 @@ def _largest_bytes(source: CanonicalModule) -> int:
     return max(1 << 16, min(total, 1 << 30))
 
 
-def _trace_modules(
-    session: Session, source: CanonicalModule, xla: Strategy, marks: PlanSlot | None
-) -> tuple[dict[str, OpTime], Sequence[int], tracing.Trace | None]:
-    """Op times by cost key, wall times of the unfused step where it ran, and the trace of XLA's kernels."""
-    found: dict[str, OpTime] = {}
-    step_ns: Sequence[int] = ()
-    runner: Runner | None = None
-    alone: tracing.Trace | None = None
-    for name, strategy in (("unfused step", unfused(source.graph)), ("XLA's kernels", xla)):
-        if session.facts.backend == "gpu":
-            strategy = one_at_a_time(source.graph, strategy)
-        trial = Trial(name, strategy, 0, marks=marks)
-        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
-        if trial.error:
-            session.say("%s: not profiled: %s", name, trial.error)
-            continue
-        with session.stage(f"memory for the {name}"):
-            runner = _runner(session, trial, runner)
-        with session.stage(f"profile {name}"), marked(session, trial):
-            taken, walls = _traced(runner)
-            times = _times(trial, taken)
-        found |= times
-        step_ns = step_ns or walls
-        alone = taken if strategy.groups else None
-    with session.stage("profile"):
-        if session.leads and not found:
-            raise ProfileError("neither the unfused step nor XLA's own could be profiled")
-    return found, step_ns, alone
+@dataclass(frozen=True)
+class _Traced:
+    """What a trace of one module shows; nothing where it could not be taken."""
+
+    trace: tracing.Trace | None = None
+    walls_ns: Sequence[int] = ()
+    times: Mapping[str, OpTime] = field(default_factory=dict)
 
 
-def measure_contention(
+def _to_trace(
     session: Session,
     source: CanonicalModule,
     xla: Strategy,
-    alone: tracing.Trace | None,
-    marks: PlanSlot | None = None,
-) -> Contention:
-    """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step.
+    wanted: Mapping[str, Any],
+    marks: PlanSlot | None,
+) -> list[Trial]:
+    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two."""
+    gpu = session.facts.backend == "gpu"
+    strategies: dict[str, Strategy] = {}
+    if wanted["ops"]:
+        strategies[_UNFUSED] = unfused(source.graph)
+    if wanted["ops"] or wanted["contention"]:
+        strategies[_ALONE] = xla
+    if gpu:
+        strategies = {name: one_at_a_time(source.graph, one) for name, one in strategies.items()}
+    if wanted["contention"]:
+        strategies[_BESIDE] = replace(xla, order=())
+    return [Trial(name, strategy, 0, marks=marks) for name, strategy in strategies.items()]
 
-    Takes a compile and a few steps; two of each where ``alone``, a trace of the kernels undisturbed, is
-    not at hand. On a GPU (see :mod:`disco_hlo.profiler.contention`).
-    """
-    graph = source.graph
-    orders = [("transfers beside kernels", replace(xla, order=()))]
-    if not session.tell(alone is not None, "kernels alone"):
-        orders.insert(0, ("kernels alone", one_at_a_time(graph, xla)))
-    taken: list[tracing.Trace] = [alone] if alone is not None else []
+
+def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
+    """Run each compiled module a few times under the profiler, on all ranks."""
+    found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner: Runner | None = None
-    for name, strategy in orders:
-        trial = Trial(name, strategy, 0, marks=marks)
-        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
+    for trial in trials:
         if trial.error:
-            session.say("%s: not profiled: %s", name, trial.error)
-            return _NO_CONTENTION
-        with session.stage(f"memory for {name}"):
+            session.say("%s: not profiled: %s", trial.name, trial.error)
+            continue
+        with session.stage(f"memory for the {trial.name}"):
             runner = _runner(session, trial, runner)
-        with session.stage(f"profile {name}"), marked(session, trial):
-            taken.append(_traced(runner)[0])
-    return contention(taken[-2], taken[-1], graph.module_name) or _NO_CONTENTION
+        with session.stage(f"profile {trial.name}"), marked(session, trial):
+            trace, walls = _traced(runner, _RUNS[session.facts.backend])
+            times = _times(trial, trace) if trial.name != _BESIDE else {}
+        found[trial.name] = _Traced(trace, walls, times)
+        trial.executable = None
+    wanted_times = any(trial.name == _UNFUSED for trial in trials)
+    with session.stage("profile"):
+        if session.leads and wanted_times and not _op_times(found):
+            raise ProfileError("neither the unfused step nor XLA's own could be profiled")
+    return found
+
+
+def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:
+    return {**taken[_UNFUSED].times, **taken[_ALONE].times}
+
+
+def _slow_downs(taken: Mapping[str, _Traced], module_name: str) -> Contention:
+    """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
+    alone, beside = taken[_ALONE].trace, taken[_BESIDE].trace
+    if alone is None or beside is None:
+        return _NO_CONTENTION
+    return contention(alone, beside, module_name) or _NO_CONTENTION
 
 
 def _options(session: Session) -> dict[str, str]:
@@ -299,16 +302,16 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def _traced(runner: Runner) -> tuple[tracing.Trace, Sequence[int]]:
+def _traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
     walls: list[int] = []
     try:
-        trace = tracing.collect(lambda: walls.append(runner.run()), PROFILED_RUNS, warmup=_WARM_UPS)
+        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
     except ProfileError:
         # The other ranks run the step nevertheless, and its all-reduces wait for this one.
-        while len(walls) < _WARM_UPS + PROFILED_RUNS:
+        while len(walls) < _WARM_UPS + runs:
             walls.append(runner.run())
         raise
-    return tracing.read(trace), walls[-PROFILED_RUNS:]
+    return tracing.read(trace), walls[-runs:]
 
 
 def _times(trial: Trial, taken: tracing.Trace) -> dict[str, OpTime]:

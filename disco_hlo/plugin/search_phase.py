@@ -25,7 +25,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trial, measure, ratio_noise, ratio_to
+from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.enact_phase import enact
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
@@ -255,10 +255,9 @@ def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial
 
 def _measure(session: Session, step: Step, trials: Sequence[Trial], interruption: Interruption) -> bool:
     """Compile and time the trials; whether that was not interrupted."""
-    for number, trial in enumerate(trials):
-        if session.tell(bool(interruption), "interrupted"):
-            return False
-        compile_trial(session, step.source, trial, tag=f"candidate {number}")
+    if session.tell(bool(interruption), "interrupted"):
+        return False
+    compile_trials(session, step.source, trials, tag="candidate")
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(interruption)):
         return False
     for trial in trials:

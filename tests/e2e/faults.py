@@ -125,23 +125,17 @@ def _let_win(name: str) -> None:
 
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
-    from disco_hlo.plugin import candidates, jaxlink, search_phase
+    from disco_hlo.plugin import candidates
 
-    compile_trial, compile_module = candidates.compile_trial, jaxlink.compile_module
-    current: list[str] = [""]
+    compile_one = candidates._compile
 
-    def noting_the_name(session: Any, source: Any, trial: Any, **more: Any) -> None:
-        current[0] = trial.name
-        compile_trial(session, source, trial, **more)
-        current[0] = ""
+    def crashing(session: Any, source: Any, trial: Any, options: Any) -> Any:
+        if trial.name == "plan":
+            with candidates.marked(session, trial):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return compile_one(session, source, trial, options)
 
-    def crashing(*args: Any, **more: Any) -> Any:
-        if current[0] == "plan":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compile_module(*args, **more)
-
-    search_phase.compile_trial = noting_the_name
-    jaxlink.compile_module = crashing
+    candidates._compile = crashing
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -10,7 +10,7 @@ import pytest
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin import candidates, jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trial, measure
+from disco_hlo.plugin.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session, join
@@ -30,8 +30,7 @@ def measured(
         Trial("no fusion", unfused(source.graph), 0),
         Trial("wrong", None, 0),
     ]
-    for trial in trials[:2]:
-        compile_trial(session, source, trial, tag=trial.name)
+    compile_trials(session, source, trials[:2], tag="candidate")
     trials[2].strategy = unfused(source.graph)
     wrong = exchange_opcode(trials[1].module, "tanh", "cosine")
     trials[2].executable = jaxlink.compile_module(request, wrong)

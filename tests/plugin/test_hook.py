@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from disco_hlo.hlo import proto
@@ -39,14 +41,15 @@ def test_modules_are_left_alone_when_no_compile_is_ours() -> None:
     assert hook.on_module(STEP) is None
 
 
-def test_only_the_module_of_our_compile_is_replaced() -> None:
+def test_only_the_module_of_that_name_is_replaced() -> None:
     own = OwnCompile(replacement=b"other")
     with hook.own_compile("jit_step", own) as name:
-        assert hook.on_module(STEP) is None
+        assert name == "jit_step"
+        assert hook.on_module(b"\x0a\x05jit_x") is None
         assert own.seen is None
-        assert hook.on_module(hook.named(STEP, name)) == b"other"
-        assert own.seen == hook.named(STEP, name)
-    assert hook.on_module(hook.named(STEP, name)) is None
+        assert hook.on_module(STEP) == b"other"
+        assert own.seen == STEP
+    assert hook.on_module(STEP) is None
 
 
 def test_compiles_of_one_module_at_once_are_told_apart() -> None:
@@ -54,6 +57,34 @@ def test_compiles_of_one_module_at_once_are_told_apart() -> None:
     with hook.own_compile("jit_step", first) as one, hook.own_compile("jit_step", second) as other:
         assert hook.on_module(hook.named(STEP, other)) == b"second"
         assert hook.on_module(hook.named(STEP, one)) == b"first"
+
+
+def test_ours_goes_by_another_name_beside_an_ordinary_compile() -> None:
+    own = OwnCompile(replacement=b"other")
+    with hook.ordinary_compile("jit_step"), hook.own_compile("jit_step", own) as name:
+        assert hook.on_module(STEP) is None
+        assert hook.on_module(hook.named(STEP, name)) == b"other"
+
+
+def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
+    order: list[str] = []
+    entered = threading.Event()
+
+    def ordinary() -> None:
+        entered.set()
+        with hook.ordinary_compile("jit_step"):
+            order.append("ordinary")
+
+    thread = threading.Thread(target=ordinary)
+    with hook.own_compile("jit_step", OwnCompile()):
+        thread.start()
+        entered.wait()
+        with hook.ordinary_compile("jit_other"):
+            order.append("other")
+        thread.join(0.05)
+        order.append("ours")
+    thread.join()
+    assert order == ["other", "ours", "ordinary"]
 
 
 def test_a_capture_ends_the_compile() -> None:
@@ -72,8 +103,13 @@ def test_a_module_can_be_given_another_name(name: str) -> None:
 
 
 def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
-    own = OwnCompile(replacement=b"other")
-    name = ""
-    with pytest.raises(ValueError, match="refused"), hook.own_compile("jit_step", own) as name:
-        raise ValueError("refused")
-    assert hook.on_module(hook.named(STEP, name)) is None
+    names: list[str] = []
+
+    def refused() -> None:
+        with hook.own_compile("jit_step", OwnCompile(replacement=b"other")) as name:
+            names.append(name)
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        refused()
+    assert hook.on_module(hook.named(STEP, names[0])) is None
