@@ -49,7 +49,9 @@ def test_two_steps_of_one_name_each_with_a_plan_are_both_enacted(
     assert [is_ours(replace(enacted, modules=(one,))) for one in enacted.modules] == [True, True]
     assert [is_ours(replace(default, modules=(one,))) for one in default.modules] == [False, False]
     assert len(enacted.lines("enacts the plan of jit_train_step")) == 2
-    assert enacted.lines("disco: warning:") == ([] if KEEPS_DONATION else enacted.lines("loses buffer donation"))
+    assert enacted.lines("disco: warning:") == (
+        [] if KEEPS_DONATION else enacted.lines("loses buffer donation")
+    )
     assert_same_losses(enacted, default)
 
 
