@@ -30,8 +30,9 @@ from disco_hlo.search.entries import evaluate, propose, replay, schedule, undo
 from disco_hlo.search.finalists import checked, kernels_of
 from disco_hlo.search.proposals import METHODS
 from disco_hlo.search.rng import draw, seeded
-from disco_hlo.search.state import from_strategy, given, to_strategy
-from disco_hlo.search.step import build_step, production_order
+from disco_hlo.search.starts import prepare
+from disco_hlo.search.state import to_strategy
+from disco_hlo.search.step import production_order
 from disco_hlo.search.table import new_table, with_room
 from numpy.typing import NDArray
 
@@ -84,8 +85,8 @@ class _Search:
         self.graph, self.machine, self.settings = graph, machine, settings
         self.on_progress, self.stop = on_progress, stop
         self.start = start
-        self.step = build_step(graph)
-        self.kept = given(graph, [start])
+        starts = prepare(graph, [start])
+        self.step, self.kept = starts.step, starts.kept
         self.costs = UnitCosts(graph, self.step, costs, machine, self.kept)
         self.scratch = new_scratch(self.step)
         self.generator = seeded(settings.seed)
@@ -102,7 +103,7 @@ class _Search:
         self.trace: list[Improvement] = []
         self.candidates: list[_Candidate] = []
         self.states: OrderedDict[int, State] = OrderedDict()
-        root = from_strategy(graph, self.step, start)
+        root = starts.states[0]
         self.costs.price_all(root, self.scratch)
         self.root = root
         self.start_ns, digest = self._cost(root)
@@ -149,7 +150,7 @@ class _Search:
         times = draw(self.generator, settings.beta + 1)
         made, unknown = propose(
             self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
-            self.moves, self.costs.prices, self.costs.special, self.costs.unknown,
+            self.moves, self.costs.prices, self.costs.unknown,
         )  # fmt: skip
         self.costs.ask(unknown)
         self.costs.price_changed(state, scratch)

@@ -6,42 +6,21 @@ these members and results turns up, and never again.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
 
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
-from disco_hlo.search.digest import digest_of_members
 from disco_hlo.search.entries import look_up
 from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, new_unknown
-from disco_hlo.search.state import Given, Signature, written_group
+from disco_hlo.search.state import Given, Signature, source_of, written_group
 from disco_hlo.search.step import Step
-from disco_hlo.search.table import Table, claim, new_table, with_room
+from disco_hlo.search.table import new_table, with_room
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, MachineModel
-
-
-@runtime_checkable
-class KernelCosts(Protocol):
-    """What a cost model may offer beside ``groups_ns``: kernels as flat arrays, with their results.
-
-    It is asked in place of ``groups_ns`` for kernels that the search made. A kernel's results depend
-    on who else reads its nodes, so they are given.
-    """
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending,
-        and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
+from disco_hlo.simulator.costs import CostModel, KernelCosts, MachineModel, kernels_ns
 
 
 class UnitCosts:
@@ -61,7 +40,6 @@ class UnitCosts:
         for x in graph.all_reduces:
             step.node[at.SLICE, x] = self._copy_ns(int(self.sizes[x]))
         self.prices = new_table(at.TIME_COLUMNS)
-        self.special = _special(kept)
         self.unknown = new_unknown(len(graph))
 
     def price_all(self, state: State, scratch: Scratch) -> None:
@@ -75,7 +53,7 @@ class UnitCosts:
     def price_changed(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of the units noted as changed."""
         while scratch.number[at.CHANGES]:
-            self.ask(look_up(self.step, state, scratch, self.prices, self.special, self.unknown))
+            self.ask(look_up(self.step, state, scratch, self.prices, self.unknown))
 
     def ask(self, count: int) -> None:
         """Ask the cost model for the first ``count`` entries of ``unknown``, and keep the answers."""
@@ -98,15 +76,26 @@ class UnitCosts:
         """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
         groups = [self._given(row) for row in rows]
         times = np.zeros(len(rows), np.int64)
-        made = [i for i, group in enumerate(groups) if group is None]
-        if made and isinstance(self.model, KernelCosts):
-            times[made] = self._flat_ns(self.model, [rows[i] for i in made])
-        elif made:
-            groups = [group or self._written(row) for group, row in zip(groups, rows, strict=True)]
-        asked = [(i, group) for i, group in enumerate(groups) if group is not None]
+        flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        if isinstance(self.model, KernelCosts):
+            flat = {
+                i: self._kernel(row, group)
+                for i, (row, group) in enumerate(zip(rows, groups, strict=True))
+                if group is None or group.kind != "triton"
+            }
+            times[list(flat)] = kernels_ns(self.model, self.graph, list(flat.values()))
+        asked = [i for i in range(len(rows)) if i not in flat]
+        written = [groups[i] or self._written(rows[i]) for i in asked]
         if asked:
-            times[[i for i, _ in asked]] = self.model.groups_ns(self.graph, [group for _, group in asked])
+            times[asked] = self.model.groups_ns(self.graph, written)
         return times
+
+    def _kernel(self, row: int, group: Group | None) -> tuple[Sequence[int], Sequence[int]]:
+        """Members and results of an entry, of a given group those it was given with."""
+        if group is not None:
+            return sorted((*group.nodes, *group.duplicates)), self.kept.results[self._signature(row)]
+        members, role = self._row(row)
+        return members.tolist(), members[role == RESULT].tolist()
 
     def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         start, end = self.unknown.member_at[row : row + 2]
@@ -118,18 +107,16 @@ class UnitCosts:
         return tuple(owned.tolist()), tuple(members[role == COPY].tolist())
 
     def _given(self, row: int) -> Group | None:
-        return self.kept.groups.get(self._signature(row)) if self.kept.groups else None
+        """The group of a start, where this entry is one and returns what that did."""
+        signature = self._signature(row)
+        if signature not in self.kept.groups:
+            return None
+        members, role = self._row(row)
+        shown = {source_of(self.graph, x) for x in self.kept.results[signature]}
+        return self.kept.groups[signature] if shown == {*members[role == RESULT].tolist()} else None
 
     def _written(self, row: int) -> Group:
         return written_group(self.graph, *self._signature(row))
-
-    def _flat_ns(self, model: KernelCosts, rows: list[int]) -> NDArray[np.int64]:
-        parts = [self._row(row) for row in rows]
-        members = [part for part, _ in parts]
-        results = [part[role == RESULT] for part, role in parts]
-        return model.kernels_ns(
-            self.graph, _offsets(members), np.concatenate(members), _offsets(results), np.concatenate(results)
-        )
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, by the rules of ``simulator.build``."""
@@ -151,22 +138,3 @@ class UnitCosts:
     def _copy_ns(self, size_bytes: int) -> int:
         rate = self.machine.memory_bytes_per_us
         return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
-
-
-def _special(kept: Given) -> Table:
-    """The groups that come with settings of an emitter, by what they compute."""
-    found = [
-        digest_of_members(np.array(key[0], np.int64), np.array(key[1], np.int64))
-        for key, group in kept.groups.items()
-        if group.kind == "triton"
-    ]
-    table = with_room(new_table(1, 16), len(found))
-    for digest in found:
-        claim(table, digest)
-    return table
-
-
-def _offsets(rows: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    found = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=found[1:])
-    return found

@@ -36,14 +36,14 @@ def member_digest(s: Any, unit: Any) -> Any:
 
 
 @compiled
-def digest_of_members(owned: Any, copies: Any) -> Any:
-    """:func:`member_digest` of a unit given by its nodes, ``[...]`` int64 each."""
-    total = np.uint64(1)
-    for x in owned:
-        total += _share(x, _OWNED)
-    for x in copies:
-        total += _share(x, _COPY)
-    return np.int64(total)
+def special_slot(g: Any, digest: Any) -> Any:
+    """Where ``Step.special`` has a kernel with this ``member_digest``, -1 where it has none."""
+    slot = digest & g.special_mask
+    while g.special[3 * slot] != digest:
+        if g.special[3 * slot] == 0:
+            return -1
+        slot = (slot + 1) & g.special_mask
+    return slot
 
 
 @compiled

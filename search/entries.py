@@ -6,7 +6,9 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
+from disco_hlo.search.digest import member_digest, result_digest
 from disco_hlo.search.legality import unit_refusal
+from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move, random_apply
 from disco_hlo.search.ready_queue import ready_queue
@@ -29,13 +31,12 @@ def propose(
     tries: Any,
     made: Any,
     prices: Any,
-    special: Any,
     unknown: Any,
 ) -> Any:
     """Change the state by random moves; (number of moves, number of kernels listed as unknown)."""
     g, s, w = open_views(step, state, scratch)
     count = random_apply(g, s, w, generator, pools, method, times, tries, made)
-    return count, price_changed(g, s, w, prices, special, unknown, 0)
+    return count, price_changed(g, s, w, prices, unknown, 0)
 
 
 @compiled
@@ -53,6 +54,18 @@ def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 
 
 @compiled
+def digests_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+    """Hashes of what a unit computes and of what it returns, and how many nodes it returns."""
+    g, s, w = open_views(step, state, scratch)
+    returned = 0
+    x = unit
+    while x != -1:
+        returned += is_read_outside(g, s, w, x)
+        x = s.next[x]
+    return member_digest(s, unit), result_digest(g, s, w, unit), returned
+
+
+@compiled
 def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
     """Make moves that were legal before; False where one is refused."""
     g, s, w = open_views(step, state, scratch)
@@ -64,10 +77,10 @@ def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
 
 
 @compiled
-def look_up(step: Any, state: Any, scratch: Any, prices: Any, special: Any, unknown: Any) -> Any:
+def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
     """Fill in what the noted changes cost, as far as it is known; number of kernels listed as unknown."""
     g, s, w = open_views(step, state, scratch)
-    return price_changed(g, s, w, prices, special, unknown, 0)
+    return price_changed(g, s, w, prices, unknown, 0)
 
 
 @compiled

@@ -7,9 +7,9 @@ not depend on that. A strategy that fails here is dropped, with a line in the lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Set
 
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.normal import normal_form
@@ -37,9 +37,7 @@ def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
     }
 
 
-def checked(
-    graph: Graph, strategy: Strategy, asynchronous: bool, attested: Iterable[Kernel]
-) -> Strategy | None:
+def checked(graph: Graph, strategy: Strategy, asynchronous: bool, attested: Set[Kernel]) -> Strategy | None:
     """``strategy`` in normal form, or None where it is not legal.
 
     Args:
@@ -51,7 +49,18 @@ def checked(
         units = unit_graph(graph, normal)
         check_order(units, normal.order, asynchronous)
         check_strategy(graph, normal, units, attested)
+        _check_tiles(graph, normal, attested)
     except DiscoError as error:
         LOGGER.debug("a strategy that the search found is dropped: %s", error)
         return None
     return normal
+
+
+def _check_tiles(graph: Graph, strategy: Strategy, attested: Set[Kernel]) -> None:
+    """Triton's tiles fit one kernel, with its very results."""
+    tiled = {
+        frozenset((*group.nodes, *group.duplicates)) for group in strategy.groups if group.kind == "triton"
+    }
+    for members, results in kernels_of(graph, strategy):
+        if members in tiled and (members, results) not in attested:
+            raise IllegalStrategyError(f"the kernel of n{min(members)} has tiles made for other results")

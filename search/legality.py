@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp
+from disco_hlo.search.digest import member_digest, result_digest, special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
 from disco_hlo.search.neighbours import gather_members, is_read_outside
 
@@ -27,6 +28,7 @@ SHARED_BUFFER: Final = 8
 DEAD_MEMBER: Final = 9
 TOO_MANY_MEMBERS: Final = 10
 GPU_RULE: Final = 11
+OTHER_RESULTS: Final = 12
 
 # Places in Step.limits.
 OPERANDS_LIMIT: Final = 0
@@ -41,6 +43,13 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may."""
     if s.count[unit] == 1 and s.copies[unit] == -1:
         return LEGAL
+    if g.special_mask:
+        slot = special_slot(g, member_digest(s, unit))
+        if slot >= 0:
+            if g.special[3 * slot + 1] == result_digest(g, s, w, unit):
+                return LEGAL
+            if g.special[3 * slot + 2]:
+                return OTHER_RESULTS
     owned, count = gather_members(s, unit, w.members)
     if count > MAXIMUM_MEMBERS:
         return TOO_MANY_MEMBERS

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
-from disco_hlo.search.digest import member_digest, result_digest, structure_digest
+from disco_hlo.search.digest import member_digest, result_digest, special_slot, structure_digest
 from disco_hlo.search.legality import add_bitcasts
 from disco_hlo.search.neighbours import count_waits, gather_members, is_read_outside
 from disco_hlo.search.table import claim, find
@@ -48,13 +48,11 @@ def new_unknown(nodes: int) -> Unknown:
 
 
 @compiled
-def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: Any, listed: Any) -> Any:
+def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any) -> Any:
     """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
     Args:
         prices: a table from price keys (:func:`_price_key`) to times.
-        special: a table whose keys are the :func:`member_digest` of kernels that do not cost what
-            their structure says, because they come with an emitter of their own.
         listed: how many entries ``unknown`` has already.
 
     Returns:
@@ -76,11 +74,12 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, special: Any, unknown: An
         if digest == s.digest[unit]:
             continue
         retire(s, w, unit)
-        if s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE:
+        single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
+        if single and not _is_tiled(g, members):
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        key, size = _price_key(g, s, w, unit, members, digest, special)
+        key, size = _price_key(g, s, w, unit, members, digest)
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
@@ -106,6 +105,15 @@ def learn(prices: Any, unknown: Any, count: Any, times: Any) -> None:
 
 
 @compiled
+def _is_tiled(g: Any, members: Any) -> Any:
+    """Whether a kernel with this ``member_digest`` is one of Triton's."""
+    if not g.special_mask:
+        return False
+    slot = special_slot(g, members)
+    return slot >= 0 and g.special[3 * slot + 2] != 0
+
+
+@compiled
 def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_channel: Any) -> None:
     first = at.TIME_COLUMNS * unit
     put(w, s.time_ns, first + at.PACK, pack)
@@ -115,14 +123,16 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @compiled
-def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any, special: Any) -> Any:
+def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
         return digest, count
     count, _ = add_bitcasts(g, w, count)
-    if find(special, members) >= 0:
-        return digest, count
+    if g.special_mask:
+        slot = special_slot(g, members)
+        if slot >= 0 and members + g.special[3 * slot + 1] == digest:
+            return digest, count
     return structure_digest(g, s, w, unit, count), count
 
 

@@ -28,6 +28,8 @@ class Given:
 
     groups: Mapping[Signature, Group]
     """With their bitcasts, emitter kinds and settings."""
+    results: Mapping[Signature, tuple[int, ...]]
+    """What each of them returned."""
     forms: Mapping[tuple[int, ...], Bucket]
     """Buckets by their sorted all-reduces."""
 
@@ -35,30 +37,43 @@ class Given:
 def given(graph: Graph, strategies: Sequence[Strategy]) -> Given:
     """The groups and buckets of ``strategies`` as they were written; the first writer of one counts."""
     groups: dict[Signature, Group] = {}
+    results: dict[Signature, tuple[int, ...]] = {}
     forms: dict[tuple[int, ...], Bucket] = {}
     for strategy in strategies:
-        for members, group in zip(_memberships(graph, strategy), strategy.groups, strict=True):
-            groups.setdefault(members, _without_lent_bitcasts(graph, group))
+        returned = _returned(graph, strategy)
+        for number, signature in enumerate(signatures(graph, strategy)):
+            kept = _kept(graph, strategy.groups[number])
+            if kept is not None and signature not in groups:
+                groups[signature], results[signature] = kept, returned[number]
         for bucket in strategy.buckets:
             forms.setdefault(tuple(sorted(bucket.all_reduces)), bucket)
-    return Given({members: group for members, group in groups.items() if group.nodes}, forms)
+    return Given(groups, results, forms)
 
 
-def _without_lent_bitcasts(graph: Graph, group: Group) -> Group:
+def _kept(graph: Graph, group: Group) -> Group | None:
     """The same group, in which bitcasts of what it does not own are duplicates.
 
     Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
     """
-    lent = {
-        x for x in group.nodes if graph.nodes[x].opcode == "bitcast" and _source(graph, x) not in group.nodes
+    borrowed = {
+        x
+        for x in group.nodes
+        if graph.nodes[x].opcode == "bitcast" and source_of(graph, x) not in group.nodes
     }
-    if not lent:
-        return group
-    nodes = tuple(x for x in group.nodes if x not in lent)
-    return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *lent})))
+    nodes = tuple(x for x in group.nodes if x not in borrowed)
+    if not nodes:
+        return None
+    return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *borrowed})))
 
 
-def _source(graph: Graph, x: int) -> int:
+def _returned(graph: Graph, strategy: Strategy) -> list[tuple[int, ...]]:
+    """What each group returns."""
+    units = unit_graph(graph, strategy)
+    numbers = [units.index[f"g{number}"] for number in range(len(strategy.groups))]
+    return [tuple(value.node for value in units.values_of[number]) for number in numbers]
+
+
+def source_of(graph: Graph, x: int) -> int:
     """What a chain of bitcasts shows."""
     while graph.nodes[x].opcode == "bitcast":
         x = graph.nodes[x].operands[0]
@@ -74,7 +89,7 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     Raises:
         IllegalStrategyError: as :func:`unit_graph`.
     """
-    memberships = _memberships(graph, strategy)
+    memberships = signatures(graph, strategy)
     state = empty_state(step, sum(len(copies) for _, copies in memberships))
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
@@ -91,7 +106,7 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     return state
 
 
-def _memberships(graph: Graph, strategy: Strategy) -> list[Signature]:
+def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
     """Each group as the search sees it: without bitcasts, and owning what nobody executes for it.
 
     A group that owned bitcasts alone owns what they show, unless that has another owner.
@@ -103,7 +118,7 @@ def _memberships(graph: Graph, strategy: Strategy) -> list[Signature]:
         computed = {x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"}
         owned = computed & {*group.nodes}
         if not owned:
-            owned = {_source(graph, x) for x in group.nodes} & computed - owner
+            owned = {source_of(graph, x) for x in group.nodes} & computed - owner
             owner |= owned
         stripped.append((tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))))
     kernels = tuple(written_group(graph, *signature) for signature in stripped if signature[0])
@@ -119,7 +134,7 @@ def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) ->
     pending = list(owned)
     while pending:
         for operand in graph.nodes[pending.pop()].operands:
-            source = _source(graph, operand)
+            source = source_of(graph, operand)
             if source in computed and source not in found:
                 found.add(source)
                 pending.append(source)
@@ -213,6 +228,7 @@ def to_strategy(
     """
     heads = [x for x in range(len(graph)) if state.word[at.OWNER, x] == x]
     groups: list[Group] = []
+    written: list[Signature] = []
     buckets: list[Bucket] = []
     tokens: dict[int, str] = {}
     for head in heads:
@@ -222,11 +238,20 @@ def to_strategy(
             buckets.append(_bucket(step, owned, kept))
         elif len(owned) > 1 or copies or (owned, copies) in kept.groups or _cuts_bitcast(graph, state, head):
             tokens[head] = f"g{len(groups)}"
+            written.append((owned, copies))
             groups.append(kept.groups.get((owned, copies)) or written_group(graph, owned, copies))
         else:
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
-    return Strategy(tuple(groups), tuple(buckets), order)
+    strategy = Strategy(tuple(groups), tuple(buckets), order)
+    return replace(strategy, groups=tuple(_settled(graph, strategy, written, kept)))
+
+
+def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kept: Given) -> Iterator[Group]:
+    """Groups as they were given where they still return what they did, else as the search writes them."""
+    for group, signature, results in zip(strategy.groups, written, _returned(graph, strategy), strict=True):
+        same = signature not in kept.groups or results == kept.results[signature]
+        yield group if same else written_group(graph, *signature)
 
 
 def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:

@@ -32,6 +32,10 @@ class Step(NamedTuple):
     """``[NODE_ROWS, nodes + 1]``"""
     edge: NDArray[np.int64]
     """All adjacency lists, one after the other."""
+    special: NDArray[np.int64]
+    """``[slots, 3]``, slots a power of two: kernels that stand as they are whatever the rules say, by
+    their ``member_digest`` (0: empty slot), as long as they keep this ``result_digest``; last column: 1
+    where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel; see ``legality.Limits``."""
 
@@ -73,7 +77,7 @@ def build_step(graph: Graph) -> Step:
     if is_gpu:
         _add_gpu_facts(graph, node)
     bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu], np.int64)
-    return Step(node, np.array(edges, np.int64), bounds)
+    return Step(node, np.array(edges, np.int64), np.zeros((1, 3), np.int64), bounds)
 
 
 def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:

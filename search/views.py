@@ -43,6 +43,8 @@ class GraphView(NamedTuple):
     elements: Any
     shared_bytes: Any
     edge: Any
+    special: Any
+    special_mask: Any
     limits: Any
     nodes: Any
 
@@ -147,6 +149,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.ELEMENTS),
         _row(node, at.SHARED_BYTES),
         pointer_to(step.edge.ctypes.data),
+        pointer_to(step.special.ctypes.data),
+        step.special.shape[0] - 1,
         pointer_to(step.limits.ctypes.data),
         node.shape[1] - 1,
     )

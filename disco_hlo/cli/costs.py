@@ -108,6 +108,17 @@ class Costs:
         """Time of each op group as one kernel, ``[len(groups)]``."""
         return self.model.groups_ns(graph, groups)
 
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of many kernels with their results (see ``simulator.costs.KernelCosts``)."""
+        return self.model.kernels_ns(graph, member_at, members, result_at, results)
+
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""
         return self.pieces(sizes_bytes)

@@ -20,7 +20,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, MachineModel
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, KernelCosts, MachineModel, kernels_ns
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
 CUTS_GRADIENTS = ("loop", "input")
@@ -116,9 +116,9 @@ class _Tasks:
 def _tasks(
     graph: Graph, strategy: Strategy, units: UnitGraph, cost_model: CostModel, machine: MachineModel
 ) -> _Tasks:
-    nodes, groups = graph.nodes, strategy.groups
+    nodes = graph.nodes
     nodes_ns = _checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
-    groups_ns = _checked(cost_model.groups_ns(graph, groups), len(groups), lambda i: f"g{i}")
+    groups_ns = _groups_ns(graph, strategy, units, cost_model, nodes_ns)
     tasks = _Tasks()
     # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
@@ -130,6 +130,39 @@ def _tasks(
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
     return tasks
+
+
+def _groups_ns(
+    graph: Graph,
+    strategy: Strategy,
+    units: UnitGraph,
+    cost_model: CostModel,
+    nodes_ns: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Times of the groups, with what each returns in this strategy where the cost model can tell.
+
+    A generated kernel of one op, whatever bitcasts it takes along, costs what the op costs.
+    """
+    groups = strategy.groups
+    times = np.zeros(len(groups), np.int64)
+    named: list[int] = []
+    flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+    for i, group in enumerate(groups):
+        members = sorted((*group.nodes, *group.duplicates))
+        ops = [x for x in members if graph.nodes[x].opcode != "bitcast"]
+        if group.kind == "triton" or not isinstance(cost_model, KernelCosts):
+            named.append(i)
+        elif len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
+            times[i] = nodes_ns[ops[0]]
+        else:
+            flat[i] = members, [value.node for value in units.values_of[units.index[f"g{i}"]]]
+    if named:
+        found = cost_model.groups_ns(graph, [groups[i] for i in named])
+        times[named] = _checked(found, len(named), lambda i: f"g{named[i]}")
+    if flat and isinstance(cost_model, KernelCosts):
+        found, chosen = kernels_ns(cost_model, graph, list(flat.values())), list(flat)
+        times[chosen] = _checked(found, len(chosen), lambda i: f"g{chosen[i]}")
+    return times
 
 
 def _add_bucket(

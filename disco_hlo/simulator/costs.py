@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +42,40 @@ class CostModel(Protocol):
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""
+
+
+@runtime_checkable
+class KernelCosts(Protocol):
+    """What a cost model may offer beside ``groups_ns``: kernels as flat arrays, with their results.
+
+    It is asked in place of ``groups_ns`` for every kernel but Triton's. A kernel's results depend on who
+    else reads its nodes, that is on the whole strategy, so they are given.
+    """
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending,
+        and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
+
+
+def kernels_ns(
+    model: KernelCosts, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> NDArray[np.int64]:
+    """Time of each kernel, given by members and results, both ascending."""
+    flat: list[NDArray[np.int64]] = []
+    for part in range(2):
+        rows = [np.asarray(kernel[part], np.int64) for kernel in kernels]
+        flat += [
+            np.cumsum([0, *map(len, rows)], dtype=np.int64),
+            np.concatenate(rows or [np.zeros(0, np.int64)]),
+        ]
+    return model.kernels_ns(graph, *flat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,3 +58,26 @@ class HashedCosts(TrafficCosts):
     def _kernel_ns(graph: Graph, inside: set[int]) -> int:
         keys = sorted(graph.nodes[x].key for x in inside if graph.nodes[x].opcode != "bitcast")
         return 50 * len(keys) + blake2b(" ".join(keys).encode(), digest_size=1).digest()[0]
+
+
+@dataclass(frozen=True)
+class ResultCosts(TrafficCosts):
+    """Traffic in which every result that leaves a kernel is paid for, so that readers elsewhere matter."""
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Bytes read and written, and a little for each op."""
+        times = []
+        for i in range(len(member_at) - 1):
+            inside = set(members[member_at[i] : member_at[i + 1]].tolist())
+            written = sum(
+                graph.nodes[x].shape.size_bytes for x in results[result_at[i] : result_at[i + 1]].tolist()
+            )
+            times.append(self._kernel_ns(graph, inside) + written)
+        return np.array(times, np.int64)

@@ -10,8 +10,8 @@ from disco_hlo.search.board import State, copy_state, new_scratch
 from disco_hlo.search.costing import UnitCosts
 from disco_hlo.search.entries import make_one, schedule
 from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
-from disco_hlo.search.state import from_strategy, given, members_of, to_strategy
-from disco_hlo.search.step import build_step
+from disco_hlo.search.starts import prepare
+from disco_hlo.search.state import members_of, to_strategy
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal
@@ -36,11 +36,11 @@ class Bench:
         self.graph, self.machine = graph, machine
         self.model = costs or TrafficCosts()
         start = start or unfused(graph)
-        self.step = build_step(graph)
+        starts = prepare(graph, [start])
+        self.step, self.kept = starts.step, starts.kept
         self.scratch = new_scratch(self.step)
-        self.kept = given(graph, [start])
         self.costs = UnitCosts(graph, self.step, self.model, machine, self.kept)
-        self.state = from_strategy(graph, self.step, start)
+        (self.state,) = starts.states
         self.costs.price_all(self.state, self.scratch)
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
 

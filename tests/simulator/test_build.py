@@ -226,6 +226,24 @@ def test_impossible_times_of_ops_are_refused(times: list[float], message: str) -
         build(STEP, Strategy(buckets=SEPARATE), Costs(()), CPU)
 
 
+class ResultCosts(TableCosts):
+    """10 ns an op and 100 ns a result."""
+
+    def kernels_ns(self, graph, member_at, members, result_at, results) -> NDArray[np.int64]:
+        return 10 * np.diff(member_at) + 100 * np.diff(result_at)
+
+
+def test_kernels_are_asked_for_with_what_they_return_in_this_strategy() -> None:
+    # 1 leaves its group because 5 reads it, until 5 stands in the same group.
+    costs = ResultCosts(COSTS.table_ns)
+    first = build(STEP, Strategy((Group((1, 2)),), SEPARATE), costs, CPU).problem
+    assert listed(first)["g0"][0] == 220
+    both = build(STEP, Strategy((Group((1, 2, 5)),), SEPARATE), costs, CPU).problem
+    assert listed(both)["g0"][0] == 230
+    tiled = build(STEP, Strategy((Group((1, 2), kind="triton"),), SEPARATE), costs, CPU).problem
+    assert listed(tiled)["g0"][0] == COSTS.groups_ns(STEP, [Group((1, 2))])[0]
+
+
 def test_impossible_times_of_groups_and_buckets_are_refused() -> None:
     class Groups(TableCosts):
         def groups_ns(self, graph: Graph, groups: object) -> NDArray[np.int64]:

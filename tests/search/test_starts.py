@@ -1,0 +1,96 @@
+"""Kernels that a start brings along stand as they came, whatever our own rules would say of them."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disco_hlo.profiler.profile import load
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.board import new_scratch
+from disco_hlo.search.costing import UnitCosts
+from disco_hlo.search.entries import refusal_of, run_order
+from disco_hlo.search.legality import LEGAL
+from disco_hlo.search.run import search
+from disco_hlo.search.starts import prepare
+from disco_hlo.search.state import to_strategy
+from disco_hlo.search.timeline import new_stage
+
+from disco_hlo.cli.costs import costs_for
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.timeline import simulate
+from tests.search.cost_models import ResultCosts
+from tests.search.states import Bench
+from tests.search.steps import chain
+
+ROOT = Path(__file__).parents[2]
+TILED = '{"tiles":4}'
+
+
+@pytest.fixture(scope="module")
+def h200() -> CanonicalModule:
+    return canonicalize(
+        gzip.decompress((ROOT / "tests/data/h200_transformer_default.hlo.pb.gz").read_bytes())
+    )
+
+
+def bench_with(group: Group, graph=None) -> Bench:
+    graph = graph or chain("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3", backend="gpu")
+    return Bench(graph, GPU, ResultCosts(), Strategy((group,)))
+
+
+def test_a_kernel_of_triton_may_not_return_anything_else() -> None:
+    # 3 is the reader for which 1 is a result; once it recomputes 1, the tiles would fit another kernel.
+    bench = bench_with(Group((1, 2), kind="triton", config=TILED))
+    assert refusal_of(bench.step, bench.state, bench.scratch, 1) == LEGAL
+    assert not bench.move(1, 3, 1)
+    assert bench.strategy().groups == (Group((1, 2), kind="triton", config=TILED),)
+
+
+def test_the_same_kernel_made_by_loops_may() -> None:
+    bench = bench_with(Group((1, 2)))
+    assert bench.move(1, 3, 1)
+
+
+def test_a_kernel_that_the_rules_refuse_stands_while_it_returns_what_it_did() -> None:
+    # Two results of different shapes, which the rules of XLA:CPU forbid.
+    graph = chain("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3")
+    wide = replace(graph.nodes[2], shape=replace(graph.nodes[2].shape, dims=(4,)))
+    graph = replace(graph, nodes=(*graph.nodes[:2], wide, *graph.nodes[3:]))
+    given = Bench(graph, start=Strategy((Group((1, 2)),)))
+    assert refusal_of(given.step, given.state, given.scratch, 1) == LEGAL
+    made = Bench(graph)
+    assert not made.move(0, 2, 1)
+
+
+@pytest.mark.parametrize("link", ["nvlink", "staged", "sockets"])
+def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, link: str) -> None:
+    costs = costs_for(h200.graph, load(ROOT / f"disco_hlo/data/profiles/nvidia-h200-{link}.json"), None)
+    graph, machine = h200.graph, costs.machine
+    starts = prepare(graph, [read(h200)])
+    (state,) = starts.states
+    scratch = new_scratch(starts.step)
+    UnitCosts(graph, starts.step, costs, machine, starts.kept).price_all(state, scratch)
+    stage = new_stage(len(graph), machine)
+    ranked = np.array(graph.all_reduces, np.int64)
+    predicted, entries = run_order(starts.step, state, scratch, stage, ranked)
+    order = stage.order[:entries].astype(np.int64)
+    strategy = to_strategy(graph, starts.step, state, starts.kept, order, machine.asynchronous)
+    assert simulate(build(graph, strategy, costs, machine).problem).makespan_ns == predicted
+
+
+def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: CanonicalModule) -> None:
+    costs = costs_for(h200.graph, load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json"), None)
+    chosen = SearchSettings(method="backtracking", evaluations=60, finalists=2)
+    result = search(h200.graph, costs, costs.machine, start=read(h200), settings=chosen)
+    assert result.predicted_ns < result.start_ns
+    for found in result.finalists:
+        timeline = simulate(build(h200.graph, found.strategy, costs, costs.machine).problem)
+        assert timeline.makespan_ns == found.predicted_ns
