@@ -6,7 +6,7 @@
         module.hlo.txt       the same, to read
         default.hlo.pb.gz    the module it was made from
         search.lock          a search is running (see locks.py)
-        compiling-<sha>.*    a plan is being compiled; left behind, it killed its process
+        compiling-<sha>.*    a plan or candidate is being tried; left behind, it killed its process
         banned-<sha>         a plan that killed a process
 
 Files appear whole or not at all: written beside their place, synced, renamed, ``plan.json`` last. A
@@ -185,7 +185,8 @@ class PlanSlot:
 
     @contextlib.contextmanager
     def compiling(self, module_sha256: str) -> Iterator[None]:
-        """Stand around a compile: if it kills the process, :meth:`is_banned` will know the module.
+        """Stand around a compile or a first run: if it kills the process, :meth:`is_banned` will know the
+        module.
 
         Where nothing can be written (a plan directory shared read-only) the compile goes unguarded; so
         it does where there is no folder, on a rank that has its plan from another's directory.
@@ -224,7 +225,7 @@ class PlanSlot:
         for marker in self._markers(digest):
             if marker.is_alive():
                 continue
-            reason = f"compiling it killed a process ({marker.owner_text()})"
+            reason = f"trying it killed a process ({marker.owner_text()})"
             # Where that cannot be written the marker itself stays, and bans as well.
             with contextlib.suppress(PlanError, OSError):
                 self.ban(digest, reason)

@@ -2,11 +2,14 @@
 
 DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
 default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
-same bytes; a candidate that fails anywhere is out everywhere.
+same bytes; a candidate that fails anywhere is out everywhere. One that ends the process, because XLA
+crashes on it, leaves its mark in the plan's folder, and is not tried a second time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +22,7 @@ from disco_hlo.activation.agree import PlanBytes, broadcast_plan
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
@@ -41,6 +45,8 @@ class Trial:
     """None: XLA's default, untouched."""
     predicted_ns: int
     module: bytes = b""
+    marks: PlanSlot | None = None
+    """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
     executable: Any = None
     runner: Runner | None = None
     times_ns: list[int] = field(default_factory=list)
@@ -98,6 +104,8 @@ def compile_trial(
     if session.leads:
         try:
             mine = PlanBytes(b"{}", apply(trial.strategy, source))
+            banned = trial.marks.is_banned(mine.module_sha256) if trial.marks is not None else ""
+            mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except DiscoError as error:
             why = one_line(error)
     sent, reason = broadcast_plan(session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag)
@@ -108,10 +116,18 @@ def compile_trial(
         with session.stage(tag):
             trial.module = local_module(source, trial.strategy, sent.module)
             verify(source, trial.module, trial.strategy)
-            trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
+            with marked(session, trial):
+                trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
     except Exception as error:
         trial.error = one_line(error)
         LOGGER.debug("%s: %s", trial.name, trial.error)
+
+
+def marked(session: Session, trial: Trial) -> contextlib.AbstractContextManager[None]:
+    """Rank 0's mark of a candidate under way: left behind by a process that died, it bans the candidate."""
+    if trial.marks is None or not session.leads or not trial.module:
+        return contextlib.nullcontext()
+    return trial.marks.compiling(hashlib.sha256(trial.module).hexdigest())
 
 
 def measure(
@@ -153,7 +169,7 @@ def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_
         with session.stage(f"inputs of {trial.name}"):
             seed = session.settings.seed
             trial.runner = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
-        with session.stage(f"first run of {trial.name}"):
+        with session.stage(f"first run of {trial.name}"), marked(session, trial):
             outputs = trial.runner.outputs()
             unlike = "" if expected is None else difference(expected, outputs)
             if unlike:

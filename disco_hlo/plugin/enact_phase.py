@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from dataclasses import dataclass
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
@@ -26,6 +27,8 @@ from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 
+_NO_PLAN = "there is no plan for it in"
+
 
 @dataclass(frozen=True)
 class Proposed:
@@ -38,7 +41,7 @@ class Proposed:
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
     """Enact the plan of the request's step if there is one; None leaves it to XLA."""
-    step = training_step(request, settings)
+    step = training_step(request, settings, or_planned=True)
     return None if step is None else enact(request, settings, step)
 
 
@@ -57,7 +60,10 @@ def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExec
     agreement = agree(session.channel, proposal, session.timeout_s)
     if not agreement.enact or proposed.plan is None:
         alone = proposed.reason if session.channel.size == 1 else ""
-        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, alone or agreement.reason)
+        reason = alone or agreement.reason
+        quiet = not step.chosen and _NO_PLAN in reason
+        level = logging.DEBUG if quiet else logging.WARNING
+        LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
         return None
     return _enact(session, step, slot, proposed)
 
@@ -85,7 +91,7 @@ def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
             reason = (
-                f"there is no plan for it in {slot.path}; search first (ENABLE_SEARCH=1)"
+                f"{_NO_PLAN} {slot.path}; search first (ENABLE_SEARCH=1)"
                 if stored is None
                 else ""
             )

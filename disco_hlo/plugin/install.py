@@ -55,14 +55,14 @@ def _say_if_nothing_was_found(settings: Settings) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on."""
     if not _compiled:
         return
-    if settings.module is not None:
+    if settings.module is not None and not settings.may_be_fingerprint:
         reason = _named_module_missing(settings)
     elif "disco_hlo.plugin.step" not in sys.modules:
         reason = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
     else:
         from disco_hlo.plugin.step import why_none
 
-        reason = why_none()
+        reason = why_none(settings)
     if reason:
         LOGGER.warning("no training step was found: %s", reason)
 

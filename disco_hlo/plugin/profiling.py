@@ -22,9 +22,10 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.baselines import one_at_a_time, unfused
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trial
+from disco_hlo.plugin.candidates import Trial, compile_trial, marked
 from disco_hlo.plugin.job import available_bytes
 from disco_hlo.plugin.links import all_reduce_times, link_label
 from disco_hlo.plugin.logs import LOGGER
@@ -79,9 +80,17 @@ def platform_of(session: Session) -> Platform:
 
 
 def profile_step(
-    session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    store: ProfileStore | None,
+    marks: PlanSlot | None = None,
 ) -> Profiled | None:
     """Measure what ``store`` does not know yet; returns the profile on rank 0, None elsewhere.
+
+    Args:
+        marks: where rank 0 notes which module is being tried, so that one that kills the process is left
+            out the next time.
 
     Raises:
         UnsupportedError: the step cannot be run on made-up inputs.
@@ -99,11 +108,11 @@ def profile_step(
             known.add_constants(constants)
     alone: tracing.Trace | None = None
     if wanted["ops"]:
-        fresh, step_ns, alone = _trace_modules(session, source, xla)
+        fresh, step_ns, alone = _trace_modules(session, source, xla, marks)
         if known is not None:
             known.add_ops(source.graph.fingerprint, fresh, step_ns)
     if wanted["contention"]:
-        slower = measure_contention(session, source, xla, alone)
+        slower = measure_contention(session, source, xla, alone, marks)
         if known is not None:
             known.add_contention(slower)
     if wanted["all-reduces"]:
@@ -219,7 +228,7 @@ def _largest_bytes(source: CanonicalModule) -> int:
 
 
 def _trace_modules(
-    session: Session, source: CanonicalModule, xla: Strategy
+    session: Session, source: CanonicalModule, xla: Strategy, marks: PlanSlot | None
 ) -> tuple[dict[str, OpTime], Sequence[int], tracing.Trace | None]:
     """Op times by cost key, wall times of the unfused step where it ran, and the trace of XLA's kernels."""
     found: dict[str, OpTime] = {}
@@ -229,14 +238,14 @@ def _trace_modules(
     for name, strategy in (("unfused step", unfused(source.graph)), ("XLA's kernels", xla)):
         if session.facts.backend == "gpu":
             strategy = one_at_a_time(source.graph, strategy)
-        trial = Trial(name, strategy, 0)
+        trial = Trial(name, strategy, 0, marks=marks)
         compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
         if trial.error:
-            LOGGER.debug("%s cannot be profiled: %s", name, trial.error)
+            session.say("%s: not profiled: %s", name, trial.error)
             continue
         with session.stage(f"memory for the {name}"):
             runner = _runner(session, trial, runner)
-        with session.stage(f"profile {name}"):
+        with session.stage(f"profile {name}"), marked(session, trial):
             taken, walls = _traced(runner)
             times = _times(trial, taken)
         found |= times
@@ -249,7 +258,11 @@ def _trace_modules(
 
 
 def measure_contention(
-    session: Session, source: CanonicalModule, xla: Strategy, alone: tracing.Trace | None
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    alone: tracing.Trace | None,
+    marks: PlanSlot | None = None,
 ) -> Contention:
     """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step.
 
@@ -263,14 +276,14 @@ def measure_contention(
     taken: list[tracing.Trace] = [alone] if alone is not None else []
     runner: Runner | None = None
     for name, strategy in orders:
-        trial = Trial(name, strategy, 0)
+        trial = Trial(name, strategy, 0, marks=marks)
         compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
         if trial.error:
-            LOGGER.debug("%s cannot be profiled: %s", name, trial.error)
+            session.say("%s: not profiled: %s", name, trial.error)
             return _NO_CONTENTION
         with session.stage(f"memory for {name}"):
             runner = _runner(session, trial, runner)
-        with session.stage(f"profile {name}"):
+        with session.stage(f"profile {name}"), marked(session, trial):
             taken.append(_traced(runner)[0])
     return contention(taken[-2], taken[-1], graph.module_name) or _NO_CONTENTION
 

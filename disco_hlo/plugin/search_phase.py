@@ -116,7 +116,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     xla = read(source)
     started = time.monotonic()
     with _profile_store(session) as store:
-        profiled = profile_step(session, source, xla, store)
+        profiled = profile_step(session, source, xla, store, slot)
     profile_s = time.monotonic() - started
     interruption = Interruption()
     with interruption.watched():
@@ -126,7 +126,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             found = (
                 _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
             )
-        trials = _trials(session, found)
+        trials = _trials(session, found, slot)
         started = time.monotonic()
         complete = _measure(session, step, trials, interruption)
     seconds = (profile_s, time.monotonic() - started)
@@ -241,14 +241,14 @@ def _bound(
 # --- finalists, on all ranks ----------------------------------------------------------------------
 
 
-def _trials(session: Session, found: Found | None) -> list[Trial]:
+def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial]:
     """The candidates by name; on ranks other than 0 their strategies arrive as JSON."""
     raw = None
     if found is not None:
         raw = [[name, msgspec.to_builtins(strategy), ns] for name, strategy, ns in found.trials]
     told = session.tell(raw, "finalists")
     return [
-        Trial(name, None if strategy is None else msgspec.convert(strategy, Strategy), ns)
+        Trial(name, None if strategy is None else msgspec.convert(strategy, Strategy), ns, marks=slot)
         for name, strategy, ns in told
     ]
 

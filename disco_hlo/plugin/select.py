@@ -1,7 +1,8 @@
 """Which of the modules a training script compiles is its training step.
 
 The rule: more than one device, at least one all-reduce of a computed value, the largest such module so far.
-``DISCO_MODULE`` names it instead. Every choice comes with the reason, to be logged.
+``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
+``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
 """
 
 from __future__ import annotations

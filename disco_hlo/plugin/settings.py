@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -35,7 +36,8 @@ class Settings:
     log_level: str = "info"
     """``DISCO_LOG``: debug, info, warning or error."""
     module: str | None = None
-    """``DISCO_MODULE``: the step's module, with or without ``jit_``; None chooses by rule."""
+    """``DISCO_MODULE``: the step's module, with or without ``jit_``, or the start of its fingerprint; None
+    chooses by rule."""
     budget_s: float = 120.0
     """``DISCO_BUDGET_S``: wall time of the search itself, without profiling and measuring."""
     alpha: float = 1.05
@@ -57,6 +59,11 @@ class Settings:
         """Whether ``DISCO_MODULE`` names this module."""
         wanted = self.module
         return wanted is not None and module_name in (wanted, f"jit_{wanted}", f"pmap_{wanted}")
+
+    @property
+    def may_be_fingerprint(self) -> bool:
+        """Whether ``DISCO_MODULE`` could be the start of a fingerprint: 8 or more hex digits."""
+        return self.module is not None and re.fullmatch(r"[0-9a-f]{8,64}", self.module) is not None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -175,7 +182,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 _EXPECTED = {
     "dir": "a directory",
     "log": f"one of {', '.join(LEVELS)}",
-    "module": "a module name",
+    "module": "a module name, or 8 or more digits of a fingerprint",
     "budget_s": "a number of seconds above 0",
     "alpha": "a number, 1 or more",
     "beta": "a whole number, 1 or more",

@@ -10,12 +10,12 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.select import ModuleFacts, choose, facts_of, qualifies
+from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, qualifies
 from disco_hlo.plugin.settings import Settings
 
 _seen: list[ModuleFacts] = []
-_chosen: set[str] = set()
-"""Fingerprints of the training steps so far."""
+_taken: dict[str, bool] = {}
+"""Fingerprints of the steps so far, and whether each was chosen (see :class:`Step`)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Step:
     again: bool = False
     """This very step was compiled before in this process: JAX compiles anew when arrays come in other
     shardings, as they do when the first call takes fresh parameters and the second a step's output."""
+    chosen: bool = True
+    """False: it could be a training step, but another is the one by rule. It is enacted if it has a plan."""
 
 
 def captured(request: CompileRequest) -> Step | None:
@@ -40,36 +42,55 @@ def captured(request: CompileRequest) -> Step | None:
         return None
 
 
-def training_step(request: CompileRequest, settings: Settings) -> Step | None:
-    """The request's module if it is the training step (see ``select``), else None."""
-    if settings.module is not None and not settings.names(request.module_name):
+def training_step(request: CompileRequest, settings: Settings, *, or_planned: bool = False) -> Step | None:
+    """The request's module if it is the training step (see ``select``), else None.
+
+    Args:
+        or_planned: also give modules that could be one, not chosen, for which a plan may have been saved: a
+            script may have several steps, and JAX compiles one step anew for a batch of another size.
+    """
+    by_name = settings.names(request.module_name)
+    if settings.module is not None and not by_name and not settings.may_be_fingerprint:
         return None
     step = captured(request)
     if step is None:
         return None
-    if step.source.graph.fingerprint in _chosen:
-        LOGGER.debug("%s is the training step, compiled again", request.module_name)
-        return replace(step, again=True)
+    fingerprint = step.source.graph.fingerprint
+    if fingerprint in _taken and (_taken[fingerprint] or or_planned):
+        LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
+        return replace(step, again=True, chosen=_taken[fingerprint])
     facts = facts_of(step.source.graph, len(request.devices))
-    choice = choose(facts, _seen, named=None if settings.module is None else True)
+    named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
+    choice = choose(facts, _seen, named=named)
     _seen.append(facts)
+    waits = or_planned and named is None and qualifies(facts)
+    _tell(request, fingerprint, facts, choice, waits)
+    if not choice.chosen and not waits:
+        return None
+    _taken[fingerprint] = choice.chosen
+    return replace(step, chosen=choice.chosen)
+
+
+def _tell(
+    request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, waits: bool
+) -> None:
     leads = device_facts(request).process_index == 0
     level = 20 if leads and (choice.chosen or facts.computed_all_reduce_count) else 10
-    LOGGER.log(
-        level,
-        "%s %s: %s",
-        request.module_name,
-        "is the training step" if choice.chosen else "is left alone",
-        choice.reason,
-    )
-    if not choice.chosen:
-        return None
-    _chosen.add(step.source.graph.fingerprint)
-    return step
+    verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
+    verdict = "is the training step" if choice.chosen else verdict
+    LOGGER.log(level, "%s (%s) %s: %s", request.module_name, fingerprint[:16], verdict, choice.reason)
 
 
-def why_none() -> str:
+def why_none(settings: Settings) -> str:
     """Why no module so far was the training step; empty where one was."""
+    if settings.module is not None:
+        listed = ", ".join(facts.name for facts in _seen[:8])
+        return (
+            ""
+            if any(_taken.values())
+            else f"no module is called {settings.module} or has a fingerprint that begins so (DISCO_MODULE); on "
+            f"several devices were compiled {listed or 'none'}"
+        )
     if not _seen or any(map(qualifies, _seen)):
         return ""
     largest = max(_seen, key=lambda facts: facts.instruction_count)

@@ -7,6 +7,7 @@ import functools
 import importlib.abc
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -122,10 +123,31 @@ def _let_win(name: str) -> None:
     search_phase._winner = lambda trials: [trial.name for trial in trials].index(name)
 
 
+def plan_crashes_xla() -> None:
+    """XLA takes the process with it when it compiles the search's own plan."""
+    from disco_hlo.plugin import candidates, jaxlink, search_phase
+
+    compile_trial, compile_module = candidates.compile_trial, jaxlink.compile_module
+    current: list[str] = [""]
+
+    def noting_the_name(session: Any, source: Any, trial: Any, **more: Any) -> None:
+        current[0] = trial.name
+        compile_trial(session, source, trial, **more)
+        current[0] = ""
+
+    def crashing(*args: Any, **more: Any) -> Any:
+        if current[0] == "plan":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compile_module(*args, **more)
+
+    search_phase.compile_trial = noting_the_name
+    jaxlink.compile_module = crashing
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        no_memory,        plan_wins, default_wins,
+        no_memory, plan_wins, default_wins, plan_crashes_xla,
     )
 }  # fmt: skip

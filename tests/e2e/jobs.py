@@ -46,6 +46,8 @@ class Run:
     log: list[str]
     """The lines of our plugin."""
     imported: frozenset[str]
+    listening: int
+    """TCP ports on which the process listened when its training was done."""
 
     def lines(self, text: str) -> list[str]:
         """The log's lines that hold ``text``."""
@@ -82,8 +84,9 @@ def _run(folder: Path, rank: int) -> Run:
     modules = tuple(path.read_bytes() for path in sorted(folder.glob(f"{rank}-*.pb")))
     assert modules, "the step was not found among the executables"
     return Run(
-        report["losses"], modules, report["donated_bytes"], report["log"], frozenset(report["imported"])
-    )
+        report["losses"], modules, report["donated_bytes"], report["log"], frozenset(report["imported"]),
+        report["listening"],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,14 @@ class Job:
     def train_ranks(
         self, *arguments: str, fault: str = "", each: Sequence[dict[str, Any]] = ({}, {}), **environment: str
     ) -> list[Run]:
-        """Two processes of one ``jax.distributed`` job, without MPI; ``each`` adds what differs between them:
+        """Processes of one ``jax.distributed`` job, without MPI; ``each`` adds what differs between them:
         environment, ``arguments``, or a ``fault``."""
+        return self.start_ranks(*arguments, fault=fault, each=each, **environment).finish()
+
+    def start_ranks(
+        self, *arguments: str, fault: str = "", each: Sequence[dict[str, Any]] = ({}, {}), **environment: str
+    ) -> Started:
+        """As :meth:`train_ranks`, not waited for."""
         folder = self._fresh_folder()
         port = str(free_port())
         processes = []
@@ -120,17 +129,19 @@ class Job:
             env = self._environment(1, environment | own)
             env |= {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(len(each)), "TRAIN_PORT": port}
             processes.append(_popen(_command(folder, own_fault, own_arguments), env))
-        return Started(processes, folder, len(each)).finish()
+        return Started(processes, folder, len(each))
 
-    def train_mpi(self, *arguments: str, fault: str = "", **environment: str) -> list[Run]:
-        """Two processes under ``mpiexec``."""
+    def train_mpi(
+        self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str
+    ) -> list[Run]:
+        """Processes under ``mpiexec``, with one device each."""
         mpiexec = shutil.which("mpiexec")
         if mpiexec is None:
             pytest.fail("mpiexec is not on PATH; it comes with pip install 'disco-hlo[mpi]'")
         folder = self._fresh_folder()
         env = self._environment(1, environment) | {"TRAIN_PORT": str(free_port())}
-        command = [mpiexec, "--oversubscribe", "-n", "2", *_command(folder, fault, arguments)]
-        return Started([_popen(command, env)], folder, 2).finish()
+        command = [mpiexec, "--oversubscribe", "-n", str(ranks), *_command(folder, fault, arguments)]
+        return Started([_popen(command, env)], folder, ranks).finish()
 
     def _fresh_folder(self) -> Path:
         number = sum(1 for _ in self.folder.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import pytest
@@ -37,6 +38,28 @@ def test_the_searching_run_goes_on_with_the_plan_and_the_next_one_enacts_it(
     assert difference(default, job.directory, plan.strategy) is not None
     assert len(enacted.lines("enacts the plan of jit_train_step")) == 1
     assert_donation([search, enacted], default)
+
+
+def test_two_steps_of_one_name_each_with_a_plan_are_both_enacted(
+    searched: tuple[Job, Run], copied: Job
+) -> None:
+    copied.train("--batch", "6", fault="plan_wins", ENABLE_SEARCH="1")
+    default = copied.train("--last-batch", "6")
+    enacted = copied.train("--last-batch", "6", ENABLE_SEARCH="0")
+    assert [is_ours(replace(enacted, modules=(one,))) for one in enacted.modules] == [True, True]
+    assert [is_ours(replace(default, modules=(one,))) for one in default.modules] == [False, False]
+    assert len(enacted.lines("enacts the plan of jit_train_step")) == 2
+    assert enacted.lines("disco: warning:") == ([] if KEEPS_DONATION else enacted.lines("loses buffer donation"))
+    assert_same_losses(enacted, default)
+
+
+def test_a_second_step_without_a_plan_is_left_to_xla_without_a_warning(
+    searched: tuple[Job, Run],
+) -> None:
+    run = searched[0].train("--last-batch", "6", ENABLE_SEARCH="0")
+    assert sorted(is_ours(replace(run, modules=(one,))) for one in run.modules) == [False, True]
+    assert len(run.lines("is left alone unless a plan was saved for it: not larger than jit_train_step")) == 1
+    assert run.lines("disco: warning:") == ([] if KEEPS_DONATION else run.lines("loses buffer donation"))
 
 
 # In the pmap script JAX compiles the step twice: the first call takes parameters from the host, the second

@@ -151,6 +151,28 @@ def test_a_search_that_is_killed_or_interrupted_leaves_a_measured_plan_alone(
     assert (slot_of(copied.directory) / "plan.json").read_bytes() == before
 
 
+def test_a_candidate_that_crashes_xla_is_not_tried_by_the_next_search(
+    searched: tuple[Job, Run], fresh: Callable[..., Job]
+) -> None:
+    job = fresh(searched[0])
+    crash = job.start(fault="plan_crashes_xla", ENABLE_SEARCH="1").processes[0]
+    crash.communicate(timeout=100)
+    assert crash.returncode == -signal.SIGKILL
+    # The fault is still there; the candidate that meets it is not tried.
+    run = job.train(fault="plan_crashes_xla", ENABLE_SEARCH="1")
+    [line] = run.lines("disco: plan: not measured: ")
+    said = f"it is banned: trying it killed a process (process {crash.pid} on "
+    assert said in line
+    assert "; to try it again delete " in line
+    assert_same_losses(run, searched[1])
+    [ban] = slot_of(job.directory).glob("banned-*")
+    assert list(slot_of(job.directory).glob("compiling-*")) == []
+    assert str(ban) in line
+    plan = plan_in(job.directory)
+    assert plan.chosen != "plan"
+    assert any(one.name == "plan" and said in one.error for one in plan.measured.candidates)
+
+
 def start_searching(job: Job) -> Started:
     """A search that will not end by itself, in the midst of it."""
     search = job.start(**LONG)

@@ -24,6 +24,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--kind", choices=["jit", "shard_map", "pmap", "no_all_reduce"], default="jit")
 parser.add_argument("--batch", type=int, default=4, help="rows per device")
 parser.add_argument("--steps", type=int, default=4)
+parser.add_argument("--last-batch", type=int, help="rows per device in the last step, if others")
 args = parser.parse_args()
 
 rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
@@ -71,13 +72,14 @@ momentum = jax.tree.map(np.zeros_like, params)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 first = jax.process_index() * jax.local_device_count()
-mine = slice(first * args.batch, (first + jax.local_device_count()) * args.batch)
 
 
 def batch(number):
+    rows = args.last_batch if args.last_batch and number == args.steps - 1 else args.batch
     rng = np.random.default_rng([1, number])
-    x = rng.normal(size=(args.batch * jax.device_count(), WIDTH)).astype(np.float32)
+    x = rng.normal(size=(rows * jax.device_count(), WIDTH)).astype(np.float32)
     y = np.tanh(x[:, ::-1])
+    mine = slice(first * rows, (first + jax.local_device_count()) * rows)
     return x[mine], y[mine]
 
 

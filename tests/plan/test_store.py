@@ -446,7 +446,7 @@ def test_a_plan_that_killed_its_process_is_banned_until_the_ban_is_deleted(saved
     ban = saved.path / f"banned-{digest}"
     for _ in range(2):
         reason = saved.is_banned(digest)
-        assert reason.startswith(f"compiling it killed a process (process {victim.pid} on ")
+        assert reason.startswith(f"trying it killed a process (process {victim.pid} on ")
         assert reason.endswith(f"to try it again delete {ban}")
     assert names(saved) == sorted([ban.name, *FOUR_FILES])
     assert saved.is_banned("0" * 64) == "", "other plans are not meant"

@@ -1,0 +1,110 @@
+"""Which compile is the training step, where the name does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step, training_step, why_none
+
+Install = Callable[[Handler], None]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was compiled so far."""
+    monkeypatch.setattr(steps, "_seen", [])
+    monkeypatch.setattr(steps, "_taken", {})
+
+
+@pytest.fixture
+def offered(install: Install) -> Iterator[Callable[..., list[Step | None]]]:
+    """``offered(**settings)``: what ``training_step`` makes of the modules on two devices, in their order."""
+
+    def offered(*, or_planned: bool = False, module: str | None = None) -> list[Step | None]:
+        found: list[Step | None] = []
+        settings = Settings(search=True, directory=Path("/plans"), module=module)
+
+        def handle(request: CompileRequest) -> None:
+            if len(request.devices) == 2:
+                found.append(training_step(request, settings, or_planned=or_planned))
+
+        install(handle)
+        return found
+
+    yield offered
+
+
+def mapped(layers: int) -> Callable[[Any], Any]:
+    """A step under pmap, whose module is called as that of any other."""
+
+    def step(x: Any) -> Any:
+        for _ in range(layers):
+            x = jax.lax.pmean(jnp.tanh(x * x), "data")
+        return x
+
+    return jax.pmap(step, axis_name="data", devices=jax.devices()[:2])
+
+
+def run(layers: int, width: int = 4) -> None:
+    mapped(layers)(np.ones((2, width), np.float32))
+
+
+def test_of_two_steps_of_one_name_the_fingerprint_chooses(offered: Callable[..., list[Step | None]]) -> None:
+    seen = offered(or_planned=True)
+    run(2), run(1)
+    large, small = [one.source.graph for one in seen if one is not None]
+    assert large.module_name == small.module_name
+    steps._seen.clear(), steps._taken.clear()
+    chosen = offered(module=small.fingerprint[:16])
+    run(2), run(1)
+    assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
+
+
+def test_a_fingerprint_that_no_step_has_is_said_with_what_was_compiled(
+    offered: Callable[..., list[Step | None]],
+) -> None:
+    settings = Settings(search=True, directory=Path("/plans"), module="0" * 16)
+    assert offered(module=settings.module) == []
+    run(1)
+    assert why_none(settings).startswith(
+        "no module is called 0000000000000000 or has a fingerprint that begins so (DISCO_MODULE); on several "
+        "devices were compiled "
+    )
+
+
+def test_only_eight_hex_digits_or_more_may_be_a_fingerprint() -> None:
+    def may_be(module: str | None) -> bool:
+        return Settings(search=True, directory=Path("/plans"), module=module).may_be_fingerprint
+
+    assert [may_be(text) for text in ("3f9a0c12", "3f9a0c1", "3F9A0C12", "decoder_", "f" * 65, None)] == [
+        True, False, False, False, False, False,
+    ]  # fmt: skip
+
+
+def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(
+    offered: Callable[..., list[Step | None]],
+) -> None:
+    seen = offered(or_planned=True)
+    run(2, width=8), run(2, width=4)
+    first, second = seen
+    assert first is not None and second is not None
+    assert (first.chosen, second.chosen) == (True, False)
+    assert first.source.graph.fingerprint != second.source.graph.fingerprint
+
+
+def test_a_search_leaves_a_second_step_that_is_not_larger_alone(
+    offered: Callable[..., list[Step | None]],
+) -> None:
+    seen = offered()
+    run(2, width=8), run(2, width=4)
+    assert [one is not None for one in seen] == [True, False]
