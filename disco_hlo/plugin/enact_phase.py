@@ -90,11 +90,7 @@ def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
         try:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
-            reason = (
-                f"{_NO_PLAN} {slot.path}; search first (ENABLE_SEARCH=1)"
-                if stored is None
-                else ""
-            )
+            reason = f"{_NO_PLAN} {slot.path}; search first (ENABLE_SEARCH=1)" if stored is None else ""
             banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except PlanError as error:

@@ -239,14 +239,14 @@ def _trace_modules(
         if session.facts.backend == "gpu":
             strategy = one_at_a_time(source.graph, strategy)
         trial = Trial(name, strategy, 0, marks=marks)
-        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
+        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=profiling_options(session))
         if trial.error:
             session.say("%s: not profiled: %s", name, trial.error)
             continue
         with session.stage(f"memory for the {name}"):
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {name}"), marked(session, trial):
-            taken, walls = _traced(runner)
+            taken, walls = traced(runner)
             times = _times(trial, taken)
         found |= times
         step_ns = step_ns or walls
@@ -277,18 +277,19 @@ def measure_contention(
     runner: Runner | None = None
     for name, strategy in orders:
         trial = Trial(name, strategy, 0, marks=marks)
-        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=_options(session))
+        compile_trial(session, source, trial, tag=f"profile {name}", extra_options=profiling_options(session))
         if trial.error:
             session.say("%s: not profiled: %s", name, trial.error)
             return _NO_CONTENTION
         with session.stage(f"memory for {name}"):
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {name}"), marked(session, trial):
-            taken.append(_traced(runner)[0])
+            taken.append(traced(runner)[0])
     return contention(taken[-2], taken[-1], graph.module_name) or _NO_CONTENTION
 
 
-def _options(session: Session) -> dict[str, str]:
+def profiling_options(session: Session) -> dict[str, str]:
+    """Compile options without which a trace does not name every kernel."""
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
@@ -299,7 +300,12 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def _traced(runner: Runner) -> tuple[tracing.Trace, Sequence[int]]:
+def traced(runner: Runner) -> tuple[tracing.Trace, Sequence[int]]:
+    """A trace of a few runs, after some that warm up, and their wall nanoseconds; on every rank.
+
+    Raises:
+        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
+    """
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), PROFILED_RUNS, warmup=_WARM_UPS)

@@ -71,9 +71,7 @@ def training_step(request: CompileRequest, settings: Settings, *, or_planned: bo
     return replace(step, chosen=choice.chosen)
 
 
-def _tell(
-    request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, waits: bool
-) -> None:
+def _tell(request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, waits: bool) -> None:
     leads = device_facts(request).process_index == 0
     level = 20 if leads and (choice.chosen or facts.computed_all_reduce_count) else 10
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"

@@ -131,9 +131,7 @@ class Job:
             processes.append(_popen(_command(folder, own_fault, own_arguments), env))
         return Started(processes, folder, len(each))
 
-    def train_mpi(
-        self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str
-    ) -> list[Run]:
+    def train_mpi(self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str) -> list[Run]:
         """Processes under ``mpiexec``, with one device each."""
         mpiexec = shutil.which("mpiexec")
         if mpiexec is None:

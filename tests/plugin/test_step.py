@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def offered(install: Install) -> Iterator[Callable[..., list[Step | None]]]:
+def offered(install: Install) -> Callable[..., list[Step | None]]:
     """``offered(**settings)``: what ``training_step`` makes of the modules on two devices, in their order."""
 
     def offered(*, or_planned: bool = False, module: str | None = None) -> list[Step | None]:
@@ -41,7 +41,7 @@ def offered(install: Install) -> Iterator[Callable[..., list[Step | None]]]:
         install(handle)
         return found
 
-    yield offered
+    return offered
 
 
 def mapped(layers: int) -> Callable[[Any], Any]:
@@ -97,7 +97,8 @@ def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(
     seen = offered(or_planned=True)
     run(2, width=8), run(2, width=4)
     first, second = seen
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert (first.chosen, second.chosen) == (True, False)
     assert first.source.graph.fingerprint != second.source.graph.fingerprint
 
