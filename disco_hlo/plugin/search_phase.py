@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, 
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
@@ -36,10 +38,13 @@ from disco_hlo.plugin.ranking import ranked, starting_point
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.timelines import take_timelines
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
+from disco_hlo.profiler.timeline import encode as encode_timelines
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
@@ -131,12 +136,16 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         complete = _measure(session, step, trials, interruption)
     seconds = (profile_s, time.monotonic() - started)
     winner = trials[session.tell(_winner(trials) if session.leads and complete else 0, "winner")]
+    saved = False
     if found is not None and complete:
-        _save(session, step, slot, found, trials, winner, seconds)
+        saved = _save(session, step, slot, found, trials, winner, seconds)
     elif found is not None:
         _save_interrupted(session, step, slot, found, trials, seconds)
     if winner.strategy is None:
         return None
+    timelines = take_timelines(session, step, (trials[0], winner))
+    if saved and timelines:
+        _save_timelines(slot, winner, timelines)
     with session.stage("taking the winner"):
         executable = winner.executable
     digest = hashlib.sha256(winner.module).hexdigest()
@@ -346,7 +355,9 @@ def _save(
         session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
     elif winner.times_ns:
         session.say(
-            "%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path)
+            "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
+            1 / ratio_to(winner, default),
+            shlex.quote(str(slot.path)),
         )
     return True
 
@@ -386,6 +397,15 @@ def _write(
     )
     slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
     save_profile(found.profile, slot.path / PROFILE_NAME)
+
+
+def _save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredStep]) -> None:
+    """Put the measured steps beside the plan. They name its module, so those of another are known as such."""
+    try:
+        digest = hashlib.sha256(winner.module).hexdigest()
+        replace_files(slot.path, {FILE_NAME: encode_timelines(digest, timelines)})
+    except PlanError as error:
+        LOGGER.debug("the measured timelines are not kept: %s", one_line(error))
 
 
 def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:
