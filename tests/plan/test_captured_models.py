@@ -1,0 +1,34 @@
+"""The six models of the paper as XLA:GPU runs them at full size: what was read can be written again."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.read import read
+from disco_hlo.plan.verify import verify
+
+MODULES = Path(__file__).parents[1] / "data" / "h200_models"
+SHAPES = {
+    "bert": (19350, 1118, 15),
+    "reformer": (10666, 1125, 25),
+    "resnet50": (6455, 1053, 4),
+    "rnnlm": (1450, 47, 7),
+    "transformer": (19876, 910, 8),
+    "vgg19": (1571, 104, 6),
+}
+"""Nodes, and XLA's kernels and buckets."""
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_xlas_own_plan_and_none_at_all_can_be_written(model: str) -> None:
+    source = canonicalize(gzip.decompress((MODULES / f"{model}.hlo.pb.gz").read_bytes()))
+    xla = read(source)
+    assert (len(source.graph), len(xla.groups), len(xla.buckets)) == SHAPES[model]
+    for strategy in (xla, unfused(source.graph)):
+        verify(source, apply(strategy, source), strategy)
