@@ -179,6 +179,15 @@ def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
+def until_it_says(process: subprocess.Popen[str], text: str) -> str:
+    """Read the process's stderr until a line begins with ``text``, and return that; fails where it ends
+    before."""
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith(text):
+        assert line, f"the process ended without {text!r}"
+    return line
+
+
 def two_at_a_time(makers: Mapping[str, Callable[[], Result]]) -> dict[str, Future[Result]]:
     """What each of these gives, or the error it ends in, by ``result()``. Most of a short run is one
     thread's work, so two take little longer than one."""

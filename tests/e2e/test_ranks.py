@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
-from tests.e2e.jobs import Job, Run
+from tests.e2e.jobs import Job, Run, until_it_says
 
 pytestmark = pytest.mark.mpi
 
@@ -35,13 +46,13 @@ def shared(together: tuple[Job, list[Run]], tmp_path: Path) -> Job:
 
 def assert_all_execute_the_plan(runs: list[Run], directory: Path, alone: list[Run]) -> None:
     plan = plan_in(directory)
-    assert plan.target.process_count == 2
+    assert plan.target.process_count == len(runs) == len(alone)
     assert len(set(map(digest, runs))) == 1
     for run, default in zip(runs, alone, strict=True):
         assert difference(run, directory, plan.strategy) is None
         assert_same_losses(run, default)
     told = [line.rsplit(" ", 1)[1] for run in runs for line in run.lines(" executes module ")]
-    assert told == [plan.module_sha256] * 2
+    assert told == [plan.module_sha256] * len(runs)
 
 
 def assert_all_default(runs: list[Run], alone: list[Run], *texts: str) -> None:
@@ -84,6 +95,43 @@ def test_a_rank_needs_no_plan_directory(shared: Job, alone: list[Run], tmp_path:
     runs = shared.train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug", each=[{}, own])
     assert_all_execute_the_plan(runs, shared.directory, alone)
     assert [run.lines("without a mark") for run in runs] == [[], []]
+
+
+def older(slot: Path) -> None:
+    """The plan of an earlier search: XLA's own kernels and buckets, as a plan."""
+    source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
+    module = apply(read(source), source)
+    plan = json.loads((slot / "plan.json").read_text())
+    plan["strategy"] = msgspec.to_builtins(read(source))
+    plan["module_sha256"] = hashlib.sha256(module).hexdigest()
+    (slot / "plan.json").write_text(json.dumps(plan))
+    (slot / "module.hlo.pb").write_bytes(module)
+
+
+def corrupt(slot: Path) -> None:
+    (slot / "plan.json").write_bytes(b"{")
+    (slot / "module.hlo.pb").write_bytes(b"")
+
+
+@pytest.mark.product_only
+@pytest.mark.parametrize("spoil", [older, corrupt])
+def test_what_another_rank_has_in_its_own_directory_does_not_matter(
+    spoil: Callable[[Path], None], together: tuple[Job, list[Run]], alone: list[Run], tmp_path: Path
+) -> None:
+    own = new_job(tmp_path / "own", together[0].directory)
+    spoil(slot_of(own.directory))
+    each = [{}, {"DISCO_DIR": str(own.directory)}]
+    runs = together[0].train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug", each=each)
+    assert_all_execute_the_plan(runs, together[0].directory, alone)
+
+
+@pytest.mark.product_only
+def test_an_older_plan_on_rank_0_is_the_one_that_all_execute(shared: Job, alone: list[Run]) -> None:
+    before = plan_in(shared.directory)
+    older(slot_of(shared.directory))
+    assert plan_in(shared.directory).module_sha256 != before.module_sha256
+    runs = shared.train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug")
+    assert_all_execute_the_plan(runs, shared.directory, alone)
 
 
 @pytest.mark.product_only
@@ -132,3 +180,55 @@ def test_a_search_that_one_rank_cannot_follow_is_the_default_on_all(
     runs = job.train_ranks(ENABLE_SEARCH="1", each=[{}, {"fault": "no_memory"}])
     assert_all_default(runs, alone, "inputs of XLA default: rank 1: ", "MemoryError")
     assert not is_ours(runs[0])
+
+
+@pytest.mark.product_only
+def test_four_ranks_search_and_enact_under_mpi(tmp_path: Path) -> None:
+    job = new_job(tmp_path / "four")
+    four_devices = "--xla_force_host_platform_device_count=4"
+    default = [job.train(XLA_FLAGS=four_devices)] * 4
+    search = job.train_mpi(fault="plan_wins", ranks=4, ENABLE_SEARCH="1", DISCO_LOG="debug")
+    assert search[0].lines("channel between 4 ranks: mpi")
+    assert_all_execute_the_plan(search, job.directory, default)
+    enacted = job.train_mpi(ranks=4, ENABLE_SEARCH="0", DISCO_LOG="debug")
+    assert_all_execute_the_plan(enacted, job.directory, default)
+
+
+@pytest.mark.product_only
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
+    victim: int, together: tuple[Job, list[Run]], fresh: Callable[..., Job]
+) -> None:
+    job = fresh(together[0])
+    long = {"DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "8", "DISCO_TIMEOUT_S": "5"}
+    search = job.start_ranks(ENABLE_SEARCH="1", **long)
+    until_it_says(search.processes[0], "disco: profiled")
+    time.sleep(1)
+    search.processes[victim].send_signal(signal.SIGKILL)
+    watchdog = threading.Timer(90, search.kill)
+    watchdog.start()
+    try:
+        if victim == 0:
+            # The store dies with rank 0, and jax ends the others.
+            assert search.processes[1].wait() not in (0, -signal.SIGKILL)
+        else:
+            line = until_it_says(search.processes[0], "disco: warning: jit_train_step runs as XLA compiles it")
+            assert "rank 1 of 2 did not answer within" in line
+    finally:
+        watchdog.cancel()
+        search.kill()
+    slot = slot_of(job.directory)
+    assert not (slot / "plan.json").exists()
+    with PlanSlot(job.directory, slot).search_lock().held():
+        assert list(slot.glob("compiling-*")) == []
+
+
+@pytest.mark.product_only
+def test_ranks_that_agree_without_mpi_listen_on_no_more_ports(
+    together: tuple[Job, list[Run]], alone: list[Run]
+) -> None:
+    runs = together[0].train_ranks(ENABLE_SEARCH="0")
+    assert all(is_ours(run) for run in runs)
+    assert [run.listening for run in runs] == [run.listening for run in alone]
+    # The count sees what there is: rank 0 is jax.distributed's coordinator.
+    assert alone[0].listening >= 1

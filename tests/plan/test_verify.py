@@ -61,11 +61,19 @@ def test_another_strategy_is_noticed() -> None:
         )
 
 
-def test_an_added_custom_call_is_refused_although_nothing_reads_it() -> None:
+@pytest.mark.parametrize(
+    ("opcode", "said"),
+    [
+        ("custom-call", "adds custom call 'run_anything', which its source does not have"),
+        ("outfeed", "computes something else"), ("infeed", "computes something else"),
+        ("send", "computes something else"), ("recv", "computes something else"),
+    ],
+)  # fmt: skip
+def test_an_added_way_out_is_refused_although_nothing_reads_it(opcode: str, said: str) -> None:
     def add(entry: Message) -> None:
         call = entry.instructions.add()
         call.CopyFrom(next(i for i in entry.instructions if i.opcode == "parameter"))
-        call.name, call.opcode, call.custom_call_target = "call", "custom-call", "run_anything"
+        call.name, call.opcode, call.custom_call_target = "call", opcode, "run_anything"
         call.id = max(i.id for i in entry.instructions) + 1
 
     module = proto.parse(tampered(add))
@@ -74,7 +82,7 @@ def test_an_added_custom_call_is_refused_although_nothing_reads_it() -> None:
             sequence.instruction_ids.append(
                 max(i.id for c in module.computations if c.id == key for i in c.instructions)
             )
-    with pytest.raises(PlanError, match="adds custom call 'run_anything'"):
+    with pytest.raises(PlanError, match=said):
         verify(source(), proto.serialize(module), rewritten()[0])
 
 
