@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
 from disco_hlo.report.printable import printable, size_text
+from disco_hlo.report.traces import chrome_trace
 
 
 def report(
@@ -23,12 +25,16 @@ def report(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the timelines as a Chrome trace (ui.perfetto.dev)."),
+    ] = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a plan as one HTML page: times, timelines, buckets, op groups, how it was found."""
-    if output is None and not as_json:
-        raise DiscoError("expected -o FILE for the page, or --json for its content")
+    if output is None and trace is None and not as_json:
+        raise DiscoError("expected -o FILE for the page, --trace FILE for a trace, or --json for the content")
     began = time.perf_counter()
     bundle = open_bundle(locate(plan, plan_directory()))
     costs: Costs | None = None
@@ -40,10 +46,17 @@ def report(
     if output is not None:
         page = render(data)
         write_file(output, page)
+    if trace is not None:
+        if not data["timelines"]:
+            raise DiscoError(f"{bundle.path} has no timelines: the module is not beside it")
+        body = json.dumps(chrome_trace(data), separators=(",", ":"), allow_nan=False)
+        write_file(trace, body.encode())
     warn_all((*bundle.missing, *said))
     if as_json:
         print_json(data)
         return
-    assert output is not None
     spent = time.perf_counter() - began
-    show(f"{printable(str(output))}: {size_text(len(page))}, made in {spent:.1f} s; open it in a browser")
+    if output is not None:
+        show(f"{printable(str(output))}: {size_text(len(page))}, made in {spent:.1f} s; open it in a browser")
+    if trace is not None:
+        show(f"{printable(str(trace))}: open it in ui.perfetto.dev")

@@ -5,6 +5,7 @@
         module.hlo.pb        the optimized HLO module (DisCo, section 5.1: what the master broadcasts)
         module.hlo.txt       the same, to read
         default.hlo.pb.gz    the module it was made from
+        timelines.json.gz    measured steps of XLA's default and the plan (profiler/timeline.py)
         search.lock          a search is running (see locks.py)
         compiling-<sha>.*    a plan or candidate is being tried; left behind, it killed its process
         banned-<sha>         a plan that killed a process

@@ -109,7 +109,7 @@ def profile_step(
         if known is not None:
             known.add_constants(constants)
     trials = _to_trace(session, source, xla, wanted, marks)
-    compile_trials(session, source, trials, tag="profile", extra_options=_options(session))
+    compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
     taken = _trace(session, trials)
     if known is not None and wanted["ops"]:
         known.add_ops(source.graph.fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
@@ -268,7 +268,7 @@ def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
         with session.stage(f"memory for the {trial.name}"):
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
-            trace, walls = _traced(runner, _RUNS[session.facts.backend])
+            trace, walls = traced(runner, _RUNS[session.facts.backend])
             times = _times(trial, trace) if trial.name != _BESIDE else {}
         found[trial.name] = _Traced(trace, walls, times)
         trial.executable = None
@@ -291,7 +291,8 @@ def _slow_downs(taken: Mapping[str, _Traced], module_name: str) -> Contention:
     return contention(alone, beside, module_name) or _NO_CONTENTION
 
 
-def _options(session: Session) -> dict[str, str]:
+def profiling_options(session: Session) -> dict[str, str]:
+    """Compile options without which a trace does not name every kernel."""
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
@@ -302,7 +303,7 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def _traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+def traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)

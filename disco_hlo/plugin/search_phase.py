@@ -21,6 +21,7 @@ from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, 
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
@@ -36,10 +37,13 @@ from disco_hlo.plugin.ranking import ranked, starting_point
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.timelines import take_timelines
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
+from disco_hlo.profiler.timeline import encode as encode_timelines
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
@@ -137,6 +141,9 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         _save_interrupted(session, step, slot, found, trials, seconds)
     if winner.strategy is None:
         return None
+    timelines = take_timelines(session, step, (trials[0], winner))
+    if session.leads and timelines:
+        _save_timelines(slot, winner, timelines)
     with session.stage("taking the winner"):
         executable = winner.executable
     digest = hashlib.sha256(winner.module).hexdigest()
@@ -386,6 +393,15 @@ def _write(
     )
     slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
     save_profile(found.profile, slot.path / PROFILE_NAME)
+
+
+def _save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredStep]) -> None:
+    """Put the measured steps beside the plan. They name its module, so those of another are known as such."""
+    try:
+        digest = hashlib.sha256(winner.module).hexdigest()
+        replace_files(slot.path, {FILE_NAME: encode_timelines(digest, timelines)})
+    except PlanError as error:
+        LOGGER.debug("the measured timelines are not kept: %s", one_line(error))
 
 
 def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:

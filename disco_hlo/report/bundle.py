@@ -1,6 +1,6 @@
 """A plan together with what lies beside it: the module it was made from and the profile it was made with.
 
-    plan.json  module.hlo.pb  module.hlo.txt  default.hlo.pb.gz  profile.json
+    plan.json  module.hlo.pb  module.hlo.txt  default.hlo.pb.gz  profile.json  timelines.json.gz
 
 A plan by itself speaks of nodes by number; the module says what they are. A plan file of another
 name, ``mine.json``, has ``mine.default.hlo.pb.gz`` and so on beside it.
@@ -31,6 +31,10 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.profiler.timeline import FILE_NAME as TIMELINES_NAME
+from disco_hlo.profiler.timeline import MAX_BYTES as MAX_TIMELINES_BYTES
+from disco_hlo.profiler.timeline import MeasuredStep
+from disco_hlo.profiler.timeline import decode as decode_timelines
 
 PROFILE_NAME = "profile.json"
 _GZIP = b"\x1f\x8b"
@@ -49,6 +53,8 @@ class Bundle:
     profile: Profile | None
     missing: tuple[str, ...]
     """What could not be used, and why."""
+    timelines: tuple[MeasuredStep, ...] = ()
+    """Measured steps of XLA's default and of the plan; empty where none were taken."""
 
     @cached_property
     def strategy(self) -> Strategy:
@@ -116,7 +122,8 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     profile = load_beside(beside(path, PROFILE_NAME), missing)
     if source is not None:
         _check(source, plan, path)
-    return Bundle(path, plan, source, profile, tuple(missing))
+    timelines = _timelines_beside(path, plan, missing)
+    return Bundle(path, plan, source, profile, tuple(missing), timelines)
 
 
 def beside(plan_file: Path, name: str) -> Path:
@@ -166,6 +173,22 @@ def load_beside(place: Path, missing: list[str]) -> Profile | None:
     except ProfileError as error:
         missing.append(str(error))
         return None
+
+
+def _timelines_beside(path: Path, plan: Plan, missing: list[str]) -> tuple[MeasuredStep, ...]:
+    place = beside(path, TIMELINES_NAME)
+    try:
+        data = read_bounded(place, MAX_TIMELINES_BYTES)
+        found = None if data is None else decode_timelines(data, str(place))
+    except DiscoError as error:
+        missing.append(str(error))
+        return ()
+    if found is None:
+        return ()
+    if found.module_sha256 != plan.module_sha256:
+        missing.append(f"{place} holds measured steps of another plan")
+        return ()
+    return found.steps
 
 
 def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModule | None:

@@ -12,6 +12,7 @@ from disco_hlo.plan.plan import Plan
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare
 from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
+from disco_hlo.report.measured import measured_data
 from disco_hlo.report.order import order_of, with_order
 from disco_hlo.report.predict import Costs, Predicted, lower_bound, predict
 from disco_hlo.report.printable import printable
@@ -45,6 +46,7 @@ def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> 
         "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
         "order": msgspec.to_builtins(order_facts(order, explicit)),
         "timelines": [],
+        "measuredTimelines": [],
         "bound": None,
         "difference": None,
         "curve": [list(step) for step in bundle.plan.search.improvements],
@@ -57,7 +59,22 @@ def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> 
         body["timelines"] = [timeline_data(graph, one, strings) for one in (default, plan)]
         body["bound"] = {"step": limit.makespan_ns, "fullOverlap": limit.full_overlap_ns}
         body["difference"] = _difference(graph, bundle, default)
+        body["measuredTimelines"] = measured_timelines(bundle, (default, plan), strings)
     return body | {"strings": strings.as_list()}
+
+
+def measured_timelines(
+    bundle: Bundle, predicted: Sequence[Predicted], strings: Strings
+) -> list[dict[str, Any]]:
+    """The measured steps of XLA's default and of the plan; none where one of them is missing."""
+    if bundle.source is None or len(bundle.timelines) != len(predicted):
+        return []
+    return [
+        measured_data(
+            bundle.source.graph, one.built.units, step, strings, ours=step is not bundle.timelines[0]
+        )
+        for one, step in zip(predicted, bundle.timelines, strict=True)
+    ]
 
 
 def _simulated(bundle: Bundle, costs: Costs | None) -> tuple[Predicted | None, Predicted | None]:

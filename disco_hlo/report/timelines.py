@@ -32,7 +32,7 @@ def timeline_data(graph: Graph, predicted: Predicted, strings: Strings) -> dict[
         "exposed": timeline.exposed_ns,
         "peak": timeline.peak_bytes,
         "rows": _rows(graph, predicted, strings),
-        "units": [_unit(graph, unit, strings) for unit in predicted.built.units.units],
+        "units": [unit_row(graph, unit, strings) for unit in predicted.built.units.units],
         "exposedSpans": exposed_intervals(timeline).T.reshape(-1).tolist(),
     }
 
@@ -40,12 +40,17 @@ def timeline_data(graph: Graph, predicted: Predicted, strings: Strings) -> dict[
 def exposed_intervals(timeline: Timeline) -> Intervals:
     """When something is communicated and nothing is computed."""
     communicates = timeline.problem.communicates
-    talk = _union(timeline.spans_ns[:, communicates])
-    work = _union(timeline.spans_ns[:, ~communicates])
+    return exposed_between(
+        union(timeline.spans_ns[:, communicates]), union(timeline.spans_ns[:, ~communicates])
+    )
+
+
+def exposed_between(talk: Intervals, work: Intervals) -> Intervals:
+    """What of ``talk`` no part of ``work`` covers."""
     edges = np.unique(np.concatenate([talk.reshape(-1), work.reshape(-1)]))
     start, end = edges[:-1], edges[1:]
     wanted = _covers(talk, start) & ~_covers(work, start)
-    return _union(np.stack([start[wanted], end[wanted]]))
+    return union(np.stack([start[wanted], end[wanted]]))
 
 
 def overlap_ns(intervals: Intervals, start_ns: int, end_ns: int) -> int:
@@ -54,7 +59,14 @@ def overlap_ns(intervals: Intervals, start_ns: int, end_ns: int) -> int:
     return int(np.maximum(high - low, 0).sum())
 
 
-def _union(spans_ns: NDArray[np.int64]) -> Intervals:
+def overlap_between(talk: Intervals, work: Intervals) -> int:
+    """How long both are under way, in ns."""
+    exposed = exposed_between(talk, work)
+    return int((talk[1] - talk[0]).sum() - (exposed[1] - exposed[0]).sum())
+
+
+def union(spans_ns: NDArray[np.int64]) -> Intervals:
+    """The spans ``[2, n]`` without what they have in common."""
     start, end = spans_ns[:, np.argsort(spans_ns[0], kind="stable")]
     if not start.size:
         return np.zeros((2, 0), np.int64)
@@ -102,8 +114,8 @@ def _kind(graph: Graph, unit: Unit, name: str, communicates: bool) -> int:
     return LIBRARY if graph.nodes[unit.nodes[0]].kind is Kind.FIXED else SINGLE
 
 
-def _unit(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
-    """[token, what it is, source line, number of ops], texts by index."""
+def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
+    """A unit as the page knows it: [token, what it is, source line, number of ops], texts by index."""
     inside = [graph.nodes[node] for node in (*unit.nodes, *unit.duplicates)]
     if unit.is_bucket:
         size_bytes = sum(node.shape.size_bytes for node in inside)

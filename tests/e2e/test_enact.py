@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import pytest
+from disco_hlo.profiler.timeline import FILE_NAME, decode
 
-from tests.e2e.executed import assert_same_losses, difference, is_ours, plan_in
+from tests.e2e.executed import assert_same_losses, difference, is_ours, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 
 KEEPS_DONATION = jax.__version_info__ >= (0, 11)
@@ -38,6 +40,17 @@ def test_the_searching_run_goes_on_with_the_plan_and_the_next_one_enacts_it(
     assert difference(default, job.directory, plan.strategy) is not None
     assert len(enacted.lines("enacts the plan of jit_train_step")) == 1
     assert_donation([search, enacted], default)
+
+
+def test_a_search_leaves_the_steps_that_it_saw_run_beside_the_plan(searched: tuple[Job, Run]) -> None:
+    slot = slot_of(searched[0].directory)
+    record = decode((slot / FILE_NAME).read_bytes(), str(slot))
+    assert record.module_sha256 == plan_in(searched[0].directory).module_sha256
+    assert [step.name for step in record.steps] == ["XLA default", "plan"]
+    for step in record.steps:
+        assert set(step.lanes) == {"compute", "communication"}
+    ours = [name for name, _ in record.steps[1].instructions]
+    assert all(re.match(r"[gbn]\d+_|copy", name) for name in ours), ours
 
 
 def test_two_steps_of_one_name_each_with_a_plan_are_both_enacted(

@@ -212,7 +212,9 @@ def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
             # The store dies with rank 0, and jax ends the others.
             assert search.processes[1].wait() not in (0, -signal.SIGKILL)
         else:
-            line = until_it_says(search.processes[0], "disco: warning: jit_train_step runs as XLA compiles it")
+            line = until_it_says(
+                search.processes[0], "disco: warning: jit_train_step runs as XLA compiles it"
+            )
             assert "rank 1 of 2 did not answer within" in line
     finally:
         watchdog.cancel()

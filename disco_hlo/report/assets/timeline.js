@@ -5,16 +5,18 @@ const ROW = 38, GAP = 6, STRIDE = 5; // span: start, duration, unit, kind, name
 function timelineRows() {
   const names = ["XLA", "plan"];
   const rows = [];
-  DATA.timelines.forEach((timeline, which) => {
-    timeline.rows.forEach((row) => rows.push({ ...row, which, timeline, name: names[which] + " " + row.label }));
-  });
+  [DATA.timelines, DATA.measuredTimelines].forEach((timelines, measured) => timelines.forEach((timeline, which) => {
+    const end = measured ? ", ran" : "";
+    timeline.rows.forEach((row) => rows.push({ ...row, which, timeline, name: names[which] + " " + row.label + end }));
+  }));
   return rows;
 }
 
 function drawTimeline() {
   if (!DATA.timelines.length) { hide("when"); return null; }
   const host = byId("timeline"), rows = timelineRows();
-  const last = Math.max(...DATA.timelines.map((timeline) => timeline.step));
+  const last = Math.max(...rows.map((row) => row.timeline.step));
+  if (DATA.measuredTimelines.length) byId("when-head").textContent = "Timeline of one step, simulated and measured";
   const [unit, ns] = last >= 2e6 ? ["ms", 1e6] : ["µs", 1e3];
   const wide = () => host.clientWidth >= 720;
   const whole = [0, (last / ns) * 1.005];
@@ -31,7 +33,7 @@ function drawTimeline() {
       axis(unit, { size: 30 }),
       axis("", {
         splits: () => rows.map((_, i) => -i - 0.5), values: () => names.map((name) => wide() ? name : short(name)),
-        size: () => (wide() ? 150 : 78), grid: { show: false }, ticks: { show: false },
+        size: () => (wide() ? (DATA.measuredTimelines.length ? 185 : 150) : 78), grid: { show: false }, ticks: { show: false },
       }),
     ],
     series: [{}, { show: true, stroke: "transparent", points: { show: false } }],
@@ -52,7 +54,7 @@ function drawTimeline() {
   return chart;
 }
 
-const short = (name) => name.replace("communication", "comm").replace("compute", "comp");
+const short = (name) => name.replace("communication", "comm").replace("compute", "comp").replace(", ran", "•");
 
 function clampRange(low, high, whole) {
   if (low === null || high === null || !(high > low)) return whole;
@@ -110,12 +112,14 @@ function drawSpans(u, rows, ns) {
   });
   ctx.strokeStyle = color("line");
   ctx.lineWidth = ratio;
-  const between = rows.filter((row) => row.which === 0).length;
-  const y = u.valToPos(-between, "y", true) + ratio;
-  ctx.beginPath();
-  ctx.moveTo(bbox.left, y);
-  ctx.lineTo(bbox.left + bbox.width, y);
-  ctx.stroke();
+  rows.forEach((row, i) => {
+    if (!i || row.timeline === rows[i - 1].timeline) return;
+    const y = u.valToPos(-i, "y", true) + ratio;
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, y);
+    ctx.lineTo(bbox.left + bbox.width, y);
+    ctx.stroke();
+  });
   ctx.restore();
 }
 

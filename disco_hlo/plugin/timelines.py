@@ -1,0 +1,52 @@
+"""Traces of XLA's default and of the winner, taken once the winner is known, for people to look at.
+
+They decide nothing. What cannot be traced is left out with a line in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import Trial, compile_trials
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.profiling import profiling_options, traced
+from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.step import Step
+from disco_hlo.profiler.timeline import MeasuredStep, measured_step
+
+_RUNS = 5
+"""Steps in a trace, of which one is kept."""
+
+
+def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tuple[MeasuredStep, ...]:
+    """One measured step of each trial, in their order, on rank 0; all ranks run them. Empty if one fails."""
+    try:
+        taken = []
+        inputs_of: Runner | None = None
+        for trial in trials:
+            executable = _executable(session, step, trial)
+            with session.stage(f"inputs for the timeline of {trial.name}"):
+                seed = session.settings.seed
+                inputs_of = Runner(session.request, executable, seed, inputs_of=inputs_of)
+            with session.stage(f"timeline of {trial.name}"):
+                trace, _ = traced(inputs_of, _RUNS)
+                taken.append(measured_step(trial.name, trace, jaxlink.read_executable(executable)))
+    except DiscoError as error:
+        LOGGER.debug("no measured timelines: %s", one_line(error))
+        return ()
+    return tuple(taken)
+
+
+def _executable(session: Session, step: Step, trial: Trial) -> jaxlink.LoadedExecutable:
+    """The trial's own, or on a GPU one without command buffers, inside which no kernel has a name."""
+    options = profiling_options(session)
+    if not options:
+        return trial.executable
+    again = Trial(trial.name, trial.strategy, trial.predicted_ns, marks=trial.marks)
+    compile_trials(session, step.source, [again], tag=f"timeline {trial.name}", extra_options=options)
+    if again.error:
+        raise ProfileError(f"{trial.name}: {again.error}")
+    return again.executable

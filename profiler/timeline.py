@@ -1,0 +1,159 @@
+"""Measured steps as records: which instruction ran when, on one device, and the op of the graph behind it.
+
+DisCo judges a plan by a simulated timeline (section 4.4). This is the other half: the step as it ran,
+read from the profiler's trace and kept beside the plan in ``timelines.json.gz``. The file is data from
+outside when it is read again: decoded by schema, bounded, refused with the reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from disco_hlo.profiler.instructions import Span, spans
+from disco_hlo.profiler.keys import owners
+from disco_hlo.profiler.trace import Trace
+from msgspec import Meta, Struct
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.opcodes import COLLECTIVES
+
+FORMAT = "disco-hlo timelines"
+VERSION = 1
+FILE_NAME = "timelines.json.gz"
+MAX_BYTES = 256 << 20
+"""Largest content that is unpacked."""
+
+_Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
+_Index = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Node = Annotated[int, Meta(ge=-1, le=1 << 31)]
+_Text = Annotated[str, Meta(max_length=4096)]
+Lane = Literal["compute", "communication"]
+
+
+class MeasuredStep(Struct, frozen=True, forbid_unknown_fields=True):
+    """One run of a step on rank 0's first device: of all traced runs, the one of median length."""
+
+    name: _Text
+    """Of the candidate: ``XLA default``, ``plan``, ..."""
+    step_ns: _Nanoseconds
+    """First start to last end."""
+    lanes: tuple[Lane, ...]
+    """What runs in each lane. The spans of a lane do not overlap."""
+    instructions: tuple[tuple[_Text, _Node], ...]
+    """(name in the executed module, a node of the canonical graph that it computes or -1)."""
+    spans: tuple[tuple[_Index, _Nanoseconds, _Nanoseconds, _Index], ...]
+    """(index of the instruction, start, length, lane), by start."""
+
+
+class MeasuredTimelines(Struct, frozen=True, forbid_unknown_fields=True):
+    """The measured steps that belong to one plan."""
+
+    format: str
+    version: int
+    module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the plan's optimized module: other timelines are another plan's."""
+    steps: tuple[MeasuredStep, ...]
+
+
+def measured_step(name: str, trace: Trace, executed: bytes) -> MeasuredStep:
+    """The record of the module ``executed`` in a trace of it.
+
+    Args:
+        executed: the module as XLA runs it, a serialized HloModuleProto of the step.
+
+    Raises:
+        ProfileError: the trace holds no run of the module.
+    """
+    module = canonicalize(executed)
+    found = spans(trace, module.graph.module_name, owner=owners(executed))
+    device = min(span.device for span in found)
+    kept = _outermost([span for span in found if span.device == device])
+    talks = _collectives(module)
+    computed = {one.name: (*one.results, *one.nodes)[:1] for one in module.origins}
+    lanes: list[tuple[Lane, int]] = []
+    numbers: dict[str, int] = {}
+    rows = []
+    first = min(span.start_ns for span in kept)
+    for span in sorted(kept, key=lambda one: (one.start_ns, one.end_ns, one.op)):
+        kind: Lane = "communication" if talks & {span.op, span.owner} else "compute"
+        lane = _free_lane(lanes, kind, span)
+        number = numbers.setdefault(span.owner, len(numbers))
+        rows.append((number, span.start_ns - first, span.end_ns - span.start_ns, lane))
+    named = tuple((op[:4096], (computed.get(op) or (-1,))[0]) for op in numbers)
+    last = max(span.end_ns for span in kept)
+    return MeasuredStep(name, last - first, tuple(kind for kind, _ in lanes), named, tuple(rows))
+
+
+def _outermost(found: Sequence[Span]) -> list[Span]:
+    """A loop or call that has an event of its own stands for what runs inside it."""
+    present = {span.op for span in found}
+    return [span for span in found if span.owner == span.op or span.owner not in present]
+
+
+def _collectives(module: CanonicalModule) -> set[str]:
+    kinds = {kind + end for kind in COLLECTIVES for end in ("", "-start", "-done")}
+    return {
+        instruction.name
+        for computation in module.module.computations
+        for instruction in computation.instructions
+        if instruction.opcode in kinds
+    }
+
+
+def _free_lane(lanes: list[tuple[Lane, int]], kind: Lane, span: Span) -> int:
+    for number, (what, busy_until_ns) in enumerate(lanes):
+        if what == kind and busy_until_ns <= span.start_ns:
+            lanes[number] = (kind, span.end_ns)
+            return number
+    lanes.append((kind, span.end_ns))
+    return len(lanes) - 1
+
+
+def encode(module_sha256: str, steps: Iterable[MeasuredStep]) -> bytes:
+    """The file's content; equal steps give equal bytes."""
+    record = MeasuredTimelines(FORMAT, VERSION, module_sha256, tuple(steps))
+    return gzip.compress(msgspec.json.encode(record), 6, mtime=0)
+
+
+def decode(data: bytes, source: str) -> MeasuredTimelines:
+    """Read :func:`encode`'s bytes.
+
+    Raises:
+        ProfileError: damaged, too large, of another version, or inconsistent; names ``source``.
+    """
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProfileError(f"{source} is a damaged gzip file: {error}") from None
+    if len(text) > MAX_BYTES:
+        raise ProfileError(f"{source} unzips to more than {MAX_BYTES} bytes")
+    try:
+        raw: Any = msgspec.json.decode(text)
+        if not isinstance(raw, dict) or (raw.get("format"), raw.get("version")) != (FORMAT, VERSION):
+            raise ProfileError(f'{source}: expected "format": "{FORMAT}", "version": {VERSION}')
+        record = msgspec.convert(raw, MeasuredTimelines)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{source}: {error}") from None
+    for step in record.steps:
+        _check(step, source)
+    return record
+
+
+def _check(step: MeasuredStep, source: str) -> None:
+    """Spans must name lanes and instructions that there are, and follow each other in their lane."""
+    ends = [0] * len(step.lanes)
+    for instruction, start_ns, length_ns, lane in step.spans:
+        if instruction >= len(step.instructions) or lane >= len(step.lanes):
+            raise ProfileError(
+                f"{source}: {step.name} has a span of an instruction or lane that is not there"
+            )
+        if start_ns < ends[lane]:
+            raise ProfileError(f"{source}: {step.name} has spans that overlap in lane {lane}")
+        ends[lane] = start_ns + length_ns

@@ -1,0 +1,81 @@
+"""Measured steps as records: lanes without overlaps, instructions by graph node, and files that lie."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.runner import Runner
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+SHA = "a" * 64
+STEP = MeasuredStep(
+    "plan", 30, ("compute", "communication"), (("g0_add", 4), ("b0_all-reduce", -1)),
+    ((0, 0, 10, 0), (1, 5, 20, 1), (0, 10, 20, 0)),
+)  # fmt: skip
+
+
+def measured(request: CompileRequest) -> MeasuredStep:
+    """XLA's default of a step on two CPU devices, as it ran."""
+    executable = jaxlink.compile_module(request, None)
+    runner = Runner(request, executable)
+    trace = tracing.read(tracing.collect(lambda: runner.run() and None, 3))
+    return measured_step("XLA default", trace, jaxlink.read_executable(executable))
+
+
+def test_a_step_on_cpu_is_recorded_with_its_all_reduces_and_the_nodes_it_computes() -> None:
+    step: MeasuredStep = intercept(*models.mlp(), measured)
+    names = [name for name, _ in step.instructions]
+    talking = {names[number] for number, *_, lane in step.spans if step.lanes[lane] == "communication"}
+    assert talking == {name for name in names if name.startswith("all-reduce")} != set()
+    assert len(names) > 10
+    known = [node for _, node in step.instructions if node >= 0]
+    assert len(known) > 0.8 * len(names)
+    assert max(start + length for _, start, length, _ in step.spans) == step.step_ns > 0
+    assert decode(encode(SHA, [step]), "file").steps == (step,)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    record = decode(encode(SHA, [STEP]), "file")
+    assert (record.module_sha256, record.steps) == (SHA, (STEP,))
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> bytes:
+    fields = json.loads(gzip.decompress(encode(SHA, [STEP])))
+    change(fields)
+    return gzip.compress(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "expected|truncated|malformed|Input data"),
+        (b"\x1f\x8b nothing", "damaged gzip"),
+        (gzip.compress(b"[" * 100_000), "file: "),
+        (edited(lambda fields: fields.update(version=2)), '"version": 1'),
+        (edited(lambda fields: fields.update(run="rm")), "unknown field"),
+        (edited(lambda fields: fields["steps"][0]["spans"].append([9, 40, 1, 0])), "not there"),
+        (edited(lambda fields: fields["steps"][0]["spans"].append([0, 40, 1, 9])), "not there"),
+        (edited(lambda fields: fields["steps"][0]["spans"].append([0, 1, 1, 0])), "overlap in lane 0"),
+        (edited(lambda fields: fields["steps"][0]["spans"].append([0, -1, 1, 0])), "Expected `int` >= 0"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_the_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(ProfileError, match=reason):
+        decode(data, "file")
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("disco_hlo.profiler.timeline.MAX_BYTES", 100)
+    with pytest.raises(ProfileError, match="unzips to more than 100 bytes"):
+        decode(encode(SHA, [STEP]), "file")
