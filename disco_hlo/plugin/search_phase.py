@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -353,7 +354,8 @@ def _save(
         session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
     elif winner.times_ns:
         session.say(
-            "%.2fx faster than XLA's default; plan: %s", 1 / ratio_to(winner, default), _shown(slot.path)
+            "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
+            1 / ratio_to(winner, default), shlex.quote(str(slot.path)),
         )
     return True
 

@@ -1,0 +1,78 @@
+"""The reports of two plans that real searches left, in a real browser: of the demo, and of two H200s."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_hlo.report.page import render
+from tests.report.test_browser import DESKTOP, PHONE, Opened, browser
+from tests.report.test_page import content
+
+__all__ = ["browser"]
+pytestmark = [pytest.mark.browser, pytest.mark.product_only]  # what the browser sees is the same on both legs
+
+DATA = Path(__file__).parents[1] / "data"
+HEADLINES = {"demo_plan": "×", "h200_plan": "1.20× faster, measured"}
+
+
+@functools.cache
+def page_of(plan: str) -> bytes:
+    return render(content(DATA / plan / "plan.json"))
+
+
+@pytest.fixture(params=[(plan, size) for plan in HEADLINES for size in ("desktop", "phone")], ids="-".join)
+def opened(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iterator[tuple[str, Opened]]:  # noqa: F811
+    plan, size = request.param
+    path = tmp_path / "plan.html"
+    path.write_bytes(page_of(plan))
+    viewport = DESKTOP if size == "desktop" else PHONE
+    page = Opened(browser, path, viewport, color_scheme="light", has_touch=viewport is PHONE)
+    yield plan, page
+    page.close()
+
+
+def test_a_real_plan_is_hovered_zoomed_and_switched_without_complaint(opened: tuple[str, Opened]) -> None:
+    plan, seen = opened
+    page = seen.page
+    assert HEADLINES[plan] in page.inner_text("#headline")
+    width, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width <= window
+    page.locator("#when").scroll_into_view_if_needed()
+    over, whole = seen.over(), seen.zoom()
+    found = set()
+    for row in range(8):
+        for part in range(1, 20):
+            page.mouse.move(over["x"] + over["width"] * part / 20, over["y"] + over["height"] * (row + 0.5) / 8)
+            if page.locator("#tip").is_visible():
+                found.add(page.inner_text("#tip").split("\n")[0])
+    assert any("all-reduce" in line for line in found)
+    assert any("fused kernel" in line for line in found)
+    page.click("#zoom-in")
+    low, high = seen.zoom()
+    assert high - low == pytest.approx((whole[1] - whole[0]) / 2, rel=1e-6)
+    page.click("#zoom-all")
+    assert seen.zoom() == pytest.approx(whole)
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert seen.complaints == []
+    assert len(seen.requests) == 1
+
+
+def test_the_demos_measured_steps_are_on_the_same_axis(opened: tuple[str, Opened]) -> None:
+    plan, seen = opened
+    measured = plan == "demo_plan"
+    head = seen.page.inner_text("#when-head")
+    assert head == "Timeline of one step, simulated" + (" and measured" if measured else "")
+    assert ("one step as it ran" in seen.page.inner_text("#breakdown")) is measured
+
+
+@pytest.mark.parametrize("plan", HEADLINES)
+def test_a_real_plans_page_is_small_and_names_no_folder_of_the_machine_it_came_from(plan: str) -> None:
+    assert 100_000 < len(page_of(plan)) < 3_000_000
+    for place in (b"/work/", b"/tmp/", b"/root/", b"/home/"):
+        assert place not in page_of(plan)
