@@ -355,7 +355,8 @@ def _save(
     elif winner.times_ns:
         session.say(
             "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
-            1 / ratio_to(winner, default), shlex.quote(str(slot.path)),
+            1 / ratio_to(winner, default),
+            shlex.quote(str(slot.path)),
         )
     return True
 

@@ -47,7 +47,9 @@ def test_a_real_plan_is_hovered_zoomed_and_switched_without_complaint(opened: tu
     found = set()
     for row in range(8):
         for part in range(1, 20):
-            page.mouse.move(over["x"] + over["width"] * part / 20, over["y"] + over["height"] * (row + 0.5) / 8)
+            page.mouse.move(
+                over["x"] + over["width"] * part / 20, over["y"] + over["height"] * (row + 0.5) / 8
+            )
             if page.locator("#tip").is_visible():
                 found.add(page.inner_text("#tip").split("\n")[0])
     assert any("all-reduce" in line for line in found)
