@@ -304,6 +304,11 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
 
 
 def traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
+
+    Raises:
+        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
+    """
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
