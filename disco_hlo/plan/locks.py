@@ -55,6 +55,11 @@ class OwnedFile:
             return server_now_ns(self.path.parent) - self.path.lstat().st_mtime_ns < STALE_S * 1e9
         return False
 
+    def same_owner(self, other: OwnedFile) -> bool:
+        """Whether one process wrote both."""
+        mine, theirs = _read_owner(self.path) or {}, _read_owner(other.path) or {}
+        return bool(mine) and all(mine.get(k) == theirs.get(k) for k in ("machine", "pid", "started"))
+
     def owner_text(self) -> str:
         """Host, process and time, for messages."""
         owner = _read_owner(self.path) or {}

@@ -192,7 +192,8 @@ class PlanSlot:
         Where nothing can be written (a plan directory shared read-only) the compile goes unguarded; so
         it does where there is no folder, on a rank that has its plan from another's directory.
         """
-        prefix = f"compiling-{_checked_digest(module_sha256)}."
+        digest = _checked_digest(module_sha256)
+        prefix = f"compiling-{digest}."
         if not self.path.is_dir():
             yield
             return
@@ -206,6 +207,28 @@ class PlanSlot:
             yield
         finally:
             marker.remove()
+            self._acquit(digest)
+
+    def suspects(self) -> bool:
+        """Whether a process died while it tried several modules at once, so that any of them may have
+        killed it. They are to be tried again one at a time: then a mark that is left behind tells."""
+        return any(self._accomplices(marker) for marker in self._dead_markers())
+
+    def _accomplices(self, marker: OwnedFile) -> list[OwnedFile]:
+        """Marks of other modules that the same dead process left behind."""
+        digest = marker.path.name.split(".")[0]
+        return [
+            other
+            for other in self._dead_markers()
+            if other.path.name.split(".")[0] != digest and other.same_owner(marker)
+        ]
+
+    def _acquit(self, digest: str) -> None:
+        """A module that was tried and killed nobody was not the one that did."""
+        for marker in self._dead_markers(digest):
+            if self._accomplices(marker):
+                with contextlib.suppress(OSError):
+                    marker.path.unlink(missing_ok=True)
 
     def ban(self, module_sha256: str, reason: str) -> None:
         """Never compile this module from this slot again.
@@ -219,12 +242,13 @@ class PlanSlot:
     def is_banned(self, module_sha256: str) -> str:
         """Why this module must not be compiled; empty if it may.
 
-        A marker of a compile whose process is gone becomes a ban.
+        A marker of a compile whose process is gone becomes a ban, unless the process tried other modules
+        at the same time (see :meth:`suspects`).
         """
         digest = _checked_digest(module_sha256)
         ban = self.path / f"banned-{digest}"
-        for marker in self._markers(digest):
-            if marker.is_alive():
+        for marker in self._dead_markers(digest):
+            if self._accomplices(marker):
                 continue
             reason = f"trying it killed a process ({marker.owner_text()})"
             # Where that cannot be written the marker itself stays, and bans as well.
@@ -237,12 +261,14 @@ class PlanSlot:
             return ""
         return f"{reason_bytes.decode(errors='replace')}; to try it again delete {ban}"
 
-    def _markers(self, digest: str) -> list[OwnedFile]:
+    def _dead_markers(self, digest: str = "") -> list[OwnedFile]:
         try:
             names = sorted(os.listdir(self.path))
         except OSError:
             return []
-        return [OwnedFile(self.path / name) for name in names if name.startswith(f"compiling-{digest}.")]
+        prefix = f"compiling-{digest}." if digest else "compiling-"
+        found = [OwnedFile(self.path / name) for name in names if name.startswith(prefix)]
+        return [marker for marker in found if not marker.is_alive()]
 
     def _read(self, name: str, limit_bytes: int) -> bytes | None:
         self._refuse_links()

@@ -111,7 +111,8 @@ def compile_trials(
         _hand_out(session, source, trial, tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
-    with ThreadPoolExecutor(_compilers(session), "disco-compile") as pool:
+    alone = any(trial.marks is not None and trial.marks.suspects() for trial in waiting)
+    with ThreadPoolExecutor(1 if alone else _compilers(session), "disco-compile") as pool:
         failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):

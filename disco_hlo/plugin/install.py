@@ -58,13 +58,25 @@ def _say_if_nothing_was_found(settings: Settings) -> None:
     if settings.module is not None and not settings.may_be_fingerprint:
         reason = _named_module_missing(settings)
     elif "disco_hlo.plugin.step" not in sys.modules:
-        reason = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+        reason = _nothing_on_several_devices()
     else:
         from disco_hlo.plugin.step import why_none
 
         reason = why_none(settings)
     if reason:
         LOGGER.warning("no training step was found: %s", reason)
+
+
+def _nothing_on_several_devices() -> str:
+    from disco_hlo.activation.choose import mpi_world_size
+
+    world = mpi_world_size(os.environ) or 1
+    if world > 1 and jaxlink.distributed_job() is None:
+        return (
+            f"{world} processes were started together, but their script does not call "
+            "jax.distributed.initialize(): each trains for itself"
+        )
+    return "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
 
 
 def _named_module_missing(settings: Settings) -> str:

@@ -268,7 +268,7 @@ def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
         with session.stage(f"memory for the {trial.name}"):
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
-            trace, walls = traced(runner, session.facts.backend)
+            trace, walls = traced(runner, _RUNS[session.facts.backend])
             times = _times(trial, trace) if trial.name != _BESIDE else {}
         found[trial.name] = _Traced(trace, walls, times)
         trial.executable = None
@@ -303,13 +303,12 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def traced(runner: Runner, backend: str) -> tuple[tracing.Trace, Sequence[int]]:
-    """A trace of a few runs, after some that warm up, and their wall nanoseconds; on every rank.
+def traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
 
     Raises:
         ProfileError: this rank has no trace; it has run as often as the others nevertheless.
     """
-    runs = _RUNS[backend]
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)

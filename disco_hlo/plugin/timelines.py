@@ -17,6 +17,9 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.timeline import MeasuredStep, measured_step
 
+_RUNS = 5
+"""Steps in a trace, of which one is kept."""
+
 
 def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tuple[MeasuredStep, ...]:
     """One measured step of each trial, in their order, on rank 0; all ranks run them. Empty if one fails."""
@@ -28,7 +31,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
                 seed = session.settings.seed
                 inputs_of = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
             with session.stage(f"timeline of {trial.name}"):
-                trace, _ = traced(inputs_of, session.facts.backend)
+                trace, _ = traced(inputs_of, _RUNS)
                 executed = jaxlink.read_executable(trial.executable)
                 taken.append(measured_step(trial.name, trace, executed))
     except DiscoError as error:

@@ -15,7 +15,7 @@ import pytest
 from disco_hlo.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/report.md", "docs/quickstart.md")
+PAGES = ("README.md", "docs/report.md", "docs/quickstart.md")
 
 
 def commands(page: str) -> list[str]:
@@ -62,3 +62,4 @@ def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
             run(line.replace("3f2a", fingerprint[:6]), (0, 1) if "doctor" in line else (0,))
     assert (tmp_path / "plan.html").stat().st_size > 50_000
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / "steps.json").read_text())["traceEvents"]

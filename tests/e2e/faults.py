@@ -125,17 +125,23 @@ def _let_win(name: str) -> None:
 
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
-    from disco_hlo.plugin import candidates
+    from disco_hlo.plugin import candidates, jaxlink
 
-    compile_one = candidates._compile
+    compile_one, compile_module = candidates._compile, jaxlink.compile_module
+    plans: list[Any] = []
 
-    def crashing(session: Any, source: Any, trial: Any, options: Any) -> Any:
-        if trial.name == "plan":
-            with candidates.marked(session, trial):
-                os.kill(os.getpid(), signal.SIGKILL)
+    def noting_the_plan(session: Any, source: Any, trial: Any, options: Any) -> Any:
+        plans.extend([trial] if trial.name == "plan" else [])
         return compile_one(session, source, trial, options)
 
-    candidates._compile = crashing
+    def crashing(request: Any, module: Any, *more: Any) -> Any:
+        if module is not None and any(trial.module == module for trial in plans):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compile_module(request, module, *more)
+
+    candidates._compile = noting_the_plan
+    candidates._COMPILES_AT_ONCE = 1
+    jaxlink.compile_module = crashing
 
 
 FAULTS: dict[str, Callable[[], None]] = {

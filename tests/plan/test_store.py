@@ -454,6 +454,27 @@ def test_a_plan_that_killed_its_process_is_banned_until_the_ban_is_deleted(saved
     assert saved.is_banned(digest) == ""
 
 
+def test_of_modules_tried_at_once_the_one_that_kills_again_alone_is_banned(saved: PlanSlot) -> None:
+    digests = [letter * 64 for letter in "abc"]
+    marks = "\ntime.sleep(0.5)\n".join(
+        f"m{one[0]} = slot.compiling({one!r}); m{one[0]}.__enter__()" for one in digests
+    )
+    first = child(marks, saved.root)
+    assert saved.suspects() is False
+    first.kill()
+    first.wait()
+    # Nobody knows which it was: none is banned, and they are to be tried one at a time.
+    assert saved.suspects() is True
+    assert [saved.is_banned(one) for one in digests] == ["", "", ""]
+    with saved.compiling(digests[0]):
+        pass
+    second = child(f"mark = slot.compiling({digests[1]!r}); mark.__enter__()", saved.root)
+    second.kill()
+    second.wait()
+    assert saved.is_banned(digests[1]).startswith(f"trying it killed a process (process {second.pid} on ")
+    assert saved.is_banned(digests[0]) == ""
+
+
 def test_a_ban_says_why(slot: PlanSlot) -> None:
     slot.ban("a" * 64, "it gave other numbers")
     assert slot.is_banned("a" * 64).startswith("it gave other numbers; to try it again delete ")

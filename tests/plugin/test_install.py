@@ -75,6 +75,14 @@ def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_d
     )
 
 
+def test_processes_that_were_started_together_but_train_apart_are_told_so() -> None:
+    _, stderr = train(ENABLE_SEARCH="1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    assert stderr == (
+        "disco: warning: no training step was found: 2 processes were started together, but their script does "
+        "not call jax.distributed.initialize(): each trains for itself\n"
+    )
+
+
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Settings]]]:
     """Phases that note what they are asked, in the place of the real ones."""

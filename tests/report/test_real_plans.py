@@ -26,7 +26,7 @@ def page_of(plan: str) -> bytes:
 
 
 @pytest.fixture(params=[(plan, size) for plan in HEADLINES for size in ("desktop", "phone")], ids="-".join)
-def opened(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iterator[tuple[str, Opened]]:  # noqa: F811
+def opened(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iterator[tuple[str, Opened]]:
     plan, size = request.param
     path = tmp_path / "plan.html"
     path.write_bytes(page_of(plan))
