@@ -241,6 +241,8 @@ class _Run:
         # A round that begins with a loss in every kernel finds others; every other round keeps them.
         for divisor in (0, *KERNEL_DIVISORS) if turn % 2 == 0 else (0,):
             self._climb(KERNEL_MOVES, divisor, ordered=False)
+        if self.stopped == "stop":
+            return
         climber.reschedule()
         yield
         for _ in range(2):

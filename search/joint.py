@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from disco_hlo.search.api import (
     Finalist,
@@ -89,8 +90,10 @@ class _Joint:
         here, away = self._divided()
         children = Children(away)
         try:
-            for island in [*here, *children.not_started]:
-                for report in self._reports(island):
+            here += children.not_started
+            for island in here:
+                seconds = island.seconds and island.seconds / len(here)
+                for report in self._reports(replace(island, seconds=seconds)):
                     for one in (report, *children.arrived()):
                         self._note(one)
             while children.running() and not self._halted():
@@ -109,7 +112,7 @@ class _Joint:
         """Islands to run in this process, and in others."""
         processes = self.settings.processes or os.process_cpu_count() or 1
         if processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
-            return self.islands, []
+            return list(self.islands), []
         return self.islands[:1], self.islands[1:]
 
     def _reports(self, island: Island) -> Iterator[Report]:
