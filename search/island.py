@@ -239,12 +239,14 @@ class _Run:
                 yield
             return
         # A round that begins with a loss in every kernel finds others; every other round keeps them.
-        for divisor in (0, *KERNEL_DIVISORS) if turn % 2 == 0 else (0,):
-            self._climb(KERNEL_MOVES, divisor, ordered=False)
-        if self.stopped == "stop":
-            return
-        climber.reschedule()
-        yield
+        stages = ((), (0,), KERNEL_DIVISORS) if turn % 2 == 0 else ((0,),)
+        for divisors in stages:
+            for divisor in divisors:
+                self._climb(KERNEL_MOVES, divisor, ordered=False)
+            if self.stopped == "stop":
+                return
+            climber.reschedule()
+            yield
         for _ in range(2):
             for divisor in ORDER_DIVISORS:
                 self._climb({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}, divisor, ordered=True)
