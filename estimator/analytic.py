@@ -99,6 +99,10 @@ class AnalyticModel:
         self.device = device
         self._known: dict[int, tuple[ref[Graph], KernelTables, Scratch]] = {}
 
+    def __reduce__(self) -> tuple[type[AnalyticModel], tuple[DeviceModel]]:
+        """A copy in another process makes its own tables."""
+        return AnalyticModel, (self.device,)
+
     def tables(self, graph: Graph) -> KernelTables:
         """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
         return self._of(graph)[0]

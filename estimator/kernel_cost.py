@@ -13,22 +13,14 @@ thousands of kernels a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.kernel_tables import KernelTables, Structure
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """``function`` compiled by numba at its first call."""
-    return cast(Function, numba.njit(function))
-
+from disco_hlo.compiled import compiled
 
 MAXIMUM_CONTEXTS = 8
 """Contexts followed per value; XLA's code duplication guard allows no more. Beyond, work counts, but

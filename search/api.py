@@ -12,7 +12,9 @@ from disco_hlo.plan.strategy import Strategy
 class SearchSettings:
     """How to search. The defaults are the paper's recommendation (section 6.7)."""
 
-    method: str = "backtracking"
+    method: str = "joint"
+    """``joint``, or ``backtracking``: the paper's Algorithm 1, which alpha, beta, unchanged, moves and tries
+    are for."""
     alpha: float = 1.05
     """A candidate is explored further while its cost is at most alpha times the best."""
     beta: int = 10
@@ -30,6 +32,13 @@ class SearchSettings:
     """Budget of wall time; None for no limit. Results under it depend on the machine's speed."""
     finalists: int = 4
     """How many of the best distinct strategies to return."""
+    seeds: int = 2
+    """Independent searches of the joint method; the budget of evaluations is divided among them."""
+    processes: int | None = None
+    """Processes to run them in, None for as many as there are cores; the result does not depend on it
+    unless the budget is one of time."""
+    memory_limit_bytes: int | None = None
+    """Most device memory that a strategy may be predicted to need; of the joint method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +89,6 @@ class SearchResult:
 
 
 OnProgress = Callable[[Progress], None]
+OnBest = Callable[[Finalist], None]
+"""Told of every new best strategy, which is legal and within the memory limit."""
 Stop = Callable[[], bool]

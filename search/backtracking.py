@@ -18,6 +18,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.api import (
     Finalist,
     Improvement,
+    OnBest,
     OnProgress,
     Progress,
     SearchResult,
@@ -60,6 +61,7 @@ def backtracking_search(
     start: Strategy,
     settings: SearchSettings,
     on_progress: OnProgress | None = None,
+    on_best: OnBest | None = None,
     stop: Stop | None = None,
 ) -> SearchResult:
     """Run Algorithm 1 from ``start``. Interrupting it (Ctrl-C) returns the best so far.
@@ -67,6 +69,7 @@ def backtracking_search(
     Raises:
         IllegalStrategyError: ``start`` does not fit the graph.
     """
+    del on_best  # its candidates are few and its best is at hand when it ends, however it ends
     return _Search(graph, costs, machine, start, settings, on_progress, stop).run()
 
 

@@ -19,7 +19,7 @@ from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""

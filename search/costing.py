@@ -65,12 +65,14 @@ class UnitCosts:
         times[:, at.ON_CHANNEL] = 0
         first = self.unknown.member[offset[:count]]
         is_bucket = (self.step.node[at.FLAGS, first] & at.ALL_REDUCE) != 0
-        for i in np.flatnonzero(is_bucket).tolist():
+        # Several moves of one batch may have listed the same kernel.
+        _, once, which = np.unique(self.unknown.key[:count], return_index=True, return_inverse=True)
+        for i in once[is_bucket[once]].tolist():
             times[i] = self._bucket_ns(tuple(self.unknown.member[offset[i] : offset[i + 1]].tolist()))
-        kernels = np.flatnonzero(~is_bucket)
+        kernels = once[~is_bucket[once]]
         if kernels.size:
             times[kernels, at.MAIN] = self._kernels_ns(kernels.tolist()) + self.machine.launch_ns
-        learn(self.prices, self.unknown, count, times)
+        learn(self.prices, self.unknown, count, times[once[which]])
 
     def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
         """Times of some entries of ``unknown``: those given by a start are asked for as they came."""

@@ -10,7 +10,7 @@ from disco_hlo.search.board import fresh_stamp
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.rng import mix
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 _OWNED: Final = 1
 _COPY: Final = 2

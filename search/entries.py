@@ -16,7 +16,7 @@ from disco_hlo.search.table import claim, find
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

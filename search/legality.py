@@ -14,7 +14,7 @@ from disco_hlo.search.digest import member_digest, result_digest, special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
 from disco_hlo.search.neighbours import gather_members, is_read_outside
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1

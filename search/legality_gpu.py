@@ -13,9 +13,9 @@ from typing import Any, Final
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp
 
+from disco_hlo.compiled import compiled
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.legality_gpu import MAXIMUM_REDUCTIONS
-from disco_hlo.simulator.compiled import compiled
 
 _LOOP: Final = 0
 _REDUCTION: Final = 1

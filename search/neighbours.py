@@ -12,7 +12,7 @@ from typing import Any
 from disco_hlo.search.board import computes, fresh_stamp
 from disco_hlo.search.layout import RETURNED
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

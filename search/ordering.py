@@ -14,7 +14,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, put
 from disco_hlo.search.neighbours import predecessors, successors
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

@@ -13,7 +13,7 @@ from disco_hlo.search.neighbours import count_waits, gather_members, is_read_out
 from disco_hlo.search.table import claim, find
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 class Unknown(NamedTuple):

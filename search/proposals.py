@@ -18,7 +18,7 @@ from disco_hlo.search.moves.unfuse import unfuse
 from disco_hlo.search.neighbours import predecessors, successors
 from disco_hlo.search.rng import draw
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 FUSE: Final = 0
 DUPLICATE: Final = 1

@@ -15,7 +15,7 @@ import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.neighbours import mark_computing
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
 

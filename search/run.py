@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from disco_hlo.search.api import OnProgress, SearchResult, SearchSettings, Stop
+from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings, Stop
 from disco_hlo.search.backtracking import backtracking_search
+from disco_hlo.search.joint import joint_search
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
-_METHODS = {"backtracking": backtracking_search}
+_METHODS = {"backtracking": backtracking_search, "joint": joint_search}
 
 
 def search(
@@ -21,6 +22,7 @@ def search(
     start: Strategy,
     settings: SearchSettings,
     on_progress: OnProgress | None = None,
+    on_best: OnBest | None = None,
     stop: Stop | None = None,
 ) -> SearchResult:
     """Look for a faster strategy than ``start``.
@@ -28,6 +30,7 @@ def search(
     Args:
         start: a strategy of ``graph``: unfused (every all-reduce its own bucket) or XLA's plan.
         on_progress: called a few times a second.
+        on_best: told of the best strategy so far whenever the joint method finds a better one.
         stop: asked between candidates; the search ends once it answers True.
 
     Returns:
@@ -41,4 +44,7 @@ def search(
     run = _METHODS.get(settings.method)
     if run is None:
         raise DiscoError(f"Search method {settings.method!r}: expected one of {', '.join(sorted(_METHODS))}.")
-    return run(graph, costs, machine, start=start, settings=settings, on_progress=on_progress, stop=stop)
+    return run(
+        graph, costs, machine, start=start, settings=settings,
+        on_progress=on_progress, on_best=on_best, stop=stop,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.neighbours import predecessors, successors
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.engine import Memo, Tables, evaluate
 

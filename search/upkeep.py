@@ -13,7 +13,7 @@ from disco_hlo.search.board import fresh_stamp, link, note_change, remove_copy, 
 from disco_hlo.search.legality import LEGAL, unit_refusal
 from disco_hlo.search.neighbours import is_read_inside, is_read_outside
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

@@ -13,7 +13,7 @@ from disco_hlo.search import layout as at
 from numba import types
 from numba.core.extending import intrinsic
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 class GraphView(NamedTuple):

@@ -10,7 +10,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import ranked, starting_point
+from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, starting_point
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
@@ -37,6 +37,7 @@ from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search as run_search
+from disco_hlo.search.warm import warm_up
 
 _IS = SearchSettings()
 """What is used where an option is not given."""
@@ -49,7 +50,7 @@ def search(
     ],
     profile: ProfilePath = None,
     method: Annotated[
-        str, typer.Option(help="backtracking (the paper's Algorithm 1) or joint.")
+        str, typer.Option(help="joint, or backtracking (the paper's Algorithm 1).")
     ] = _IS.method,
     alpha: Annotated[
         float, typer.Option(min=1, help="Explore candidates up to alpha times the best.")
@@ -59,8 +60,11 @@ def search(
     evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.001, help="Stop after this long.")] = None,
     patience: Annotated[
-        int, typer.Option(min=1, help="Stop after this many candidates without improvement.")
+        int, typer.Option(min=1, help="Stop after this many candidates without improvement (backtracking).")
     ] = _IS.unchanged,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=64, help="Independent searches, which share the candidates (joint).")
+    ] = _IS.seeds,
     as_json: AsJson = False,
 ) -> None:
     """Search a plan for a step. Ctrl-C ends it early and keeps the best plan found."""
@@ -69,6 +73,7 @@ def search(
         alpha=alpha,
         beta=beta,
         seed=seed,
+        seeds=seeds,
         evaluations=evaluations,
         seconds=seconds,
         unchanged=patience,
@@ -79,13 +84,17 @@ def search(
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
     xla = read(opened.source)
+    graph = opened.source.graph
+    if method == "joint":
+        settings = replace(settings, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, costs.machine))
     gc.enable()  # a search may run for hours
     with _interruptible() as interruption:
         warn_all((*opened.missing, *costs.lines))
+        warm_up(graph, costs, costs.machine, settings)
         with search_progress(sys.stderr.isatty()) as on_progress:
             result = run_search(
-                opened.source.graph, costs, costs.machine,
-                start=starting_point(opened.source.graph, xla, costs.machine), settings=settings,
+                graph, costs, costs.machine, settings=settings,
+                start=xla if method == "joint" else starting_point(graph, xla, costs.machine),
                 on_progress=on_progress, stop=lambda: interruption.asked,
             )  # fmt: skip
     found = _judge(opened, costs, xla, result)

@@ -26,6 +26,13 @@ def starting_point(graph: Graph, xla: Strategy, machine: MachineModel) -> Strate
     return xla if machine.asynchronous else unfused(graph)
 
 
+def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel) -> int | None:
+    """Most memory that a plan may be predicted to need; None on CPU, where XLA orders buffers itself."""
+    if not machine.asynchronous:
+        return None
+    return int(with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE))
+
+
 def ranked(
     source: CanonicalModule, xla: Strategy, result: SearchResult, costs: CostModel, machine: MachineModel
 ) -> list[Scheduled]:
@@ -33,7 +40,7 @@ def ranked(
     buckets and order. All are legal, and none is predicted to need more memory than XLA's plan by more
     than a tenth."""
     graph, attested = source.graph, attested_groups(source)
-    limit_bytes = with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE)
+    limit_bytes = memory_limit_bytes(graph, xla, costs, machine)
     found: dict[Strategy, Scheduled] = {}
     for make in (
         *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
@@ -47,7 +54,7 @@ def ranked(
         except IllegalStrategyError as error:
             LOGGER.debug("left out: %s", one_line(error))
             continue
-        if not machine.asynchronous or one.peak_bytes <= limit_bytes:
+        if limit_bytes is None or one.peak_bytes <= limit_bytes:
             found.setdefault(one.strategy, one)
     return sorted(found.values(), key=lambda one: one.predicted_ns) or [
         with_order(graph, xla, costs, machine)

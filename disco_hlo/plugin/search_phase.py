@@ -12,7 +12,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import ranked, starting_point
+from disco_hlo.plugin.ranking import memory_limit_bytes, ranked
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -48,6 +48,7 @@ from disco_hlo.profiler.timeline import encode as encode_timelines
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
+from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
@@ -178,12 +179,13 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, [graph]), machine_of(profile)
     started = time.monotonic()
-    start = starting_point(graph, xla, machine)
-    # A few candidates first: compiling the search's own code, the first time on a machine, is not searching.
-    search(graph, costs, machine, start=start, settings=SearchSettings(evaluations=6))
+    chosen = replace(
+        _search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)
+    )
+    warm_up(graph, costs, machine, chosen)
     with search_progress(progress_wanted()) as on_progress:
         result = search(
-            graph, costs, machine, start=start, settings=_search_settings(settings),
+            graph, costs, machine, start=xla, settings=chosen,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
     plans_found = ranked(step.source, xla, result, costs, machine)

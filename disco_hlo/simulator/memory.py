@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 from disco_hlo.simulator.problem import Problem
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
 NONE = -1

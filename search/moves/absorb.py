@@ -12,7 +12,7 @@ from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.neighbours import successors
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 MOST_READERS = 32
 

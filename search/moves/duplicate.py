@@ -15,7 +15,7 @@ from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

@@ -12,7 +12,7 @@ from disco_hlo.search.board import has_room, link, roll_back
 from disco_hlo.search.neighbours import successors
 from disco_hlo.search.ordering import settle
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

@@ -8,7 +8,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room
 from disco_hlo.search.ordering import shift
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

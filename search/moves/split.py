@@ -9,7 +9,7 @@ from disco_hlo.search.board import has_room, link, roll_back, take_out
 from disco_hlo.search.moves.merge import merge
 from disco_hlo.search.ordering import reseat
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

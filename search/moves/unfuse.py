@@ -9,7 +9,7 @@ from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back,
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.upkeep import all_stand, drop_idle_copies
 
-from disco_hlo.simulator.compiled import compiled
+from disco_hlo.compiled import compiled
 
 
 @compiled

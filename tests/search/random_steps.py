@@ -87,7 +87,7 @@ def _ties(
     pairs = set()
     for _ in range(3):
         a, b = sorted(random.sample(range(3, len(nodes) - 1), 2))
-        if nodes[a].kind is not Kind.FREE:  # its readers would be meant, and may come after b
+        if Kind.FREE not in (nodes[a].kind, nodes[b].kind):  # readers would be meant, and may come after b
             pairs.add((a, b))
     inplace = []
     for parameter, writer in zip(range(3), updates, strict=False):

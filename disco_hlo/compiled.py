@@ -2,7 +2,7 @@
 
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
-cache directory is named after the text of all files of both packages. It lies in
+cache directory is named after the text of all files of the function's package and of the simulator. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -54,7 +54,8 @@ def _cache_directory(package: Path) -> Path | None:
     """Where compiled functions of a package lie; None where nothing can be written."""
     digest = hashlib.sha256()
     try:
-        files = {*Path(__file__).parent.glob("*.py"), *package.rglob("*.py")}
+        simulator = Path(__file__).parent / "simulator"
+        files = {Path(__file__), *simulator.glob("*.py"), *package.rglob("*.py")}
         for file in sorted(files):
             digest.update(file.read_bytes())
         directory = _base_directory() / digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from disco_hlo.simulator import compiled
+from disco_hlo import compiled
 
 PROGRAM = """
 import sys

@@ -1,0 +1,182 @@
+"""Local search from one state: random moves, kept while they do not make it worse by more than allowed.
+
+Threshold accepting (Dueck and Scheuer): annealing without random acceptance, in whole numbers. A
+kernel whose cost is not known is put on a list; the move is tried again once the cost is there, so
+that a cost model is asked for many kernels at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.board import has_room, roll_back
+from disco_hlo.search.pricing import has_place, price_changed
+from disco_hlo.search.proposals import FUSE, KINDS, SIBLING, make_move, random_move
+from disco_hlo.search.rng import draw
+from disco_hlo.search.table import claim, find
+from disco_hlo.search.timeline import order_ns
+from disco_hlo.search.views import open_views
+
+from disco_hlo.compiled import compiled
+
+# Climb.control
+LEFT: Final = 0
+"""Proposals still to be made."""
+THRESHOLD: Final = 1
+"""By how much the state may be worse than before a move that is kept."""
+CURRENT: Final = 2
+"""Score of the state."""
+BEST: Final = 3
+"""Score of the best state since the log was empty; the log leads back to it."""
+EVALUATED: Final = 4
+"""Candidates whose score was found, so far."""
+DISTINCT: Final = 5
+"""How many of them were never seen before."""
+LISTED: Final = 6
+"""Kernels in ``unknown``."""
+WAITING: Final = 7
+"""Moves in ``waiting`` that need the cost of one of them."""
+RETRIES: Final = 8
+"""Moves in ``waiting`` whose costs have been asked for."""
+RETRIED: Final = 9
+"""How many of those have been tried again."""
+ORDERED: Final = 10
+"""1: the score is the makespan of the state's order. 0: it is the sum of all times."""
+CONTROLS: Final = 11
+
+MOST_WAITING: Final = 256
+COMPUTE_SHARE: Final = 1024
+_OTHER = np.uint64(0x5851F42D4C957F2D)
+
+
+@compiled
+def climb(
+    step: Any,
+    state: Any,
+    scratch: Any,
+    generator: Any,
+    pools: Any,
+    weights: Any,
+    prices: Any,
+    unknown: Any,
+    waiting: Any,
+    seen: Any,
+    stage: Any,
+    control: Any,
+) -> Any:
+    """Make proposals until none are left or the cost model must be asked.
+
+    Args:
+        weights: ``[KINDS]`` int64, how often each kind of move is proposed.
+        waiting: ``[MOST_WAITING, 3]`` int64.
+        seen: table of the scores of candidates by digest; has room for the proposals left.
+
+    Returns:
+        The number of units listed as unknown; 0 when all proposals are made, the state then being
+        the best one.
+    """
+    g, s, w = open_views(step, state, scratch)
+    total = 0
+    for kind in range(KINDS):
+        total += weights[kind]
+    while True:
+        if control[RETRIED] < control[RETRIES]:
+            row = control[RETRIED]
+            kind, a, b = waiting[row, 0], waiting[row, 1], waiting[row, 2]
+            control[RETRIED] += 1
+        elif (
+            control[LEFT] == 0 or control[WAITING] == MOST_WAITING or not has_place(unknown, control[LISTED])
+        ):
+            break
+        else:
+            kind = _random_kind(generator, weights, total)
+            a, b = random_move(g, s, w, generator, pools, kind)
+            control[LEFT] -= 1
+        if not has_room(g, w):
+            roll_back(w, 0)
+            control[CURRENT] = control[BEST]
+        _consider(g, s, w, kind, a, b, pools, prices, unknown, waiting, seen, stage, control)
+    if control[LISTED] == 0:
+        roll_back(w, 0)
+        control[CURRENT] = control[BEST]
+    return control[LISTED]
+
+
+@compiled
+def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
+    drawn = draw(generator, total)
+    kind = 0
+    while drawn >= weights[kind]:
+        drawn -= weights[kind]
+        kind += 1
+    return kind
+
+
+@compiled
+def _consider(
+    g: Any,
+    s: Any,
+    w: Any,
+    kind: Any,
+    a: Any,
+    b: Any,
+    pools: Any,
+    prices: Any,
+    unknown: Any,
+    waiting: Any,
+    seen: Any,
+    stage: Any,
+    control: Any,
+) -> None:
+    mark = w.number[at.LOGGED]
+    if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
+        return
+    control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED])
+    if w.number[at.CHANGES] != 0:
+        roll_back(w, mark)
+        w.number[at.CHANGES] = 0
+        if control[WAITING] < MOST_WAITING:
+            row = control[WAITING]
+            waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
+            control[WAITING] += 1
+        return
+    score = _score(g, s, w, pools, seen, stage, control)
+    if score > control[CURRENT] + control[THRESHOLD]:
+        roll_back(w, mark)
+        return
+    control[CURRENT] = score
+    if score < control[BEST]:
+        control[BEST] = score
+        w.number[at.LOGGED] = 0
+
+
+@compiled
+def _score(g: Any, s: Any, w: Any, pools: Any, seen: Any, stage: Any, control: Any) -> Any:
+    """Score of the state; looked up where the candidate was seen before."""
+    control[EVALUATED] += 1
+    digest = s.total[at.DIGEST_SUM]
+    if control[ORDERED]:
+        digest += _order_digest(g, s)
+    slot = find(seen, digest)
+    if slot >= 0:
+        return seen.value[slot, 0]
+    control[DISTINCT] += 1
+    score = s.total[at.COMPUTE_NS] + s.total[at.TRANSFER_NS]
+    if control[ORDERED]:
+        # Of two orders that take equally long, the one with less compute leaves more to be gained.
+        score = order_ns(g, s, w, stage, pools[1])[0] + s.total[at.COMPUTE_NS] // COMPUTE_SHARE
+    seen.value[claim(seen, digest), 0] = score
+    return score
+
+
+@compiled
+def _order_digest(g: Any, s: Any) -> Any:
+    total, i = np.uint64(0), 0
+    for slot in range(s.total[at.SLOTS]):
+        unit = s.order[slot]
+        if unit != -1:
+            total += np.uint64(g.mixed[unit]) * (np.uint64(g.mixed[i]) ^ _OTHER)
+            i += 1
+    return np.int64(total)

@@ -1,0 +1,185 @@
+"""The joint search: legal, no worse than its start, what it promises, and the same wherever it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from disco_hlo.search import child, joint
+from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
+from disco_hlo.search.island import KERNEL_MOVES, Climber, Island
+from disco_hlo.search.run import search
+from disco_hlo.search.starts import prepare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
+from disco_hlo.simulator.timeline import simulate
+from tests.search.cost_models import ResultCosts
+from tests.search.exhaustive import least_ns, small_steps
+from tests.search.random_steps import random_step
+from tests.search.steps import chain
+
+SLOW_LAUNCH = replace(GPU, launch_ns=3000)
+MEMORY_SEED = 5
+SMALL = SearchSettings(evaluations=2000, seeds=2)
+
+
+def run(
+    graph: Graph, machine: MachineModel = SLOW_LAUNCH, costs: CostModel | None = None, **changes: object
+) -> SearchResult:
+    return search(
+        graph, costs or ResultCosts(), machine, start=unfused(graph), settings=replace(SMALL, **changes)
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32), machine=st.sampled_from([CPU, SLOW_LAUNCH]))
+def test_what_it_finds_is_legal_and_takes_what_it_says(seed: int, machine: MachineModel) -> None:
+    graph = random_step(Random(seed), 50, backend=machine.name)
+    result = run(graph, machine, seed=seed)
+    assert result.predicted_ns <= result.start_ns
+    assert [one.predicted_ns for one in result.finalists] == sorted(
+        one.predicted_ns for one in result.finalists
+    )
+    for found in result.finalists:
+        units = unit_graph(graph, found.strategy)
+        check_order(units, found.strategy.order, machine.asynchronous)
+        check_strategy(graph, found.strategy, units, ())
+        assert (
+            simulate(build(graph, found.strategy, ResultCosts(), machine).problem).makespan_ns
+            == found.predicted_ns
+        )
+
+
+def found_by(result: SearchResult) -> tuple[object, ...]:
+    steps = [(step.evaluation, step.cost_ns) for step in result.trace]
+    return steps, result.finalists, result.evaluations, result.distinct_evaluations, result.stopped
+
+
+def test_the_result_does_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    here = run(graph, seeds=3, processes=1)
+    monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
+    assert found_by(run(graph, seeds=3, processes=2)) == found_by(here)
+
+
+def test_a_child_that_dies_costs_its_share_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", "import sys; sys.exit('out of luck')"))
+    graph = random_step(Random(5), 60, backend="gpu")
+    with caplog.at_level(logging.WARNING):
+        result = run(graph, processes=2)
+    assert "search seed 1 ended early: out of luck" in caplog.text
+    assert result.finalists == run(graph, seeds=1, evaluations=1000).finalists
+
+
+def test_a_cost_model_that_cannot_travel_is_searched_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(ResultCosts):
+        pass
+
+    monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
+    graph = random_step(Random(5), 60, backend="gpu")
+    assert found_by(run(graph, costs=Local(), processes=2)) == found_by(run(graph, processes=1))
+
+
+@dataclass(frozen=True)
+class CountingCosts(ResultCosts):
+    asked: Counter = field(default_factory=Counter)
+
+    def kernels_ns(self, graph, member_at, members, result_at, results):
+        for i in range(len(member_at) - 1):
+            inside, returned = members[slice(*member_at[i : i + 2])], results[slice(*result_at[i : i + 2])]
+            self.asked[tuple(inside.tolist()), tuple(returned.tolist())] += 1
+        return super().kernels_ns(graph, member_at, members, result_at, results)
+
+
+def test_no_kernel_is_asked_for_twice_by_a_climb() -> None:
+    graph, costs = random_step(Random(9), 50), CountingCosts()
+    strategies = (unfused(graph),)
+    climber = Climber(Island(graph, costs, CPU, strategies, SMALL, 0, None, None), prepare(graph, strategies))
+    for _ in range(3):
+        climber.climb(KERNEL_MOVES, 2000, 1000, ordered=False)
+    assert set(costs.asked.values()) == {1}
+    assert 0 < climber.distinct < climber.evaluations
+
+
+def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
+    graph = random_step(Random(MEMORY_SEED), 60, backend="gpu")
+
+    def peak_bytes(strategy: Strategy) -> int:
+        return simulate(build(graph, strategy, ResultCosts(), SLOW_LAUNCH).problem).peak_bytes
+
+    free, limit_bytes = run(graph, seeds=1), peak_bytes(unfused(graph))
+    assert peak_bytes(free.strategy) > limit_bytes
+    bests: list[Finalist] = []
+    limited = search(
+        graph, ResultCosts(), SLOW_LAUNCH, start=unfused(graph), on_best=bests.append,
+        settings=replace(SMALL, seeds=1, memory_limit_bytes=limit_bytes),
+    )  # fmt: skip
+    assert limited.predicted_ns < limited.start_ns
+    assert max(peak_bytes(one.strategy) for one in (*limited.finalists, *bests)) <= limit_bytes
+
+
+def test_the_best_so_far_is_told_as_it_is_found() -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    bests: list[Finalist] = []
+    result = search(
+        graph, ResultCosts(), SLOW_LAUNCH, start=unfused(graph), settings=SMALL, on_best=bests.append
+    )
+    times = [one.predicted_ns for one in bests]
+    assert times == sorted(times, reverse=True)
+    assert bests[-1].predicted_ns == result.predicted_ns
+
+
+def test_it_ends_when_asked_with_the_best_so_far() -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    asked = iter([False] * 6 + [True] * 1000)
+    result = search(
+        graph,
+        ResultCosts(),
+        SLOW_LAUNCH,
+        start=unfused(graph),
+        settings=SearchSettings(seeds=2),
+        stop=lambda: next(asked),
+    )
+    assert result.stopped == "stop"
+    assert result.predicted_ns <= result.start_ns
+
+
+def test_a_step_with_nothing_to_choose_keeps_its_start() -> None:
+    graph = chain("param\ndot 0\ntuple 1")
+    result = run(graph, CPU)
+    assert result.predicted_ns == result.start_ns
+
+
+def test_small_steps_come_within_one_per_cent_of_the_optimum() -> None:
+    reached = 0
+    for seed, graph in enumerate(small_steps(10, "gpu")):
+        best_ns = least_ns(graph, ResultCosts(), SLOW_LAUNCH)
+        found_ns = run(graph, seed=seed, seeds=1).predicted_ns
+        assert found_ns >= best_ns
+        reached += found_ns <= 1.01 * best_ns
+    assert reached == 10
+
+
+def test_the_plan_it_starts_from_is_never_lost() -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    good = run(graph).strategy
+    again = search(
+        graph, ResultCosts(), SLOW_LAUNCH, start=good, settings=SearchSettings(evaluations=10, seeds=1)
+    )
+    assert again.predicted_ns <= again.start_ns
+    assert isinstance(again.strategy, Strategy)
