@@ -60,21 +60,6 @@ def _is_open(descriptor: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
 
-def listening_ports() -> int:
-    """On how many TCP ports this process listens."""
-    own = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
-    rows = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
-    ]
-    return sum(1 for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own)
-
-
-def _is_open(descriptor: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{descriptor}")
-
-
 def main(folder: Path, arguments: list[str]) -> None:
     heard = Overheard(sys.stderr)
     sys.stderr = heard  # type: ignore[assignment]
