@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from evaluation import links, measure, step
-from evaluation.compiling import Compiled, compile_default, compile_rows, predict
-from evaluation.record import FAILED, OK, CellName, Record
-from evaluation.rows import DEFAULT, PGLE, PLAN, PLANNED, Context, rows_of, wanted
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
@@ -24,8 +20,10 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.simulator.bound import Bound
-
-STAGES = ("profile", "search", "measure")
+from evaluation import links, measure, step
+from evaluation.compiling import Compiled, compile_row, compile_rows, predict
+from evaluation.record import FAILED, OK, CellName, Record
+from evaluation.rows import DEFAULT, PGLE, PLAN, PLANNED, Context, Row, rows_of, wanted
 
 
 @dataclass(frozen=True)
@@ -34,150 +32,123 @@ class Asked:
 
     rows: str
     rounds: int
-    until: str
     settings: Settings
     out: Path
     say: Callable[[str], None]
     left_s: Callable[[], float]
 
 
-def run_cell(asked: Asked, name: CellName, environment: dict[str, str]) -> None:
-    """Do what is left of a cell. What fails is recorded; the next cell can go on.
+class Cell:
+    """A cell on its way through the stages; each takes up what the last run left in its files."""
 
-    Raises:
-        DiscoError: the step cannot be profiled, searched or compiled at all.
-    """
-    record = Record.open(asked.out, name)
-    files = step.Files(asked.out, name)
-    clock = _Clock(record)
-    request = step.request_of(name.model, name.size)
-    with clock("capture"):
-        session = step.session_of(request, asked.settings)
-        captured = step.captured(request)
-    _describe(record, session, captured, environment)
-    _forget_other_step(record, files, captured)
-    files.save_module(captured.module)
-    profile = files.profile()
-    if profile is None:
-        with clock("profile"):
-            profile = step.profile(session, captured, asked.out)
-        files.save_profile(profile)
-    asked.say(f"{name.stem}: profiled in {clock.seconds('profile'):.1f} s")
-    if asked.until == "profile":
-        return
-    plans = files.plans()
-    if plans is None:
-        plans = search(asked, files, record, captured, profile)
-    if asked.until == "search":
-        return
-    _measure(asked, record, clock, request, captured, step.costs(profile, captured), plans)
+    def __init__(self, asked: Asked, name: CellName) -> None:
+        self.asked = asked
+        self.name = name
+        self.record = Record.open(asked.out, name)
+        self.files = step.Files(asked.out, name)
+        self.request = step.request_of(name.model, name.size)
+        self.session = step.session_of(self.request, asked.settings)
+        self.todo: list[Row] = []
+        self.compiled: list[Compiled] = []
 
+    def capture(self, environment: dict[str, str]) -> None:
+        """The step's module. Several cells' may be captured at once.
 
-def search(
-    asked: Asked, files: step.Files, record: Record, captured: Step, profile: Any
-) -> step.FoundPlans:
-    """Search for plans and keep them."""
-    plans = step.search(captured, profile, asked.settings)
-    files.save_plans(plans)
-    record.note("search_s", plans.search_s)
-    record.note("search_settings", {"seed": asked.settings.seed, "budget_s": asked.settings.budget_s})
-    record.note("evaluations", plans.evaluations)
-    asked.say(f"{record.cell.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
-    return plans
+        Raises:
+            DiscoError: the cell's files are of another step.
+        """
+        with self._clock("capture"):
+            self.captured = step.captured(self.request)
+        _describe(self.record, self.session, self.captured, environment)
+        fingerprint, known = self.captured.source.graph.fingerprint, self.record.fact("fingerprint")
+        if known not in (None, fingerprint):
+            raise DiscoError(
+                f"{self.record.path} and {self.files.folder} are of another step ({known}, now {fingerprint}); "
+                "move them away, or name another folder with --out"
+            )
+        self.record.note("fingerprint", fingerprint)
+        self.files.save_module(self.captured.module)
 
+    def profile(self) -> None:
+        """Measure what the cost model needs, with the devices to itself, where that was not done before."""
+        if self.files.profile() is not None:
+            return
+        with self._clock("profile"):
+            found = step.profile(self.session, self.captured, self.asked.out)
+        self.files.save_profile(found)
+        self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
 
-class _Clock:
-    """Seconds of each stage, in the record."""
+    def compile(self, default_s: float, reserve_s: float) -> None:
+        """Compile what is left to measure and fits into the time.
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        self._stage = ""
-        self._started = 0.0
+        Args:
+            default_s: what a compile is expected to take, where it is not known better.
+            reserve_s: time to leave for measuring.
+        """
+        self._choose_rows()
+        if not self.todo:
+            self.asked.say(f"{self.name.stem}: nothing left to do")
+            return
+        with self._clock("compile"):
+            left_s = self.asked.left_s
+            self.compiled = compile_rows(
+                self.context, self.record, self.todo, lambda: left_s() - reserve_s, default_s
+            )
+        seconds = self.record.fact("compile_s")
+        self.asked.say(f"{self.name.stem}: {len(self.compiled)} rows compiled in {seconds:.1f} s")
 
-    def __call__(self, stage: str) -> _Clock:
-        self._stage = stage
-        return self
+    def _choose_rows(self) -> None:
+        plans, profile = self.files.plans(), self.files.profile()
+        if plans is None or profile is None:
+            raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
+        self.record.note("search_s", plans.search_s)
+        self.record.note("evaluations", plans.evaluations)
+        self.guided: list[bytes] = []
+        source = self.captured.source
+        costs = step.costs(profile, self.captured)
+        seed = self.asked.settings.seed
+        self.context = Context(self.request, source, read(source), costs, plans, seed)
+        _note_bounds(self.record, self.context, plans)
+        rows = wanted(rows_of(self.context), self.asked.rows)
+        left = [row for row in rows if not self.record.finished(row.name)]
+        self.todo = [rows[0], *(row for row in left if row.name != DEFAULT)] if left else []
 
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
+    def measure(self, until_left_s: float) -> None:
+        """Run what was compiled, with the devices to itself.
 
-    def __exit__(self, *_error: object) -> None:
-        self._record.note(f"{self._stage}_s", round(time.monotonic() - self._started, 3))
+        Args:
+            until_left_s: time to leave for the cells after this one.
+        """
+        if not self.compiled:
+            return
+        with self._clock("measure"):
+            _run_all(self, lambda: self.asked.left_s() - until_left_s)
+        self.compiled = []
 
-    def seconds(self, stage: str) -> float:
-        return float(self._record.fact(f"{stage}_s") or 0.0)
+    @contextlib.contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.record.note(f"{stage}_s", round(time.monotonic() - started, 3))
 
 
 def _describe(record: Record, session: Session, captured: Step, environment: dict[str, str]) -> None:
     graph, facts = captured.source.graph, session.facts
     sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
-    record.note("versions", {**step.versions(), "runtime": facts.runtime_version})
-    record.note("device", facts.device_kind)
-    record.note("backend", facts.backend)
-    record.note("environment", links.described(environment))
-    record.note("date", time.strftime("%Y-%m-%d", time.gmtime()))
-    record.note("nodes", len(graph))
-    record.note("all_reduces", len(sizes))
-    record.note("all_reduce_bytes", sum(sizes))
-
-
-def _forget_other_step(record: Record, files: step.Files, captured: Step) -> None:
-    """A profile and a plan are of one step."""
-    fingerprint = captured.source.graph.fingerprint
-    known = record.fact("fingerprint")
-    if known not in (None, fingerprint):
-        raise DiscoError(
-            f"{record.path} and {files.folder} are of another step ({known}, now {fingerprint}); "
-            "move them away, or name another folder with --out"
-        )
-    record.note("fingerprint", fingerprint)
+    record.note_all(
+        versions={**step.versions(), "runtime": facts.runtime_version},
+        device=facts.device_kind,
+        backend=facts.backend,
+        environment=links.described(environment),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        nodes=len(graph),
+        all_reduces=len(sizes),
+        all_reduce_bytes=sum(sizes),
+        settings=session.settings.as_dict(),
+    )
 
 
 # --- measuring ------------------------------------------------------------------------------------
-
-
-def _measure(
-    asked: Asked,
-    record: Record,
-    clock: _Clock,
-    request: Any,
-    captured: Step,
-    costs: step.Costs,
-    plans: step.FoundPlans,
-) -> None:
-    guided: list[bytes] = []
-
-    def fdo_profile() -> bytes:
-        if not guided:
-            raise DiscoError("jax collected no profile of the default step")
-        return guided[0]
-
-    context = Context(
-        request, captured.source, read(captured.source), costs, plans, fdo_profile, asked.settings.seed
-    )
-    _note_bounds(record, context, plans)
-    rows = wanted(rows_of(context), asked.rows)
-    todo = [row for row in rows if not record.finished(row.name)]
-    if not todo:
-        asked.say(f"{record.cell.stem}: nothing left to do")
-        return
-    started = time.monotonic()
-    reference = compile_default(context, record, rows[0])
-    expected_s = time.monotonic() - started
-    runner = measure.runner_of(request, reference.executable, asked.settings.seed, None)
-    runner.run()
-    if context.on_gpu and any(row.name == PGLE for row in todo):
-        try:
-            guided.append(measure.fdo_profile(runner))
-        except Exception as error:
-            record.note("pgle_error", one_line(error))
-    with clock("compile"):
-        compiled = compile_rows(
-            context, record, [row for row in todo if row.name != DEFAULT], asked.left_s, expected_s
-        )
-    asked.say(f"{record.cell.stem}: {len(compiled) + 1} rows compiled in {clock.seconds('compile'):.1f} s")
-    with clock("measure"):
-        _run_all(asked, record, request, [reference, *compiled], runner)
 
 
 def _note_bounds(record: Record, context: Context, plans: step.FoundPlans) -> None:
@@ -220,15 +191,18 @@ def _parts(context: Context) -> dict[str, Any]:
     return {"of XLA's kernels": of(context.xla.groups), "of the plan's kernels": of(context.plan.groups)}
 
 
-def _run_all(
-    asked: Asked, record: Record, request: Any, compiled: Sequence[Compiled], runner: Runner
-) -> None:
-    """First runs with their numbers, rounds in turn, and traces."""
-    expected = measure.outputs_on_device(compiled[0].executable, runner)
+def _run_all(cell: Cell, left_s: Callable[[], float]) -> None:
+    """First runs with their numbers, rounds in turn, and traces. XLA's default stands first."""
+    record, seed = cell.record, cell.asked.settings.seed
+    default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
+    default.run()
+    if any(row.name == PGLE for row in cell.todo) and cell.context.on_gpu:
+        cell.compiled += _guided(cell, default)
+    expected = measure.outputs_on_device(cell.compiled[0].executable, default)
     alive: list[tuple[Compiled, Runner, Trial]] = []
-    for one in compiled:
+    for one in cell.compiled:
         try:
-            own = measure.runner_of(request, one.executable, asked.settings.seed, runner)
+            own = measure.runner_of(cell.request, one.executable, seed, default)
             own.run()
             numbers = measure.compare(expected, measure.outputs_on_device(one.executable, own))
         except Exception as error:
@@ -237,23 +211,46 @@ def _run_all(
         record.update(one.row.name, numbers=numbers)
         alive.append((one, own, Trial(one.row.name, None, 0)))
     del expected
-    for _ in range(asked.rounds):
+    _rounds(cell, alive, left_s)
+    _choose(record, alive)
+    _traces(cell, alive, left_s)
+    for _, _, trial in alive:
+        ratio = ratio_to(trial, alive[0][2])
+        cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
+
+
+def _guided(cell: Cell, default: Runner) -> list[Compiled]:
+    """The step compiled once more, guided by a profile of the default as jax itself collects it."""
+    row = next(row for row in cell.todo if row.name == PGLE)
+    cell.record.begin(row.name, row.kind)
+    try:
+        context = replace(cell.context, fdo_profile=measure.fdo_profile(default))
+        return [compile_row(context, cell.record, row)]
+    except Exception as error:
+        cell.record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
+        return []
+
+
+def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
+    for _ in range(cell.asked.rounds):
         started = time.monotonic()
         for _, own, trial in alive:
             trial.times_ns.append(own.run())
-        record.update_all({trial.name: _times(trial, alive[0][2]) for _, _, trial in alive})
-        if asked.left_s() < 2 * (time.monotonic() - started) + 5:
-            break
-    _choose(record, alive)
+        cell.record.update_all({trial.name: _times(trial, alive[0][2]) for _, _, trial in alive})
+        if left_s() < 2 * (time.monotonic() - started) + 3:
+            return
+
+
+def _traces(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
+    chosen = cell.record.fact("chosen")
     for one, own, trial in alive:
-        chosen = record.fact("chosen") == trial.name
-        if (one.row.traced or chosen) and asked.left_s() > 10:
-            try:
-                record.update(trial.name, trace=measure.overlap(own, one.module_name))
-            except Exception as error:
-                record.update(trial.name, trace={"error": one_line(error)[:500]})
-    for _, _, trial in alive:
-        asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio_to(trial, alive[0][2]):.3f} of default")
+        if not (one.row.traced or trial.name == chosen) or left_s() < 10:
+            continue
+        try:
+            found: dict[str, Any] = measure.overlap(own, one.executable)
+        except Exception as error:
+            found = {"error": one_line(error)[:500]}
+        cell.record.update(trial.name, trace=found)
 
 
 def _times(trial: Trial, default: Trial) -> dict[str, Any]:

@@ -9,10 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation import measure
-from evaluation.record import ABSENT, FAILED, NO_TIME, Record
-from evaluation.rows import ALONE, PLANNED, Context, Row, Variant
-
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import apply
@@ -25,10 +21,11 @@ from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
+from evaluation import measure
+from evaluation.record import ABSENT, FAILED, NO_TIME, Record
+from evaluation.rows import DEFAULT, PGLE, PLAN, Context, Row, Variant
 
 AT_A_TIME = max(1, min(12, (os.cpu_count() or 2) // 2))
-_MEASURING_S = 15.0
-"""Time that must be left for running what was compiled."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,6 @@ class Compiled:
 
     row: Row
     executable: LoadedExecutable
-    module_name: str
-
-
-def compile_default(context: Context, record: Record, row: Row) -> Compiled:
-    """XLA's own step, first: everything else is held against it, and its matmul autotuning serves all.
-
-    Raises:
-        Exception: whatever XLA raises; without the default nothing can be compared.
-    """
-    record.begin(row.name, row.kind)
-    return _compile(context, record, row)
 
 
 def compile_rows(
@@ -55,35 +41,52 @@ def compile_rows(
 ) -> list[Compiled]:
     """Compile what fits into the time; a row that fails is recorded as failed, with the reason.
 
+    XLA's default comes first, and must succeed: all else is held against it, and its autotuning of matmuls
+    serves all. PGLE waits until that has run.
+
     Args:
-        expected_s: what one compile takes.
+        expected_s: what a compile takes, if the default's does not tell.
+
+    Raises:
+        Exception: whatever XLA raises of its own step.
     """
+    started = time.monotonic()
+    record.begin(rows[0].name, rows[0].kind)
+    default = compile_row(context, record, rows[0])
+    expected_s = max(expected_s, time.monotonic() - started)
 
     def one(row: Row) -> Compiled | None:
-        if row.gpu_only and not context.on_gpu:
-            record.update(row.name, kind=row.kind, status=ABSENT)
-            return None
-        if left_s() < expected_s + _MEASURING_S:
-            reason = f"compiling takes {expected_s:.0f} s and measuring {_MEASURING_S:.0f} s"
+        if left_s() < expected_s:
+            reason = f"{max(0.0, left_s()):.0f} s are left, compiling takes {expected_s:.0f} s"
             record.update(row.name, kind=row.kind, status=NO_TIME, reason=reason)
             return None
         record.begin(row.name, row.kind)
         try:
-            return _compile(context, record, row)
+            return compile_row(context, record, row)
         except Exception as error:
             record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
             return None
 
-    alone = [row for row in rows if record.row(row.name).get("attempts", 0)]
-    together = [row for row in rows if row not in alone]
-    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
-        found = list(pool.map(one, together))
+    possible = []
+    for row in rows[1:]:
+        if row.gpu_only and not context.on_gpu:
+            record.update(row.name, kind=row.kind, status=ABSENT)
+        elif row.name != PGLE:
+            possible.append(row)
     # What may have ended the process last time is compiled with nothing beside it.
+    alone = [row for row in possible if record.row(row.name).get("attempts", 0)]
+    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
+        found = list(pool.map(one, [row for row in possible if row not in alone]))
     found += [one(row) for row in alone]
-    return [compiled for compiled in found if compiled is not None]
+    return [default, *(compiled for compiled in found if compiled is not None)]
 
 
-def _compile(context: Context, record: Record, row: Row) -> Compiled:
+def compile_row(context: Context, record: Record, row: Row) -> Compiled:
+    """Compile one row and record what compiling tells.
+
+    Raises:
+        Exception: the row is not legal, or XLA refuses it.
+    """
     started = time.monotonic()
     variant = row.make(context)
     module = None
@@ -100,10 +103,10 @@ def _compile(context: Context, record: Record, row: Row) -> Compiled:
         "memory": measure.memory_of(executable),
         "predicted": _predicted(context, row, variant, executed),
     }
-    if module is not None and row.kind in (PLANNED, ALONE):
+    if module is not None and row.name == PLAN:
         facts["executed_difference"] = executed_difference(module, executed) or ""
     record.update(row.name, **facts)
-    return Compiled(row, executable, canonicalize(executed).graph.module_name)
+    return Compiled(row, executable)
 
 
 def _predicted(context: Context, row: Row, variant: Variant, executed: bytes) -> dict[str, Any]:
@@ -111,6 +114,8 @@ def _predicted(context: Context, row: Row, variant: Variant, executed: bytes) ->
     try:
         if variant.strategy is not None:
             return predict(context, context.source.graph, variant.strategy)
+        if row.name == DEFAULT:
+            return predict(context, context.source.graph, context.xla)
         theirs = canonicalize(executed)
         return predict(context, theirs.graph, read(theirs))
     except Exception as error:
@@ -134,5 +139,3 @@ def predict(context: Context, graph: Graph, strategy: Strategy) -> dict[str, Any
         "groups": len(strategy.groups),
         "buckets": len(strategy.buckets),
     }
-
-

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.trace import Execution
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo import proto
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.runner import Runner, memory
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.trace import Execution
 
 Spans = list[tuple[int, int]]
 TRACED_RUNS = 3
@@ -80,19 +83,24 @@ def _apart() -> Callable[[Any, Any], Any]:
 # --- traces ---------------------------------------------------------------------------------------
 
 
-def overlap(runner: Runner, module_name: str) -> dict[str, float]:
+def overlap(runner: Runner, executable: LoadedExecutable) -> dict[str, float]:
     """Compute, communication, and what of it is hidden, in ms per step, from a profiler trace.
 
     On each run the device whose collectives took least counts: on the others they also wait for it.
     """
     taken = tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
+    module = proto.parse(jaxlink.read_executable(executable))
+    # On CPU an instruction tells what it is; on GPU its kernel does.
+    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith("all-reduce")}
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for item in taken.executions:
-        if item.module == module_name:
+        if item.module == module.name:
             by_place[item.run, item.device].append(item)
     per_run: dict[int, list[dict[str, float]]] = defaultdict(list)
     for (run, _), items in by_place.items():
-        per_run[run].append(_breakdown(items))
+        per_run[run].append(_breakdown(items, names))
+    if not per_run:
+        raise ProfileError(f"the trace holds nothing of {module.name}")
     chosen = [min(places, key=lambda one: one["communication_ms"]) for places in per_run.values()]
     return {name: round(statistics.median(one[name] for one in chosen), 4) for name in chosen[0]}
 
@@ -101,10 +109,9 @@ def _discard(_value: object) -> None:
     return None
 
 
-def _breakdown(items: Iterable[Execution]) -> dict[str, float]:
-    items = list(items)
-    compute = joined((i.start_ns, i.end_ns) for i in items if not is_collective(i))
-    communication = joined((i.start_ns, i.end_ns) for i in items if is_collective(i))
+def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:
+    compute = joined((i.start_ns, i.end_ns) for i in items if not is_collective(i, all_reduces))
+    communication = joined((i.start_ns, i.end_ns) for i in items if is_collective(i, all_reduces))
     everything = joined((i.start_ns, i.end_ns) for i in items)
     hidden = length(compute) + length(communication) - length(everything)
     return {
@@ -117,11 +124,11 @@ def _breakdown(items: Iterable[Execution]) -> dict[str, float]:
     }
 
 
-def is_collective(item: Execution) -> bool:
+def is_collective(item: Execution, all_reduces: Container[str]) -> bool:
     """Whether this is a transfer between devices: by its kernel on GPU, by its instruction on CPU."""
     if item.kernel:
         return "nccl" in item.kernel.lower() or "all_reduce" in item.kernel.lower()
-    return item.op.startswith("all-reduce")
+    return item.op in all_reduces
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> Spans:

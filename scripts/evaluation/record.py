@@ -65,8 +65,12 @@ class Record:
 
     def note(self, name: str, value: Any) -> None:
         """Keep a fact about the cell."""
+        self.note_all(**{name: value})
+
+    def note_all(self, **facts: Any) -> None:
+        """Keep several facts."""
         with self._lock:
-            self.data["facts"][name] = value
+            self.data["facts"].update(facts)
             self._write()
 
     def fact(self, name: str) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
-from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
+from disco_hlo.search.schedule import with_order
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
 from disco_hlo.plugin.search_phase import DEFAULT, NO_FUSION, ONE_BUCKET, PLAN, PLAN_BUCKETS
-from disco_hlo.search.schedule import with_order
+from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
+from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -21,11 +22,19 @@ NO_OP_FUSION = "no op fusion"
 PGLE = "PGLE"
 O1 = "O1"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
-ALONE_XLA, ALONE_PLAN = "transfers alone, XLA's kernels", "transfers alone, plan's kernels"
+BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
+OURS_IN_ONE, OURS_UNFUSED = "one bucket in our order (XLA's op fusion)", "nothing fused in our order"
+ALONE_XLA, ALONE_PLAN = "transfers alone (XLA's kernels)", "transfers alone (plan's kernels)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
 RANDOM_PLANS = 6
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE)
 """Enough to say whether the plan wins, in the least time."""
+_FAMILIES = ("thresholds", "random")
+_NAMES = (
+    "all", *_FAMILIES, DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY, ORDER_ONLY,
+    BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, OURS_UNFUSED, ALONE_XLA, ALONE_PLAN,
+)  # fmt: skip
+_NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
 
 
@@ -38,8 +47,9 @@ class Context:
     xla: Strategy
     costs: Costs
     plans: FoundPlans
-    fdo_profile: Callable[[], bytes]
     seed: int
+    fdo_profile: bytes = b""
+    """What jax collected of the default step, once that has run."""
 
     @property
     def on_gpu(self) -> bool:
@@ -96,11 +106,11 @@ def rows_of(context: Context) -> list[Row]:
         *(_searched(name, name, PLANNED) for name in finalists),
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
         Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
-        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile())), gpu_only=True),
+        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
         Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=())))),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         Row(FUSION_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.plan.groups, c.xla.buckets)))),
-        _searched(PLAN_BUCKETS, "plan's buckets and order, XLA's op fusion", PLANNED),
+        _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
         Row(
             ALONE_XLA, ALONE, lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)), gpu_only=True, traced=True
@@ -115,25 +125,38 @@ def rows_of(context: Context) -> list[Row]:
         Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
         *_thresholds(context),
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
-        _searched(ONE_BUCKET, "one bucket, XLA's op fusion, our order", PLANNED),
-        _searched(NO_FUSION, "no fusion, no combining, our order", PLANNED),
+        _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
+        _searched(NO_FUSION, OURS_UNFUSED, PLANNED),
     ]  # fmt: skip
+
+
+def chosen_names(choice: str) -> set[str]:
+    """The names that ``--rows`` asks for; empty for all.
+
+    Raises:
+        ValueError: something is no row's name.
+    """
+    names = {name.strip() for name in choice.split(",") if name.strip()}
+    if "minimum" in names:
+        names |= set(MINIMUM)
+    names -= {"minimum"}
+    unknown = [name for name in sorted(names) if name not in _NAMES and not _NUMBERED.fullmatch(name)]
+    if unknown:
+        listed = ", ".join(["all", "minimum", *_FAMILIES, *_NAMES])
+        raise ValueError(
+            f"--rows: no row is called {unknown[0]!r}; there are {listed}, plan N, threshold N MiB"
+        )
+    return set() if "all" in names else names
 
 
 def wanted(rows: Sequence[Row], choice: str) -> list[Row]:
     """The rows that ``--rows`` asks for; DEFAULT always, since all else is held against it.
 
     Raises:
-        ValueError: a name is no row's.
+        ValueError: as :func:`chosen_names`.
     """
-    if choice == "all":
-        return list(rows)
-    names = set(MINIMUM) if choice == "minimum" else {name.strip() for name in choice.split(",")}
-    unknown = names - {row.name for row in rows} - set(MINIMUM) - {"thresholds", "random"}
-    if unknown:
-        listed = ", ".join(["thresholds", "random", *(row.name for row in rows)])
-        raise ValueError(f"no row is called {sorted(unknown)[0]!r}; there are {listed}")
-    return [row for row in rows if row.name in names | {DEFAULT} or _family(row) in names]
+    names = chosen_names(choice)
+    return [row for row in rows if not names or row.name in names | {DEFAULT} or _family(row) in names]
 
 
 def _family(row: Row) -> str:

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
-
-from evaluation.cell import Asked, run_cell, search
-from evaluation.links import described
-from evaluation.record import CellName, Record, RecordError
-from evaluation.step import Files
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from evaluation.cell import Asked, Cell
+from evaluation.record import CellName, Record, RecordError
+from evaluation.rows import chosen_names
+from evaluation.step import Files, search
 
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
+COMPILES = 4
+"""Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
+MEASURE_S = 20.0
+"""Time kept for measuring each cell."""
 
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Do what the command line asks for; the exit status."""
     configure("warning")
+    try:
+        chosen_names(args.rows)
+    except ValueError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
     settings = Settings(
         search=True,
         directory=args.out,
@@ -32,45 +45,111 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         seed=args.seed,
         finalists=args.finalists,
     )
-    asked = Asked(args.rows, args.rounds, args.until, settings, args.out, _say, left_s)
-    cells = [CellName(model, args.size, args.link, args.devices) for model in args.models]
+    asked = Asked(args.rows, args.rounds, settings, args.out, _say, left_s)
+    names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
     if args.offline_search:
-        return _each(cells, lambda cell: _search_offline(asked, cell), left_s)
+        return _offline(asked, names)
     import jax
 
     if len(jax.devices()) != args.devices:
-        print(
-            f"benchmark.py: expected {args.devices} devices, jax has {len(jax.devices())}", file=sys.stderr
-        )
+        print(f"benchmark.py: expected {args.devices} devices, found {len(jax.devices())}", file=sys.stderr)
         return BAD_ARGUMENTS
-    environment = dict(os.environ)
-    _watch(args, cells, left_s)
-    return _each(cells, lambda cell: run_cell(asked, cell, environment), left_s)
+    _watch(args, names, left_s)
+    stages = _Stages(asked, args)
+    try:
+        stages.run(names, args.until)
+    except (ValueError, RecordError) as error:
+        print(f"benchmark.py: {one_line(error)}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    return NOT_MEASURED if stages.failed else DONE
 
 
-def _each(cells: list[CellName], work: Callable[[CellName], None], left_s: Callable[[], float]) -> int:
-    status = DONE
-    for cell in cells:
-        if left_s() < 0:
-            return OUT_OF_TIME
+class _Stages:
+    """All cells through one stage, then all through the next. What compiles does so at once; what is timed
+    has the machine to itself; searches run in processes of their own, beside the profiling of other cells."""
+
+    def __init__(self, asked: Asked, args: argparse.Namespace) -> None:
+        self._asked = asked
+        self._args = args
+        self._searches: dict[str, subprocess.Popen[bytes]] = {}
+        self.failed = False
+
+    def run(self, names: Sequence[CellName], until: str) -> None:
+        environment = dict(os.environ)
+        cells = [cell for name in names for cell in self._opened(name)]
+        with ThreadPoolExecutor(COMPILES, "capture") as pool:
+            fine = list(pool.map(lambda cell: self._try(cell, cell.capture, environment), cells))
+        cells = [cell for cell, well in zip(cells, fine, strict=True) if well]
+        cells = [cell for cell in cells if self._profiled(cell, until)]
+        if until == "profile":
+            return
+        self._await_searches()
+        if until == "search":
+            return
+        for number, cell in enumerate(cells):
+            later_s = MEASURE_S * (len(cells) - number - 1)
+            if self._try(cell, cell.compile, 1.0, later_s + MEASURE_S):
+                self._try(cell, cell.measure, later_s)
+
+    def _opened(self, name: CellName) -> list[Cell]:
         try:
-            work(cell)
-        except (ValueError, RecordError) as error:
-            print(f"benchmark.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
-            return BAD_ARGUMENTS
+            return [Cell(self._asked, name)]
+        except (DiscoError, RuntimeError) as error:
+            self._complain(name, error)
+            return []
+
+    def _try(self, cell: Cell, stage: Callable[..., None], *values: Any) -> bool:
+        try:
+            stage(*values)
+        except (ValueError, RecordError):
+            raise
         except Exception as error:
-            print(f"benchmark.py: {cell.stem}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+            self._complain(cell.name, error)
+            return False
+        return True
+
+    def _profiled(self, cell: Cell, until: str) -> bool:
+        if not self._try(cell, cell.profile):
+            return False
+        if until != "profile":
+            self._start_search(cell)
+        return True
+
+    def _complain(self, name: CellName, error: Exception) -> None:
+        self.failed = True
+        print(f"benchmark.py: {name.stem}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+
+    def _start_search(self, cell: Cell) -> None:
+        if cell.files.plans() is not None:
+            return
+        own, environment = self._args, {**os.environ, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(SCRIPT), cell.name.model, "--offline-search", "--link", own.link]
+        command += ["--devices", str(own.devices), "--size", own.size, "--out", str(own.out)]
+        command += ["--search-seconds", str(own.search_seconds), "--seed", str(own.seed)]
+        command += ["--finalists", str(own.finalists)]
+        self._searches[cell.name.stem] = subprocess.Popen(command, env=environment)
+
+    def _await_searches(self) -> None:
+        for stem, process in self._searches.items():
+            if process.wait():
+                print(f"benchmark.py: {stem}: the search ended with {process.returncode}", file=sys.stderr)
+                self.failed = True
+
+
+def _offline(asked: Asked, names: Sequence[CellName]) -> int:
+    """Search what was profiled, without a device."""
+    status = DONE
+    for name in names:
+        files = Files(asked.out, name)
+        module, profile = files.module(), files.profile()
+        if module is None or profile is None:
+            print(f"benchmark.py: {files.folder} holds no module with its profile", file=sys.stderr)
             status = NOT_MEASURED
+            continue
+        plans = search(Step(module, canonicalize(module)), profile, asked.settings)
+        files.save_plans(plans)
+        _say(f"{name.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
     return status
-
-
-def _search_offline(asked: Asked, cell: CellName) -> None:
-    files = Files(asked.out, cell)
-    module, profile = files.module(), files.profile()
-    if module is None or profile is None:
-        raise DiscoError(f"{files.folder} holds no module with its profile: run --until profile first")
-    record = Record.open(asked.out, cell)
-    search(asked, files, record, Step(module, canonicalize(module)), profile)
 
 
 def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[], float]) -> None:

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from evaluation.record import CellName, write_atomically
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import DiscoError
@@ -29,12 +33,8 @@ from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.profile import Profile
-from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.profiler.profile import save as save_profile
-from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.costs import MachineModel
+from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
@@ -75,8 +75,7 @@ class Files:
         if not path.exists():
             return None
         with gzip.open(path) as file:
-            module = file.read(_LARGEST_MODULE)
-        return module
+            return bytes(file.read(_LARGEST_MODULE))
 
     def save_module(self, module: bytes) -> None:
         """Keep XLA's own module."""

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from disco_hlo.search.schedule import with_order
+
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
@@ -15,7 +17,6 @@ from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 
