@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
-from disco_hlo.plugin import search_phase
+from disco_hlo.plugin import jaxlink, search_phase
 from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.costing import pieces_of
+from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
 from disco_hlo.plugin.session import Session
@@ -21,9 +22,20 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.simulator.bound import Bound
 from evaluation import links, measure, step
-from evaluation.compiling import Compiled, compile_row, compile_rows, predict
+from evaluation.compiling import Compiled, describe, possible, predict, try_row
 from evaluation.record import FAILED, OK, CellName, Record
-from evaluation.rows import DEFAULT, PGLE, PLAN, PLANNED, Context, Row, rows_of, wanted
+from evaluation.rows import (
+    BASELINE,
+    DEFAULT,
+    PGLE,
+    PLAN,
+    PLANNED,
+    Context,
+    Row,
+    chosen_names,
+    rows_of,
+    wanted,
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +44,12 @@ class Asked:
 
     rows: str
     rounds: int
+    until: str
     settings: Settings
     out: Path
     say: Callable[[str], None]
     left_s: Callable[[], float]
+    comparison: measure.Comparison
 
 
 class Cell:
@@ -48,11 +62,13 @@ class Cell:
         self.files = step.Files(asked.out, name)
         self.request = step.request_of(name.model, name.size)
         self.session = step.session_of(self.request, asked.settings)
-        self.todo: list[Row] = []
+        self.default: LoadedExecutable = None
+        self.default_s = 0.0
+        self.fdo_profile = b""
         self.compiled: list[Compiled] = []
 
     def capture(self, environment: dict[str, str]) -> None:
-        """The step's module. Several cells' may be captured at once.
+        """The step's module cells' may be captured at once.
 
         Raises:
             DiscoError: the cell's files are of another step.
@@ -68,50 +84,72 @@ class Cell:
             )
         self.record.note("fingerprint", fingerprint)
         self.files.save_module(self.captured.module)
+        if self.asked.until != "measure":
+            return
+        # The matmul autotuning of this compile serves all that follow.
+        started = time.monotonic()
+        self.default = jaxlink.compile_module(self.request, None)
+        self.default_s = time.monotonic() - started
 
     def profile(self) -> None:
         """Measure what the cost model needs, with the devices to itself, where that was not done before."""
-        if self.files.profile() is not None:
-            return
-        with self._clock("profile"):
-            found = step.profile(self.session, self.captured, self.asked.out)
-        self.files.save_profile(found)
-        self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
+        if self.files.profile() is None:
+            with self._clock("profile"):
+                found = step.profile(self.session, self.captured, self.asked.out)
+            self.files.save_profile(found)
+            self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
+        if self.default is not None and self._guides():
+            with self._clock("pgle"):
+                self._collect_fdo_profile()
 
-    def compile(self, default_s: float, reserve_s: float) -> None:
-        """Compile what is left to measure and fits into the time.
+    def _guides(self) -> bool:
+        names = chosen_names(self.asked.rows)
+        on_gpu = self.captured.source.graph.backend == "gpu"
+        return on_gpu and (not names or PGLE in names) and not self.record.finished(PGLE)
 
-        Args:
-            default_s: what a compile is expected to take, where it is not known better.
-            reserve_s: time to leave for measuring.
+    def _collect_fdo_profile(self) -> None:
+        try:
+            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, None)
+            runner.run()
+            self.fdo_profile = measure.fdo_profile(runner)
+        except Exception as error:
+            self.record.update(PGLE, kind=BASELINE, status=FAILED, reason=one_line(error)[:2000])
+
+    def choose_rows(self) -> list[Row]:
+        """What is left to compile, most important first, XLA's default apart.
+
+        Raises:
+            DiscoError: there are no plans.
         """
-        self._choose_rows()
-        if not self.todo:
-            self.asked.say(f"{self.name.stem}: nothing left to do")
-            return
-        with self._clock("compile"):
-            left_s = self.asked.left_s
-            self.compiled = compile_rows(
-                self.context, self.record, self.todo, lambda: left_s() - reserve_s, default_s
-            )
-        seconds = self.record.fact("compile_s")
-        self.asked.say(f"{self.name.stem}: {len(self.compiled)} rows compiled in {seconds:.1f} s")
-
-    def _choose_rows(self) -> None:
         plans, profile = self.files.plans(), self.files.profile()
         if plans is None or profile is None:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
-        self.record.note("search_s", plans.search_s)
-        self.record.note("evaluations", plans.evaluations)
-        self.guided: list[bytes] = []
+        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
         source = self.captured.source
         costs = step.costs(profile, self.captured)
         seed = self.asked.settings.seed
-        self.context = Context(self.request, source, read(source), costs, plans, seed)
+        self.context = Context(
+            self.request, source, read(source), costs, plans, seed, fdo_profile=self.fdo_profile
+        )
         _note_bounds(self.record, self.context, plans)
         rows = wanted(rows_of(self.context), self.asked.rows)
-        left = [row for row in rows if not self.record.finished(row.name)]
-        self.todo = [rows[0], *(row for row in left if row.name != DEFAULT)] if left else []
+        left = [row for row in rows[1:] if not self.record.finished(row.name)]
+        left = possible(self.context, self.record, left)
+        if not left and self.record.finished(DEFAULT):
+            self.asked.say(f"{self.name.stem}: nothing left to do")
+            return []
+        self.record.begin(DEFAULT, rows[0].kind)
+        self.compiled = [Compiled(rows[0], self.default)]
+        self.record.update(DEFAULT, compile_s=round(self.default_s, 3))
+        describe(self.context, self.record, self.compiled[0], rows[0].make(self.context))
+        return left
+
+    def compile(self, row: Row, reserve_s: float) -> None:
+        """Compile a row, if that leaves ``reserve_s`` for measuring. Several may be compiled at once."""
+        left_s = self.asked.left_s
+        found = try_row(self.context, self.record, row, lambda: left_s() - reserve_s, self.default_s)
+        if found is not None:
+            self.compiled.append(found)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.
@@ -196,15 +234,13 @@ def _run_all(cell: Cell, left_s: Callable[[], float]) -> None:
     record, seed = cell.record, cell.asked.settings.seed
     default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
     default.run()
-    if any(row.name == PGLE for row in cell.todo) and cell.context.on_gpu:
-        cell.compiled += _guided(cell, default)
     expected = measure.outputs_on_device(cell.compiled[0].executable, default)
     alive: list[tuple[Compiled, Runner, Trial]] = []
     for one in cell.compiled:
         try:
             own = measure.runner_of(cell.request, one.executable, seed, default)
             own.run()
-            numbers = measure.compare(expected, measure.outputs_on_device(one.executable, own))
+            numbers = cell.asked.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
         except Exception as error:
             record.update(one.row.name, status=FAILED, reason=one_line(error)[:2000])
             continue
@@ -214,21 +250,10 @@ def _run_all(cell: Cell, left_s: Callable[[], float]) -> None:
     _rounds(cell, alive, left_s)
     _choose(record, alive)
     _traces(cell, alive, left_s)
+    cell.asked.say(f"{cell.name.stem}:")
     for _, _, trial in alive:
         ratio = ratio_to(trial, alive[0][2])
         cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
-
-
-def _guided(cell: Cell, default: Runner) -> list[Compiled]:
-    """The step compiled once more, guided by a profile of the default as jax itself collects it."""
-    row = next(row for row in cell.todo if row.name == PGLE)
-    cell.record.begin(row.name, row.kind)
-    try:
-        context = replace(cell.context, fdo_profile=measure.fdo_profile(default))
-        return [compile_row(context, cell.record, row)]
-    except Exception as error:
-        cell.record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
-        return []
 
 
 def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,10 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import measure
 from evaluation.record import ABSENT, FAILED, NO_TIME, Record
-from evaluation.rows import DEFAULT, PGLE, PLAN, Context, Row, Variant
+from evaluation.rows import DEFAULT, PLAN, Context, Row, Variant
 
-AT_A_TIME = max(1, min(12, (os.cpu_count() or 2) // 2))
+AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
+"""Compiles at once: each takes a core and some gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -36,49 +36,35 @@ class Compiled:
     executable: LoadedExecutable
 
 
-def compile_rows(
-    context: Context, record: Record, rows: Sequence[Row], left_s: Callable[[], float], expected_s: float
-) -> list[Compiled]:
-    """Compile what fits into the time; a row that fails is recorded as failed, with the reason.
-
-    XLA's default comes first, and must succeed: all else is held against it, and its autotuning of matmuls
-    serves all. PGLE waits until that has run.
-
-    Args:
-        expected_s: what a compile takes, if the default's does not tell.
-
-    Raises:
-        Exception: whatever XLA raises of its own step.
-    """
-    started = time.monotonic()
-    record.begin(rows[0].name, rows[0].kind)
-    default = compile_row(context, record, rows[0])
-    expected_s = max(expected_s, time.monotonic() - started)
-
-    def one(row: Row) -> Compiled | None:
-        if left_s() < expected_s:
-            reason = f"{max(0.0, left_s()):.0f} s are left, compiling takes {expected_s:.0f} s"
-            record.update(row.name, kind=row.kind, status=NO_TIME, reason=reason)
-            return None
-        record.begin(row.name, row.kind)
-        try:
-            return compile_row(context, record, row)
-        except Exception as error:
-            record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
-            return None
-
-    possible = []
-    for row in rows[1:]:
+def possible(context: Context, record: Record, rows: Sequence[Row]) -> list[Row]:
+    """The rows that this backend has; the others are recorded as absent."""
+    found = []
+    for row in rows:
         if row.gpu_only and not context.on_gpu:
             record.update(row.name, kind=row.kind, status=ABSENT)
-        elif row.name != PGLE:
-            possible.append(row)
-    # What may have ended the process last time is compiled with nothing beside it.
-    alone = [row for row in possible if record.row(row.name).get("attempts", 0)]
-    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
-        found = list(pool.map(one, [row for row in possible if row not in alone]))
-    found += [one(row) for row in alone]
-    return [default, *(compiled for compiled in found if compiled is not None)]
+        else:
+            found.append(row)
+    return found
+
+
+def try_row(
+    context: Context, record: Record, row: Row, left_s: Callable[[], float], expected_s: float
+) -> Compiled | None:
+    """Compile a row if the time allows; what fails is recorded as failed, with the reason.
+
+    Args:
+        expected_s: what compiling takes.
+    """
+    if left_s() < expected_s:
+        reason = f"{max(0.0, left_s()):.0f} s are left, compiling takes {expected_s:.0f} s"
+        record.update(row.name, kind=row.kind, status=NO_TIME, reason=reason)
+        return None
+    record.begin(row.name, row.kind)
+    try:
+        return compile_row(context, record, row)
+    except Exception as error:
+        record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
+        return None
 
 
 def compile_row(context: Context, record: Record, row: Row) -> Compiled:
@@ -96,27 +82,30 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
     made_s = time.monotonic() - started
     executable = jaxlink.compile_module(variant.request, module, variant.options)
     compile_s = time.monotonic() - started - made_s
-    executed = jaxlink.read_executable(executable)
-    facts: dict[str, Any] = {
-        "make_s": round(made_s, 3),
-        "compile_s": round(compile_s, 3),
-        "memory": measure.memory_of(executable),
-        "predicted": _predicted(context, row, variant, executed),
-    }
+    record.update(row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3))
+    compiled = Compiled(row, executable)
+    describe(context, record, compiled, variant)
     if module is not None and row.name == PLAN:
-        facts["executed_difference"] = executed_difference(module, executed) or ""
-    record.update(row.name, **facts)
-    return Compiled(row, executable)
+        difference = executed_difference(module, jaxlink.read_executable(executable))
+        record.update(row.name, executed_difference=difference or "")
+    return compiled
 
 
-def _predicted(context: Context, row: Row, variant: Variant, executed: bytes) -> dict[str, Any]:
+def describe(context: Context, record: Record, compiled: Compiled, variant: Variant) -> None:
+    """Record what a compiled row needs and what the simulator says of it."""
+    row = compiled.row
+    predicted = _predicted(context, row, variant, compiled.executable)
+    record.update(row.name, memory=measure.memory_of(compiled.executable), predicted=predicted)
+
+
+def _predicted(context: Context, row: Row, variant: Variant, executable: LoadedExecutable) -> dict[str, Any]:
     """The simulator's word on the row, from the profile that the search had."""
     try:
         if variant.strategy is not None:
             return predict(context, context.source.graph, variant.strategy)
         if row.name == DEFAULT:
             return predict(context, context.source.graph, context.xla)
-        theirs = canonicalize(executed)
+        theirs = canonicalize(jaxlink.read_executable(executable))
         return predict(context, theirs.graph, read(theirs))
     except Exception as error:
         return {"error": f"{row.name}: {one_line(error)}"[:500]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from disco_hlo.profiler import trace as tracing
@@ -49,35 +49,53 @@ def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]
     return [output[0] for output in jaxlink.result_arrays(result)]
 
 
-def compare(expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
-    """How far outputs lie apart: the largest difference of any, relative to that output's largest value;
-    and that of the last output, which in every model here is the loss."""
-    import jax
+class Comparison:
+    """Compares outputs on the device, by one small program per shape; those can be compiled beforehand,
+    several at once."""
 
-    with jax.transfer_guard("allow"):
-        apart = [_apart()(a, b) for a, b in zip(expected, got, strict=True)]
-        values = [float(value) for value in jax.device_get(apart)]
-        loss = float(jax.device_get(got[-1]))
-    return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
+    def __init__(self) -> None:
+        self._programs: dict[tuple[tuple[int, ...], str], Any] = {}
 
-
-_compiled: list[Callable[[Any, Any], Any]] = []
-
-
-def _apart() -> Callable[[Any, Any], Any]:
-    if not _compiled:
+    def prepare(self, shape: tuple[int, ...], dtype: str) -> None:
+        """Compile the program for outputs of this shape."""
         import jax
-        import jax.numpy as jnp
 
-        def apart(a: Any, b: Any) -> Any:
-            left, right = a.astype(jnp.float32), b.astype(jnp.float32)
-            scale = jnp.max(jnp.abs(left), initial=0.0)
-            both_nan = jnp.isnan(left) & jnp.isnan(right)
-            difference = jnp.where((left == right) | both_nan, 0.0, jnp.abs(left - right))
-            return jnp.max(difference, initial=0.0) / jnp.maximum(scale, 1e-30)
+        if (shape, dtype) in self._programs:
+            return
+        argument = jax.ShapeDtypeStruct(shape, dtype)
+        self._programs[shape, dtype] = jax.jit(_apart).lower(argument, argument).compile()
 
-        _compiled.append(jax.jit(apart))
-    return _compiled[0]
+    def compare(self, expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
+        """How far outputs lie apart: the largest difference of any, relative to that output's largest
+        value; and that of the last output, which in every model here is the loss."""
+        import jax
+
+        with jax.transfer_guard("allow"):
+            apart = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
+            values = [float(value) for value in jax.device_get(apart)]
+            loss = float(jax.device_get(got[-1]))
+        return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
+
+    def _of(self, output: Any) -> Any:
+        key = (tuple(output.shape), str(output.dtype))
+        self.prepare(*key)
+        return self._programs[key]
+
+
+def shapes_of(executable: LoadedExecutable) -> set[tuple[tuple[int, ...], str]]:
+    """Shapes and types that a step's outputs have: those of its state, which it takes too, and the loss's."""
+    known = {(one.shape, str(one.dtype)) for one in jaxlink.parameters(executable)}
+    return known | {((), "float32")}
+
+
+def _apart(a: Any, b: Any) -> Any:
+    import jax.numpy as jnp
+
+    left, right = a.astype(jnp.float32), b.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(left), initial=0.0)
+    both_nan = jnp.isnan(left) & jnp.isnan(right)
+    difference = jnp.where((left == right) | both_nan, 0.0, jnp.abs(left - right))
+    return jnp.max(difference, initial=0.0) / jnp.maximum(scale, 1e-30)
 
 
 # --- traces ---------------------------------------------------------------------------------------

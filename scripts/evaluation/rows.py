@@ -142,7 +142,7 @@ def chosen_names(choice: str) -> set[str]:
     names -= {"minimum"}
     unknown = [name for name in sorted(names) if name not in _NAMES and not _NUMBERED.fullmatch(name)]
     if unknown:
-        listed = ", ".join(["all", "minimum", *_FAMILIES, *_NAMES])
+        listed = ", ".join(["minimum", *_NAMES])
         raise ValueError(
             f"--rows: no row is called {unknown[0]!r}; there are {listed}, plan N, threshold N MiB"
         )

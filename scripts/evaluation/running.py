@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from evaluation.cell import Asked, Cell
+from evaluation.compiling import AT_A_TIME
+from evaluation.measure import Comparison, shapes_of
 from evaluation.record import CellName, Record, RecordError
-from evaluation.rows import chosen_names
+from evaluation.rows import Row, chosen_names
 from evaluation.step import Files, search
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         seed=args.seed,
         finalists=args.finalists,
     )
-    asked = Asked(args.rows, args.rounds, settings, args.out, _say, left_s)
+    asked = Asked(args.rows, args.rounds, args.until, settings, args.out, _say, left_s, Comparison())
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
     if args.offline_search:
         return _offline(asked, names)
@@ -86,10 +89,35 @@ class _Stages:
         self._await_searches()
         if until == "search":
             return
+        self._compile(cells)
         for number, cell in enumerate(cells):
-            later_s = MEASURE_S * (len(cells) - number - 1)
-            if self._try(cell, cell.compile, 1.0, later_s + MEASURE_S):
-                self._try(cell, cell.measure, later_s)
+            self._try(cell, cell.measure, MEASURE_S * (len(cells) - number - 1))
+
+    def _compile(self, cells: Sequence[Cell]) -> None:
+        """The rows of all cells, the important ones first. One that was being compiled when an earlier run
+        ended may have ended it: it comes last, with nothing beside it."""
+        rows: list[tuple[Cell, list[Row]]] = []
+        for cell in cells:
+            self._try(cell, lambda cell=cell: rows.append((cell, cell.choose_rows())))
+        reserve_s = MEASURE_S * len(rows)
+        ranked = [(rank, cell, row) for cell, left in rows for rank, row in enumerate(left)]
+        ranked.sort(key=lambda one: one[0])
+        suspects = [(c, row) for _, c, row in ranked if c.record.row(row.name).get("attempts", 0)]
+        others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
+        started = time.monotonic()
+        with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
+            shapes = {
+                shape for cell, _ in rows for one in cell.compiled for shape in shapes_of(one.executable)
+            }
+            compared = [pool.submit(self._asked.comparison.prepare, *shape) for shape in sorted(shapes)]
+            list(pool.map(lambda one: one[0].compile(one[1], reserve_s), others))
+            wait(compared)
+        for cell, row in suspects:
+            cell.compile(row, reserve_s)
+        seconds = round(time.monotonic() - started, 1)
+        _say(f"{len(ranked)} rows of {len(rows)} cells compiled in {seconds} s")
+        for cell, _ in rows:
+            cell.record.note("compile_all_s", seconds)
 
     def _opened(self, name: CellName) -> list[Cell]:
         try:
