@@ -57,13 +57,15 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     if len(jax.devices()) != args.devices:
         print(f"benchmark.py: expected {args.devices} devices, found {len(jax.devices())}", file=sys.stderr)
         return BAD_ARGUMENTS
-    _watch(args, names, left_s)
+    watchdog = _watch(args, names, left_s)
     stages = _Stages(asked, args)
     try:
         stages.run(names, args.until)
     except (ValueError, RecordError) as error:
         print(f"benchmark.py: {one_line(error)}", file=sys.stderr)
         return BAD_ARGUMENTS
+    finally:
+        watchdog.cancel()
     return NOT_MEASURED if stages.failed else DONE
 
 
@@ -180,7 +182,7 @@ def _offline(asked: Asked, names: Sequence[CellName]) -> int:
     return status
 
 
-def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[], float]) -> None:
+def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[], float]) -> threading.Timer:
     """End the process when the time is up, whatever it is doing: devices may be waiting for each other."""
 
     def end() -> None:
@@ -194,6 +196,7 @@ def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[],
     timer = threading.Timer(max(0.0, left_s()), end)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def _say(text: str) -> None:

@@ -125,7 +125,7 @@ def random_strategy(
     dice = random.Random(seed)
     for _ in range(attempts):
         base = dice.choice(list(bases))
-        kept = dice.choice([0.5, 0.8, 0.95, 1.0])
+        kept = dice.choice([0.3, 0.6, 0.9, 1.0])
         groups = tuple(group for group in base.groups if dice.random() < kept)
         threshold_bytes = 1 << dice.randrange(18, 28)
         strategy = Strategy(groups, combined_up_to(graph, base, threshold_bytes))
