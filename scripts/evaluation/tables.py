@@ -227,7 +227,8 @@ def _tau(value: float | None) -> str:
 def costs(records: Cells) -> Table:
     """What this evaluation took, and after how many steps the plan has paid for all of it."""
     header = (
-        "model, link, devices", "profile, s", "search, s", "candidates", "compile, s", "measure, s", "paid back after, steps",
+        "model, link, devices", "profile, s", "search, s", "candidates", "compile, s", "measure, s",
+        "paid back after, steps",
     )  # fmt: skip
     rows = []
     for record in records:
@@ -237,9 +238,8 @@ def costs(records: Cells) -> Table:
         total_s = sum(value or 0.0 for value in spent)
         steps = f"{1e3 * total_s / gained_ms:.0f}" if gained_ms > 0 else "-"
         candidates = str(facts.get("evaluations", "-"))
-        rows.append(
-            (title(record), _number(spent[0]), _number(spent[1]), candidates, _number(spent[2]), steps)
-        )
+        seconds = [_number(value) for value in spent]
+        rows.append((title(record), *seconds[:2], candidates, *seconds[2:], steps))
     return header, rows
 
 
