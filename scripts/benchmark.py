@@ -44,7 +44,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--until", choices=("profile", "search", "measure"), default="measure")
     parser.add_argument("--offline-search", action="store_true", help="search what was profiled; no device")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--warm-up", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args(argv)
     if args.rounds < 2 or args.seconds <= 0 or args.search_seconds <= 0 or args.finalists < 1:
         parser.error("expected --rounds of at least 2, --finalists of at least 1, and seconds above 0")

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
-from disco_hlo.plugin import jaxlink, search_phase
-from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.simulator.bound import Bound
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
-from evaluation.record import FAILED, OK, CellName, Record
+from evaluation.record import FAILED, CellName, Record
+from evaluation.rounds import run_all
 from evaluation.rows import (
     BASELINE,
     DEFAULT,
     PGLE,
-    PLAN,
-    PLANNED,
     Context,
     Row,
     chosen_names,
@@ -52,6 +49,9 @@ class Asked:
     comparison: measure.Comparison
 
 
+_START_AFRESH = "move it and its folder away, or name another folder with --out"
+
+
 class Cell:
     """A cell on its way through the stages; each takes up what the last run left in its files."""
 
@@ -70,27 +70,32 @@ class Cell:
         self.compiled: list[Compiled] = []
 
     def capture(self, environment: dict[str, str]) -> None:
-        """The step's module cells' may be captured at once.
+        """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
+        the same matmul algorithms; else XLA's. Several cells' may be captured at once.
 
         Raises:
-            DiscoError: the cell's files are of another step.
+            DiscoError: the cell's files are of another step, or were made with other software.
         """
+        versions = {**step.versions(), "runtime": self.session.facts.runtime_version}
+        before, module = self.record.fact("versions"), self.files.module()
+        if before not in (None, versions):
+            raise DiscoError(f"{self.record.path} was made with {before}; {_START_AFRESH}")
         with self._clock("capture"):
-            self.captured = step.captured(self.request)
-        _describe(self.record, self.session, self.captured, environment)
+            self.captured = step.captured(self.request, module)
+        _describe(self.record, self.session, self.captured, environment, versions)
         fingerprint, known = self.captured.source.graph.fingerprint, self.record.fact("fingerprint")
         if known not in (None, fingerprint):
             raise DiscoError(
-                f"{self.record.path} and {self.files.folder} are of another step ({known}, now {fingerprint}); "
-                "move them away, or name another folder with --out"
+                f"{self.record.path} is of another step ({known}, now {fingerprint}); {_START_AFRESH}"
             )
         self.record.note("fingerprint", fingerprint)
-        self.files.save_module(self.captured.module)
+        if module is None:
+            self.files.save_module(self.captured.module)
         if self.asked.until != "measure":
             return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
-        self.default = jaxlink.compile_module(self.request, None)
+        self.default = jaxlink.compile_module(self.request, module)
         self.default_s = time.monotonic() - started
 
     def profile(self) -> None:
@@ -162,7 +167,7 @@ class Cell:
         if not self.compiled:
             return
         with self._clock("measure"):
-            _run_all(self, lambda: self.asked.left_s() - until_left_s)
+            run_all(self, lambda: self.asked.left_s() - until_left_s)
         self.compiled = []
 
     @contextlib.contextmanager
@@ -172,11 +177,13 @@ class Cell:
         self.record.note(f"{stage}_s", round(time.monotonic() - started, 3))
 
 
-def _describe(record: Record, session: Session, captured: Step, environment: dict[str, str]) -> None:
+def _describe(
+    record: Record, session: Session, captured: Step, environment: dict[str, str], versions: dict[str, str]
+) -> None:
     graph, facts = captured.source.graph, session.facts
     sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
     record.note_all(
-        versions={**step.versions(), "runtime": facts.runtime_version},
+        versions=versions,
         device=facts.device_kind,
         backend=facts.backend,
         environment=links.described(environment),
@@ -229,74 +236,3 @@ def _parts(context: Context) -> dict[str, Any]:
         }
 
     return {"of XLA's kernels": of(context.xla.groups), "of the plan's kernels": of(context.plan.groups)}
-
-
-def _run_all(cell: Cell, left_s: Callable[[], float]) -> None:
-    """First runs with their numbers, rounds in turn, and traces. XLA's default stands first."""
-    record, seed = cell.record, cell.asked.settings.seed
-    default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
-    default.run()
-    expected = measure.outputs_on_device(cell.compiled[0].executable, default)
-    alive: list[tuple[Compiled, Runner, Trial]] = []
-    for one in cell.compiled:
-        try:
-            own = measure.runner_of(cell.request, one.executable, seed, default)
-            own.run()
-            numbers = cell.asked.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
-        except Exception as error:
-            record.update(one.row.name, status=FAILED, reason=one_line(error)[:2000])
-            continue
-        record.update(one.row.name, numbers=numbers)
-        alive.append((one, own, Trial(one.row.name, None, 0)))
-    del expected
-    _rounds(cell, alive, left_s)
-    _choose(record, alive)
-    _traces(cell, alive, left_s)
-    cell.asked.say(f"{cell.name.stem}:")
-    for _, _, trial in alive:
-        ratio = ratio_to(trial, alive[0][2])
-        cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
-
-
-def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
-    for _ in range(cell.asked.rounds):
-        started = time.monotonic()
-        for _, own, trial in alive:
-            trial.times_ns.append(own.run())
-        cell.record.update_all({trial.name: _times(trial, alive[0][2]) for _, _, trial in alive})
-        if left_s() < 2 * (time.monotonic() - started) + 3:
-            return
-
-
-def _traces(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
-    chosen = cell.record.fact("chosen")
-    for one, own, trial in alive:
-        if not (one.row.traced or trial.name == chosen) or left_s() < 10:
-            continue
-        try:
-            found: dict[str, Any] = measure.overlap(own, one.executable)
-        except Exception as error:
-            found = {"error": one_line(error)[:500]}
-        cell.record.update(trial.name, trace=found)
-
-
-def _times(trial: Trial, default: Trial) -> dict[str, Any]:
-    return {
-        "status": OK,
-        "median_ms": trial.median_ns / 1e6,
-        "spread_ms": trial.spread_ns / 1e6,
-        "of_default": ratio_to(trial, default),
-        "of_default_noise": ratio_noise(trial, default),
-        "default_median_ms": default.median_ns / 1e6,
-        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
-    }
-
-
-def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
-    """What the tool would take: by its own rule, out of XLA's default and the search's finalists."""
-    if not any(trial.name == PLAN for _, _, trial in alive):
-        return
-    found = [trial for one, _, trial in alive if trial.name == DEFAULT or one.row.kind == PLANNED]
-    for trial in found:
-        trial.predicted_ns = round(1e6 * record.row(trial.name)["predicted"].get("step_ms", 0.0))
-    record.note("chosen", found[search_phase._winner(found)].name)

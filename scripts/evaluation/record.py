@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ VERSION = 1
 OK, FAILED, ABSENT, NO_TIME, WORKING = "ok", "failed", "not on this backend", "no time", "working"
 """Status of a row. One that is ``working`` when the process ends is tried once more."""
 _ATTEMPTS = 2
+_HANGS_S = 30.0
 MAXIMUM_BYTES = 64 << 20
 
 
@@ -103,12 +105,15 @@ class Record:
         self.update(name, kind=kind, status=WORKING, attempts=attempts)
 
     def stop(self, reason: str) -> None:
-        """Rows that are still being worked on have no time left; they may be tried again."""
-        changes = {
-            name: {"status": NO_TIME, "reason": reason, "attempts": 0}
-            for name, row in self.rows().items()
-            if row.get("status") == WORKING
-        }
+        """Rows that are still being worked on have no time left; they may be tried again, but for one whose
+        first run has been under way so long that its devices must be waiting for each other."""
+        now = time.time()
+        changes: dict[str, dict[str, Any]] = {}
+        for name, row in self.rows().items():
+            if row.get("status") == WORKING and now - (row.get("first_run_began") or now) > _HANGS_S:
+                changes[name] = {"status": FAILED, "reason": "its first run did not end"}
+            elif row.get("status") == WORKING:
+                changes[name] = {"status": NO_TIME, "reason": reason, "attempts": 0}
         self.update_all(changes)
 
     def give_up_on_killers(self) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from evaluation.compiling import AT_A_TIME
 from evaluation.measure import Comparison, shapes_of
 from evaluation.record import CellName, Record, RecordError
 from evaluation.rows import Row, chosen_names
-from evaluation.step import Files, search
+from evaluation.step import Files, search, stand_in_profile
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
@@ -50,6 +51,9 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     )
     asked = Asked(args.rows, args.rounds, args.until, settings, args.out, _say, left_s, Comparison())
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
+    if args.warm_up:
+        _warm_up(asked, names[0])
+        return DONE
     if args.offline_search:
         return _offline(asked, names)
     watchdog = _watch(args, names, left_s)
@@ -80,6 +84,9 @@ class _Stages:
         with ThreadPoolExecutor(COMPILES, "capture") as pool:
             fine = list(pool.map(lambda cell: self._try(cell, cell.capture, environment), cells))
         cells = [cell for cell, well in zip(cells, fine, strict=True) if well]
+        if cells and until != "profile" and any(cell.files.plans() is None for cell in cells):
+            # The first search on a machine compiles its code, which takes longer than searching.
+            self._searches["warm-up"] = self._search(cells[0], "--warm-up")
         cells = [cell for cell in cells if self._profiled(cell, until)]
         if until == "profile":
             return
@@ -145,20 +152,30 @@ class _Stages:
         print(f"benchmark.py: {name.stem}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
     def _start_search(self, cell: Cell) -> None:
-        if cell.files.plans() is not None:
-            return
+        if cell.files.plans() is None:
+            self._searches[cell.name.stem] = self._search(cell)
+
+    def _search(self, cell: Cell, *options: str) -> subprocess.Popen[bytes]:
         own, environment = self._args, {**os.environ, "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, str(SCRIPT), cell.name.model, "--offline-search", "--link", own.link]
         command += ["--devices", str(own.devices), "--size", own.size, "--out", str(own.out)]
         command += ["--search-seconds", str(own.search_seconds), "--seed", str(own.seed)]
-        command += ["--finalists", str(own.finalists)]
-        self._searches[cell.name.stem] = subprocess.Popen(command, env=environment)
+        command += ["--finalists", str(own.finalists), *options]
+        return subprocess.Popen(command, env=environment)
 
     def _await_searches(self) -> None:
         for stem, process in self._searches.items():
             if process.wait():
                 print(f"benchmark.py: {stem}: the search ended with {process.returncode}", file=sys.stderr)
                 self.failed = True
+
+
+def _warm_up(asked: Asked, name: CellName) -> None:
+    """Search a little, for nothing: the search's compiled code is kept on disk for the searches that count."""
+    module = Files(asked.out, name).module()
+    if module is not None:
+        settings = replace(asked.settings, budget_s=0.2)
+        search(Step(module, canonicalize(module)), stand_in_profile(), settings)
 
 
 def _offline(asked: Asked, names: Sequence[CellName]) -> int:

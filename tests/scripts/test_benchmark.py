@@ -79,6 +79,14 @@ def test_a_row_that_ran_out_of_time_may_be_tried_again(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_row_whose_first_run_hangs_is_given_up(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CELL)
+    record.begin("plan", "plan")
+    record.update("plan", first_run_began=time.time() - 100)
+    record.stop("the time was up")
+    assert Record.open(tmp_path, CELL).row("plan")["status"] == "failed"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -163,7 +171,7 @@ def run(out: Path, rows: str, seconds: float = 1e6) -> int:
     started = time.monotonic()
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False, out=out,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False, warm_up=False, out=out,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
@@ -215,7 +223,7 @@ def test_a_cell_of_another_step_is_left_alone(
     kept_files(tmp_path, CELL, module)
     Record.open(tmp_path, CELL).note("fingerprint", "another")
     assert run(tmp_path, "plan") == 1
-    assert "are of another step (another, now" in capsys.readouterr().err
+    assert "is of another step (another, now" in capsys.readouterr().err
 
 
 def test_a_row_that_the_time_does_not_allow_is_not_begun(
