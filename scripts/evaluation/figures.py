@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.tables import DEFAULT, PLAN, SCHEMES, points, schemes
+from evaluation.tables import DEFAULT, PLAN, SCHEMES, TORCH, points, schemes
 
 FORMATS = ("svg", "png")
 _BARS = (*SCHEMES, PLAN)
 _COLOURS = {
     DEFAULT: "#4d4d4d", "no op fusion": "#bdbdbd", "no all-reduce combining": "#969696",
-    "best threshold": "#6baed6", "PGLE": "#9e9ac8", "O1": "#c7a76c", PLAN: "#d94801",
+    "best threshold": "#6baed6", "PGLE": "#9e9ac8", "O1": "#c7a76c",
+    TORCH[0]: "#a1d99b", TORCH[1]: "#41ab5d", PLAN: "#d94801",
 }  # fmt: skip
 Cells = Sequence[Mapping[str, Any]]
 
