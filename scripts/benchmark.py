@@ -1,0 +1,80 @@
+"""One training step against every baseline, in one run: DisCo's evaluation (section 6).
+
+    python scripts/benchmark.py gpt12 bert --link sockets --rows minimum --seconds 500 --out DIR
+    JAX_PLATFORMS=cpu python scripts/benchmark.py transformer --link nvlink --size tiny --out DIR
+
+Every (model, link, devices) has a file DIR/<model>-<size>-<link>-<devices>.json, whole after every row; what a run
+did not get to, the next one does. Beside it lie the step's module, its profile and the plans found, so that
+`--until profile`, `--until search` and the rest can be separate runs, and `--offline-search` needs no device.
+
+Exit status: 0 all that was asked for is done (rows that failed say why); 1 a model could not be measured;
+2 bad arguments; 3 the time was up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from evaluation.links import LINKS, prepare  # noqa: E402
+
+MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; exits with 2 where it is wrong."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--link", choices=list(LINKS), required=True)
+    parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
+    parser.add_argument("--size", default="full", choices=("full", "tiny"))
+    parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
+    parser.add_argument("--seconds", type=float, default=560.0, help="time for everything (default 560)")
+    parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
+    parser.add_argument("--finalists", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--until", choices=("profile", "search", "measure"), default="measure")
+    parser.add_argument("--offline-search", action="store_true", help="search what was profiled; no device")
+    parser.add_argument("--warm-up", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    args = parser.parse_args(argv)
+    if args.rounds < 2 or args.seconds <= 0 or args.search_seconds <= 0 or args.finalists < 1:
+        parser.error("expected --rounds of at least 2, --finalists of at least 1, and seconds above 0")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is not a directory")
+    return args
+
+
+def find_package() -> None:
+    """Where nothing is installed, the package is the checkout's."""
+    if importlib.util.find_spec("disco_hlo") is None:
+        sys.path.insert(0, str(ROOT))
+    import disco_hlo
+
+    if importlib.util.find_spec("disco_hlo.profiler") is None:
+        disco_hlo.__path__.append(str(ROOT))
+
+
+def main() -> int:
+    """Run the cells that the command line names."""
+    started = time.monotonic()
+    args = arguments()
+    prepare(os.environ, args.link, args.devices)
+    find_package()
+    args.out.mkdir(parents=True, exist_ok=True)
+    from evaluation import running
+
+    return running.run(args, lambda: args.seconds - (time.monotonic() - started))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

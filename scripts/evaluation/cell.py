@@ -1,0 +1,238 @@
+"""One cell from start to end: profile, search, compile, measure; each stage takes up what the last run left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.plan.read import read
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.costing import pieces_of
+from disco_hlo.plugin.jaxlink import LoadedExecutable
+from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+from disco_hlo.simulator.bound import Bound
+from evaluation import links, measure, step
+from evaluation.compiling import Compiled, describe, possible, predict, try_row
+from evaluation.record import FAILED, CellName, Record
+from evaluation.rounds import run_all
+from evaluation.rows import (
+    BASELINE,
+    DEFAULT,
+    PGLE,
+    Context,
+    Row,
+    chosen_names,
+    rows_of,
+    wanted,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    rows: str
+    rounds: int
+    until: str
+    settings: Settings
+    out: Path
+    say: Callable[[str], None]
+    left_s: Callable[[], float]
+    comparison: measure.Comparison
+
+
+_START_AFRESH = "move it and its folder away, or name another folder with --out"
+
+
+class Cell:
+    """A cell on its way through the stages; each takes up what the last run left in its files."""
+
+    def __init__(self, asked: Asked, name: CellName) -> None:
+        self.asked = asked
+        self.name = name
+        self.record = Record.open(asked.out, name)
+        self.files = step.Files(asked.out, name)
+        self.request = step.request_of(name.model, name.size)
+        if len(self.request.devices) != name.devices:
+            raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
+        self.session = step.session_of(self.request, asked.settings)
+        self.default: LoadedExecutable = None
+        self.default_s = 0.0
+        self.fdo_profile = b""
+        self.compiled: list[Compiled] = []
+
+    def capture(self, environment: dict[str, str]) -> None:
+        """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
+        the same matmul algorithms; else XLA's. Several cells' may be captured at once.
+
+        Raises:
+            DiscoError: the cell's files are of another step, or were made with other software.
+        """
+        versions = {**step.versions(), "runtime": self.session.facts.runtime_version}
+        before, module = self.record.fact("versions"), self.files.module()
+        if before not in (None, versions):
+            raise DiscoError(f"{self.record.path} was made with {before}; {_START_AFRESH}")
+        with self._clock("capture"):
+            self.captured = step.captured(self.request, module)
+        _describe(self.record, self.session, self.captured, environment, versions)
+        fingerprint, known = self.captured.source.graph.fingerprint, self.record.fact("fingerprint")
+        if known not in (None, fingerprint):
+            raise DiscoError(
+                f"{self.record.path} is of another step ({known}, now {fingerprint}); {_START_AFRESH}"
+            )
+        self.record.note("fingerprint", fingerprint)
+        if module is None:
+            self.files.save_module(self.captured.module)
+        if self.asked.until != "measure":
+            return
+        # The matmul autotuning of this compile serves all that follow.
+        started = time.monotonic()
+        self.default = jaxlink.compile_module(self.request, module)
+        self.default_s = time.monotonic() - started
+
+    def profile(self) -> None:
+        """Measure what the cost model needs, with the devices to itself, where that was not done before."""
+        if self.files.profile() is None:
+            with self._clock("profile"):
+                found = step.profile(self.session, self.captured, self.asked.out)
+            self.files.save_profile(found)
+            self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
+        if self.default is not None and self._guides():
+            with self._clock("pgle"):
+                self._collect_fdo_profile()
+
+    def _guides(self) -> bool:
+        names = chosen_names(self.asked.rows)
+        on_gpu = self.captured.source.graph.backend == "gpu"
+        return on_gpu and (not names or PGLE in names) and not self.record.finished(PGLE)
+
+    def _collect_fdo_profile(self) -> None:
+        try:
+            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, None)
+            runner.run()
+            self.fdo_profile = measure.fdo_profile(runner)
+        except Exception as error:
+            self.record.update(PGLE, kind=BASELINE, status=FAILED, reason=one_line(error)[:2000])
+
+    def choose_rows(self) -> list[Row]:
+        """What is left to compile, most important first, XLA's default apart.
+
+        Raises:
+            DiscoError: there are no plans.
+        """
+        plans, profile = self.files.plans(), self.files.profile()
+        if plans is None or profile is None:
+            raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
+        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
+        source = self.captured.source
+        costs = step.costs(profile, self.captured)
+        seed = self.asked.settings.seed
+        self.context = Context(
+            self.request, source, read(source), costs, plans, seed, fdo_profile=self.fdo_profile
+        )
+        _note_bounds(self.record, self.context, plans)
+        rows = wanted(rows_of(self.context), self.asked.rows)
+        left = [row for row in rows[1:] if not self.record.finished(row.name)]
+        left = possible(self.context, self.record, left)
+        if not left and self.record.finished(DEFAULT):
+            self.asked.say(f"{self.name.stem}: nothing left to do")
+            return []
+        self.record.begin(DEFAULT, rows[0].kind)
+        self.compiled = [Compiled(rows[0], self.default)]
+        self.record.update(DEFAULT, compile_s=round(self.default_s, 3))
+        describe(self.context, self.record, self.compiled[0], rows[0].make(self.context))
+        return left
+
+    def compile(self, row: Row, reserve_s: float) -> None:
+        """Compile a row, if that leaves ``reserve_s`` for measuring. Several may be compiled at once."""
+        left_s = self.asked.left_s
+        found = try_row(self.context, self.record, row, lambda: left_s() - reserve_s, self.default_s)
+        if found is not None:
+            self.compiled.append(found)
+
+    def measure(self, until_left_s: float) -> None:
+        """Run what was compiled, with the devices to itself.
+
+        Args:
+            until_left_s: time to leave for the cells after this one.
+        """
+        if not self.compiled:
+            return
+        with self._clock("measure"):
+            run_all(self, lambda: self.asked.left_s() - until_left_s)
+        self.compiled = []
+
+    @contextlib.contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.record.note(f"{stage}_s", round(time.monotonic() - started, 3))
+
+
+def _describe(
+    record: Record, session: Session, captured: Step, environment: dict[str, str], versions: dict[str, str]
+) -> None:
+    graph, facts = captured.source.graph, session.facts
+    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
+    record.note_all(
+        versions=versions,
+        device=facts.device_kind,
+        backend=facts.backend,
+        environment=links.described(environment),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        nodes=len(graph),
+        all_reduces=len(sizes),
+        all_reduce_bytes=sum(sizes),
+        settings=session.settings.as_dict(),
+    )
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def _note_bounds(record: Record, context: Context, plans: step.FoundPlans) -> None:
+    record.note(
+        "bounds",
+        {
+            "full_overlap_ms": plans.prediction.full_overlap_ns / 1e6,
+            "bound_ms": plans.prediction.bound_ns / 1e6,
+            "predicted_plan_ms": plans.prediction.plan_ns / 1e6,
+            "predicted_default_ms": plans.prediction.default_ns / 1e6,
+            **_parts(context),
+        },
+    )
+    record.note("predicted_default", predict(context, context.source.graph, context.xla))
+
+
+def _parts(context: Context) -> dict[str, Any]:
+    """C, r, M and q of the bound over XLA's kernels and over the plan's."""
+    from disco_hlo.plan.baselines import unfused
+    from disco_hlo.simulator.bound import bound, least_communication_ns
+    from disco_hlo.simulator.build import build
+
+    graph, costs = context.source.graph, context.costs
+    pieces = pieces_of(costs.profile)
+    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
+    least = 0 if pieces is None else least_communication_ns(sizes, pieces, costs.machine)
+
+    def of(groups: Any) -> dict[str, float]:
+        problem = build(graph, unfused(graph, groups), costs.model, costs.machine).problem
+        found: Bound = bound(problem, least, costs.machine.asynchronous)
+        return {
+            "compute_ms": found.compute_ns / 1e6,
+            "before_ms": found.before_ns / 1e6,
+            "communication_ms": found.communication_ns / 1e6,
+            "after_ms": found.after_ns / 1e6,
+            "bound_ms": found.makespan_ns / 1e6,
+            "full_overlap_ms": found.full_overlap_ns / 1e6,
+        }
+
+    return {"of XLA's kernels": of(context.xla.groups), "of the plan's kernels": of(context.plan.groups)}

@@ -1,0 +1,136 @@
+"""The paper's figures from the records of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.tables import DEFAULT, PLAN, SCHEMES, TORCH, points, schemes
+
+FORMATS = ("svg", "png")
+_BARS = (*SCHEMES, PLAN)
+_COLOURS = {
+    DEFAULT: "#4d4d4d", "no op fusion": "#bdbdbd", "no all-reduce combining": "#969696",
+    "best threshold": "#6baed6", "PGLE": "#9e9ac8", "O1": "#c7a76c",
+    TORCH[0]: "#a1d99b", TORCH[1]: "#41ab5d", PLAN: "#d94801",
+}  # fmt: skip
+Cells = Sequence[Mapping[str, Any]]
+
+
+def step_times(records: Cells, folder: Path) -> list[Path]:
+    """Figure 6, one picture per link and number of devices: step time over XLA default's, by scheme."""
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for record in records:
+        if DEFAULT in schemes(record):
+            groups.setdefault((record["cell"]["link"], record["cell"]["devices"]), []).append(record)
+    written = []
+    for (link, devices), group in groups.items():
+        written += _bars(group, f"{link}, {devices} devices", folder / f"step_time_{link}_{devices}")
+    return written
+
+
+def _bars(records: Cells, title: str, path: Path) -> list[Path]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.0, 1.8 * len(records) + 1.5), 4.2), layout="constrained")
+    axes = figure.subplots()
+    bars = [bar for bar in _BARS if any(bar in schemes(record) for record in records)]
+    width = 0.8 / len(bars)
+    for number, bar in enumerate(bars):
+        at = [
+            (place, schemes(record)[bar] / schemes(record)[DEFAULT])
+            for place, record in enumerate(records)
+            if bar in schemes(record)
+        ]
+        left = [place - 0.4 + (number + 0.5) * width for place, _ in at]
+        axes.bar(left, [value for _, value in at], 0.92 * width, label=bar, color=_COLOURS[bar])
+    for limit, style in (("FO", ":"), ("bound", "-")):
+        for place, record in enumerate(records):
+            found = schemes(record)
+            if limit in found:
+                value = found[limit] / found[DEFAULT]
+                label = limit if place == 0 else None
+                axes.plot([place - 0.42, place + 0.42], [value, value], style, color="black", label=label)
+    names = [f"{r['cell']['model']}\n{schemes(r)[DEFAULT]:.1f} ms" for r in records]
+    axes.set_xticks(range(len(records)), names)
+    axes.set_ylabel("step time / XLA default's")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return _save(figure, path)
+
+
+def overlaps(records: Cells, folder: Path) -> list[Path]:
+    """Figure 7: compute, communication and whole step of default and plan, from traces."""
+    from matplotlib.figure import Figure
+
+    shown = [
+        (record, name)
+        for record in records
+        for name in dict.fromkeys((DEFAULT, record["facts"].get("chosen", PLAN)))
+        if "span_ms" in (record["rows"].get(name, {}).get("trace") or {})
+    ]
+    if not shown:
+        return []
+    figure = Figure(figsize=(8.0, 0.55 * len(shown) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    spans = [record["rows"][name]["trace"] for record, name in shown]
+    pieces = (
+        ("compute alone", lambda t: t["compute_ms"] - t["hidden_ms"], "#9ecae1"),
+        ("both at once", lambda t: t["hidden_ms"], "#756bb1"),
+        ("communication exposed", lambda t: t["exposed_ms"], "#d94801"),
+        ("nothing", lambda t: t["idle_ms"], "#d9d9d9"),
+    )
+    left = [0.0] * len(spans)
+    for label, part, colour in pieces:
+        widths = [max(0.0, part(trace)) for trace in spans]
+        axes.barh(range(len(spans)), widths, left=left, label=label, color=colour)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    labels = [f"{record['cell']['model']}, {record['cell']['link']}: {name}" for record, name in shown]
+    axes.set_yticks(range(len(spans)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of a step, from a trace")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    return _save(figure, folder / "overlap")
+
+
+def fidelity(records: Cells, folder: Path) -> list[Path]:
+    """Predicted against measured step time of every plan of every cell."""
+    from matplotlib.figure import Figure
+
+    cells = [(record, found) for record in records if (found := points(record))]
+    if not cells:
+        return []
+    figure = Figure(figsize=(7.6, 5.0), layout="constrained")
+    axes = figure.subplots()
+    values = [value for _, found in cells for p in found for value in (p.measured_ms, p.predicted_ms)]
+    low, high = 0.8 * min(values), 1.25 * max(values)
+    axes.fill_between([low, high], [0.88 * low, 0.88 * high], [1.12 * low, 1.12 * high], color="#eeeeee")
+    axes.plot([low, high], [low, high], color="black", linewidth=0.8)
+    markers = {"nvlink": "o", "staged": "s", "sockets": "^"}
+    models = list(dict.fromkeys(record["cell"]["model"] for record, _ in cells))
+    for record, found in cells:
+        cell = record["cell"]
+        axes.errorbar(
+            [p.measured_ms for p in found], [p.predicted_ms for p in found],
+            xerr=[p.noise_ms for p in found], fmt=markers.get(cell["link"], "o"), markersize=5, linewidth=0.8,
+            color=f"C{models.index(cell['model'])}", label=f"{cell['model']}, {cell['link']}", alpha=0.8,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set_xlabel("measured step, ms (grey: predicted within 12 %)")
+    axes.set_ylabel("predicted step, ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    return _save(figure, folder / "fidelity")
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    written = []
+    for name in FORMATS:
+        target = path.with_name(f"{path.name}.{name}")
+        metadata = {"Date": None} if name == "svg" else {}
+        figure.savefig(target, format=name, dpi=130, metadata=metadata)
+        written.append(target)
+    return written

@@ -1,0 +1,186 @@
+"""Running compiled steps: rounds in turn, comparison on the device, communication read from a trace."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.trace import Execution
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo import proto
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.runner import Runner, memory
+
+Spans = list[tuple[int, int]]
+TRACED_RUNS = 3
+
+
+def memory_of(executable: LoadedExecutable) -> dict[str, int]:
+    """Device memory of one execution, as XLA's buffer assignment says."""
+    needed = memory(executable)
+    stats = executable.get_compiled_memory_stats()
+    return {
+        "total_bytes": needed.total_bytes,
+        "temporaries_bytes": needed.temporaries_bytes,
+        "peak_bytes": int(getattr(stats, "peak_memory_in_bytes", 0)),
+    }
+
+
+def runner_of(
+    request: CompileRequest, executable: LoadedExecutable, seed: int, inputs_of: Runner | None
+) -> Runner:
+    """A runner that shares the inputs of another one."""
+    return Runner(request, executable, seed, inputs_of=inputs_of)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]:
+    """What one run leaves on the first device; nothing is fetched. The runner must have run before."""
+    arguments = runner._inputs.fresh()
+    result = jaxlink.execute(executable, arguments)
+    jaxlink.wait(result)
+    return [output[0] for output in jaxlink.result_arrays(result)]
+
+
+class Comparison:
+    """Compares outputs on the device, by one small program per shape; those can be compiled beforehand,
+    several at once."""
+
+    def __init__(self) -> None:
+        self._programs: dict[tuple[tuple[int, ...], str], Any] = {}
+
+    def prepare(self, shape: tuple[int, ...], dtype: str) -> None:
+        """Compile the program for outputs of this shape."""
+        import jax
+
+        if (shape, dtype) in self._programs:
+            return
+        argument = jax.ShapeDtypeStruct(shape, dtype)
+        self._programs[shape, dtype] = jax.jit(_apart).lower(argument, argument).compile()
+
+    def compare(self, expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
+        """How far outputs lie apart: the largest difference of any, relative to that output's largest
+        value; and that of the last output, which in every model here is the loss."""
+        import jax
+
+        with jax.transfer_guard("allow"):
+            apart = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
+            values = [float(value) for value in jax.device_get(apart)]
+            loss = float(jax.device_get(got[-1]))
+        return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
+
+    def _of(self, output: Any) -> Any:
+        key = (tuple(output.shape), str(output.dtype))
+        self.prepare(*key)
+        return self._programs[key]
+
+
+def shapes_of(executable: LoadedExecutable) -> set[tuple[tuple[int, ...], str]]:
+    """Shapes and types that a step's outputs have: those of its state, which it takes too, and the loss's."""
+    known = {(one.shape, str(one.dtype)) for one in jaxlink.parameters(executable)}
+    return known | {((), "float32")}
+
+
+def _apart(a: Any, b: Any) -> Any:
+    import jax.numpy as jnp
+
+    left, right = a.astype(jnp.float32), b.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(left), initial=0.0)
+    both_nan = jnp.isnan(left) & jnp.isnan(right)
+    difference = jnp.where((left == right) | both_nan, 0.0, jnp.abs(left - right))
+    return jnp.max(difference, initial=0.0) / jnp.maximum(scale, 1e-30)
+
+
+# --- traces ---------------------------------------------------------------------------------------
+
+
+def overlap(runner: Runner, executable: LoadedExecutable) -> dict[str, float]:
+    """Compute, communication, and what of it is hidden, in ms per step, from a profiler trace.
+
+    On each run the device whose collectives took least counts: on the others they also wait for it.
+    """
+    taken = tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
+    module = proto.parse(jaxlink.read_executable(executable))
+    # On CPU an instruction tells what it is; on GPU its kernel does.
+    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith("all-reduce")}
+    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for item in taken.executions:
+        if item.module == module.name:
+            by_place[item.run, item.device].append(item)
+    per_run: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for (run, _), items in by_place.items():
+        per_run[run].append(_breakdown(items, names))
+    if not per_run:
+        raise ProfileError(f"the trace holds nothing of {module.name}")
+    chosen = [min(places, key=lambda one: one["communication_ms"]) for places in per_run.values()]
+    return {name: round(statistics.median(one[name] for one in chosen), 4) for name in chosen[0]}
+
+
+def _discard(_value: object) -> None:
+    return None
+
+
+def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:
+    compute = joined((i.start_ns, i.end_ns) for i in items if not is_collective(i, all_reduces))
+    communication = joined((i.start_ns, i.end_ns) for i in items if is_collective(i, all_reduces))
+    everything = joined((i.start_ns, i.end_ns) for i in items)
+    hidden = length(compute) + length(communication) - length(everything)
+    return {
+        "compute_ms": length(compute) / 1e6,
+        "communication_ms": length(communication) / 1e6,
+        "hidden_ms": hidden / 1e6,
+        "exposed_ms": (length(communication) - hidden) / 1e6,
+        "idle_ms": (everything[-1][1] - everything[0][0] - length(everything)) / 1e6,
+        "span_ms": (everything[-1][1] - everything[0][0]) / 1e6,
+    }
+
+
+def is_collective(item: Execution, all_reduces: Container[str]) -> bool:
+    """Whether this is a transfer between devices: by its kernel on GPU, by its instruction on CPU."""
+    if item.kernel:
+        return "nccl" in item.kernel.lower() or "all_reduce" in item.kernel.lower()
+    return item.op in all_reduces
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> Spans:
+    """The union of intervals, disjoint and ascending."""
+    found: Spans = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(spans: Spans) -> int:
+    """Total length of disjoint intervals."""
+    return sum(end - start for start, end in spans)
+
+
+# --- PGLE -----------------------------------------------------------------------------------------
+
+
+def fdo_profile(runner: Runner, runs: int = 3) -> bytes:
+    """What jax's own profile-guided latency estimation collects of a step (JAX_ENABLE_PGLE).
+
+    Raises:
+        RuntimeError: the traces were empty.
+    """
+    from jax._src.profiler import PGLEProfiler
+
+    profiler = PGLEProfiler(runs, 90)
+    for _ in range(runs):
+        with PGLEProfiler.trace(profiler):
+            runner.run()
+    collected = profiler.consume_fdo_profile()
+    if not collected:
+        raise RuntimeError("jax collected an empty profile")
+    return bytes(collected)

@@ -1,0 +1,91 @@
+"""Running what was compiled for a cell: first runs with their numbers, rounds in turn, traces, the choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disco_hlo.plugin import search_phase
+from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.runner import Runner
+from evaluation import measure
+from evaluation.compiling import Compiled
+from evaluation.record import FAILED, OK, Record
+from evaluation.rows import DEFAULT, PLAN, PLANNED
+
+if TYPE_CHECKING:
+    from evaluation.cell import Cell
+
+
+def run_all(cell: Cell, left_s: Callable[[], float]) -> None:
+    """First runs with their numbers, rounds in turn, and traces. XLA's default stands first."""
+    record, seed = cell.record, cell.asked.settings.seed
+    default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
+    default.run()
+    expected = measure.outputs_on_device(cell.compiled[0].executable, default)
+    alive: list[tuple[Compiled, Runner, Trial]] = []
+    for one in cell.compiled:
+        try:
+            record.update(one.row.name, first_run_began=time.time())
+            own = measure.runner_of(cell.request, one.executable, seed, default)
+            own.run()
+            numbers = cell.asked.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
+        except Exception as error:
+            record.update(one.row.name, status=FAILED, reason=one_line(error)[:2000])
+            continue
+        record.update(one.row.name, numbers=numbers, first_run_began=None)
+        alive.append((one, own, Trial(one.row.name, None, 0)))
+    del expected
+    _rounds(cell, alive, left_s)
+    _choose(record, alive)
+    _traces(cell, alive, left_s)
+    cell.asked.say(f"{cell.name.stem}:")
+    for _, _, trial in alive:
+        ratio = ratio_to(trial, alive[0][2])
+        cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
+
+
+def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
+    for _ in range(cell.asked.rounds):
+        started = time.monotonic()
+        for _, own, trial in alive:
+            trial.times_ns.append(own.run())
+        cell.record.update_all({trial.name: _times(trial, alive[0][2]) for _, _, trial in alive})
+        if left_s() < 2 * (time.monotonic() - started) + 3:
+            return
+
+
+def _traces(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
+    chosen = cell.record.fact("chosen")
+    for one, own, trial in alive:
+        if not (one.row.traced or trial.name == chosen) or left_s() < 10:
+            continue
+        try:
+            found: dict[str, Any] = measure.overlap(own, one.executable)
+        except Exception as error:
+            found = {"error": one_line(error)[:500]}
+        cell.record.update(trial.name, trace=found)
+
+
+def _times(trial: Trial, default: Trial) -> dict[str, Any]:
+    return {
+        "status": OK,
+        "median_ms": trial.median_ns / 1e6,
+        "spread_ms": trial.spread_ns / 1e6,
+        "of_default": ratio_to(trial, default),
+        "of_default_noise": ratio_noise(trial, default),
+        "default_median_ms": default.median_ns / 1e6,
+        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
+    }
+
+
+def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
+    """What the tool would take: by its own rule, out of XLA's default and the search's finalists."""
+    if not any(trial.name == PLAN for _, _, trial in alive):
+        return
+    found = [trial for one, _, trial in alive if trial.name == DEFAULT or one.row.kind == PLANNED]
+    for trial in found:
+        trial.predicted_ns = round(1e6 * record.row(trial.name)["predicted"].get("step_ms", 0.0))
+    record.note("chosen", found[search_phase._winner(found)].name)

@@ -1,0 +1,212 @@
+"""What a step is measured as: every baseline a jax user has, the plan, its parts, and plans by dice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from disco_hlo.search.schedule import with_order
+
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan.baselines import one_at_a_time, unfused
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
+from disco_hlo.plugin.search_phase import DEFAULT, NO_FUSION, ONE_BUCKET, PLAN, PLAN_BUCKETS
+from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
+from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
+
+NO_COMBINING = "no all-reduce combining"
+EVERYTHING = "threshold everything"
+NO_OP_FUSION = "no op fusion"
+PGLE = "PGLE"
+O1 = "O1"
+FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
+BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
+OURS_IN_ONE, OURS_UNFUSED = "one bucket in our order (XLA's op fusion)", "nothing fused in our order"
+ALONE_XLA, ALONE_PLAN = "transfers alone (XLA's kernels)", "transfers alone (plan's kernels)"
+THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
+RANDOM_PLANS = 6
+MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE)
+"""Enough to say whether the plan wins, in the least time."""
+_FAMILIES = ("thresholds", "random")
+_NAMES = (
+    "all", *_FAMILIES, DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY, ORDER_ONLY,
+    BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, OURS_UNFUSED, ALONE_XLA, ALONE_PLAN,
+)  # fmt: skip
+_NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
+BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What rows are made from."""
+
+    request: CompileRequest
+    source: CanonicalModule
+    xla: Strategy
+    costs: Costs
+    plans: FoundPlans
+    seed: int
+    fdo_profile: bytes = b""
+    """What jax collected of the default step, once that has run."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether collectives are asynchronous, and XLA takes the GPU's options."""
+        return self.source.graph.backend == "gpu"
+
+    @property
+    def plan(self) -> Strategy:
+        """The search's first."""
+        return self.named(PLAN)
+
+    def named(self, name: str) -> Strategy:
+        """One of the search's strategies."""
+        return next(strategy for found, strategy, _ in self.plans.strategies if found == name)
+
+    def best_order(self, strategy: Strategy) -> Strategy:
+        """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
+        found = with_order(self.source.graph, strategy, self.costs.model, self.costs.machine).strategy
+        return check(self.source, found)
+
+    def in_xla_order(self, strategy: Strategy) -> Strategy:
+        """``strategy`` in XLA's order, as far as its kernels and buckets allow."""
+        graph = self.source.graph
+        return check(self.source, in_the_order_of(graph, strategy, self.xla, self.on_gpu))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a row is compiled."""
+
+    request: CompileRequest
+    strategy: Strategy | None = None
+    """None: XLA decides, under ``options``."""
+    options: Mapping[str, CompileOptionValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison."""
+
+    name: str
+    kind: str
+    make: Callable[[Context], Variant]
+    gpu_only: bool = False
+    traced: bool = False
+
+
+def rows_of(context: Context) -> list[Row]:
+    """All rows, in the order in which they are worth their time."""
+    finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
+    finalists = [name for name in finalists if name != PLAN_BUCKETS]
+    return [
+        Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
+        *(_searched(name, name, PLANNED) for name in finalists),
+        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
+        Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
+        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
+        Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=())))),
+        Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
+        Row(FUSION_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.plan.groups, c.xla.buckets)))),
+        _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
+        Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
+        Row(
+            ALONE_XLA, ALONE, lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)), gpu_only=True, traced=True
+        ),
+        Row(
+            ALONE_PLAN,
+            ALONE,
+            lambda c: _own(c, one_at_a_time(c.source.graph, c.plan)),
+            gpu_only=True,
+            traced=True,
+        ),
+        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
+        *_thresholds(context),
+        *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
+        _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
+        _searched(NO_FUSION, OURS_UNFUSED, PLANNED),
+    ]  # fmt: skip
+
+
+def chosen_names(choice: str) -> set[str]:
+    """The names that ``--rows`` asks for; empty for all.
+
+    Raises:
+        ValueError: something is no row's name.
+    """
+    names = {name.strip() for name in choice.split(",") if name.strip()}
+    if "minimum" in names:
+        names |= set(MINIMUM)
+    names -= {"minimum"}
+    unknown = [name for name in sorted(names) if name not in _NAMES and not _NUMBERED.fullmatch(name)]
+    if unknown:
+        listed = ", ".join(["minimum", *_NAMES])
+        raise ValueError(
+            f"--rows: no row is called {unknown[0]!r}; there are {listed}, plan N, threshold N MiB"
+        )
+    return set() if "all" in names else names
+
+
+def wanted(rows: Sequence[Row], choice: str) -> list[Row]:
+    """The rows that ``--rows`` asks for; DEFAULT always, since all else is held against it.
+
+    Raises:
+        ValueError: as :func:`chosen_names`.
+    """
+    names = chosen_names(choice)
+    return [row for row in rows if not names or row.name in names | {DEFAULT} or _family(row) in names]
+
+
+def _family(row: Row) -> str:
+    if row.name.startswith("threshold "):
+        return "thresholds"
+    return RANDOM if row.kind == RANDOM else ""
+
+
+def _searched(found: str, name: str, kind: str) -> Row:
+    return Row(name, kind, lambda c: Variant(c.request, c.named(found)), traced=name == PLAN)
+
+
+def _own(context: Context, strategy: Strategy) -> Variant:
+    return Variant(context.request, strategy)
+
+
+def _total_bytes(context: Context) -> int:
+    graph = context.source.graph
+    return sum(graph.nodes[node].shape.size_bytes for node in graph.all_reduces)
+
+
+def _above_all(context: Context) -> int:
+    return 1 << max(20, (2 * _total_bytes(context)).bit_length())
+
+
+def _thresholds(context: Context) -> Iterator[Row]:
+    """From 1 MiB, doubling, to below everything."""
+    mebibytes = 1
+    while mebibytes << 20 < _total_bytes(context):
+        size = mebibytes << 20
+        yield Row(f"threshold {mebibytes} MiB", BASELINE, lambda c, size=size: _threshold(c, size))
+        mebibytes *= 2
+
+
+def _threshold(context: Context, size_bytes: int) -> Variant:
+    """XLA's own combiner where it has the option (GPU); elsewhere its rule, written by us."""
+    if context.on_gpu:
+        return Variant(context.request, options={THRESHOLD_OPTION: size_bytes})
+    graph, xla = context.source.graph, context.xla
+    separate = replace(unfused(graph, xla.groups), order=())
+    ordered = context.in_xla_order(separate)
+    return _own(
+        context, context.in_xla_order(Strategy(xla.groups, combined_up_to(graph, ordered, size_bytes)))
+    )
+
+
+def _random(number: int) -> Row:
+    def make(context: Context) -> Variant:
+        bases, costs = (context.xla, context.plan), context.costs
+        seed = 1000 * context.seed + number
+        return _own(context, random_strategy(context.source, seed, bases, costs.model, costs.machine))
+
+    return Row(f"random plan {number}", RANDOM, make)

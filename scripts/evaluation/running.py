@@ -1,0 +1,215 @@
+"""The cells of one command, one after another, and the end of the time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plugin.logs import configure, one_line
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+from evaluation.cell import Asked, Cell
+from evaluation.compiling import AT_A_TIME
+from evaluation.measure import Comparison, shapes_of
+from evaluation.record import CellName, Record, RecordError
+from evaluation.rows import Row, chosen_names
+from evaluation.step import Files, search, stand_in_profile
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
+DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
+COMPILES = 4
+"""Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
+MEASURE_S = 20.0
+"""Time kept for measuring each cell."""
+
+
+def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
+    """Do what the command line asks for; the exit status."""
+    configure("warning")
+    try:
+        chosen_names(args.rows)
+    except ValueError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    settings = Settings(
+        search=True,
+        directory=args.out,
+        budget_s=args.search_seconds,
+        seed=args.seed,
+        finalists=args.finalists,
+    )
+    asked = Asked(args.rows, args.rounds, args.until, settings, args.out, _say, left_s, Comparison())
+    names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
+    if args.warm_up:
+        _warm_up(asked, names[0])
+        return DONE
+    if args.offline_search:
+        return _offline(asked, names)
+    watchdog = _watch(args, names, left_s)
+    stages = _Stages(asked, args)
+    try:
+        stages.run(names, args.until)
+    except (ValueError, RecordError) as error:
+        print(f"benchmark.py: {one_line(error)}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    finally:
+        watchdog.cancel()
+    return NOT_MEASURED if stages.failed else DONE
+
+
+class _Stages:
+    """All cells through one stage, then all through the next. What compiles does so at once; what is timed
+    has the machine to itself; searches run in processes of their own, beside the profiling of other cells."""
+
+    def __init__(self, asked: Asked, args: argparse.Namespace) -> None:
+        self._asked = asked
+        self._args = args
+        self._searches: dict[str, subprocess.Popen[bytes]] = {}
+        self.failed = False
+
+    def run(self, names: Sequence[CellName], until: str) -> None:
+        environment = dict(os.environ)
+        cells = [cell for name in names for cell in self._opened(name)]
+        with ThreadPoolExecutor(COMPILES, "capture") as pool:
+            fine = list(pool.map(lambda cell: self._try(cell, cell.capture, environment), cells))
+        cells = [cell for cell, well in zip(cells, fine, strict=True) if well]
+        if cells and until != "profile" and any(cell.files.plans() is None for cell in cells):
+            # The first search on a machine compiles its code, which takes longer than searching.
+            self._searches["warm-up"] = self._search(cells[0], "--warm-up")
+        cells = [cell for cell in cells if self._profiled(cell, until)]
+        if until == "profile":
+            return
+        self._await_searches()
+        if until == "search":
+            return
+        self._compile(cells)
+        for number, cell in enumerate(cells):
+            self._try(cell, cell.measure, MEASURE_S * (len(cells) - number - 1))
+
+    def _compile(self, cells: Sequence[Cell]) -> None:
+        """The rows of all cells, the important ones first. One that was being compiled when an earlier run
+        ended may have ended it: it comes last, with nothing beside it."""
+        rows: list[tuple[Cell, list[Row]]] = []
+        for cell in cells:
+            self._try(cell, lambda cell=cell: rows.append((cell, cell.choose_rows())))
+        reserve_s = MEASURE_S * len(rows)
+        ranked = [(rank, cell, row) for cell, left in rows for rank, row in enumerate(left)]
+        ranked.sort(key=lambda one: one[0])
+        suspects = [(c, row) for _, c, row in ranked if c.record.row(row.name).get("attempts", 0)]
+        others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
+        started = time.monotonic()
+        with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
+            shapes = {
+                shape for cell, _ in rows for one in cell.compiled for shape in shapes_of(one.executable)
+            }
+            compared = [pool.submit(self._asked.comparison.prepare, *shape) for shape in sorted(shapes)]
+            list(pool.map(lambda one: one[0].compile(one[1], reserve_s), others))
+            wait(compared)
+        for cell, row in suspects:
+            cell.compile(row, reserve_s)
+        seconds = round(time.monotonic() - started, 1)
+        _say(f"{len(ranked)} rows of {len(rows)} cells compiled in {seconds} s")
+        for cell, _ in rows:
+            cell.record.note("compile_all_s", seconds)
+
+    def _opened(self, name: CellName) -> list[Cell]:
+        try:
+            return [Cell(self._asked, name)]
+        except (DiscoError, RuntimeError) as error:
+            self._complain(name, error)
+            return []
+
+    def _try(self, cell: Cell, stage: Callable[..., None], *values: Any) -> bool:
+        try:
+            stage(*values)
+        except (ValueError, RecordError):
+            raise
+        except Exception as error:
+            self._complain(cell.name, error)
+            return False
+        return True
+
+    def _profiled(self, cell: Cell, until: str) -> bool:
+        if not self._try(cell, cell.profile):
+            return False
+        if until != "profile":
+            self._start_search(cell)
+        return True
+
+    def _complain(self, name: CellName, error: Exception) -> None:
+        self.failed = True
+        print(f"benchmark.py: {name.stem}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+
+    def _start_search(self, cell: Cell) -> None:
+        if cell.files.plans() is None:
+            self._searches[cell.name.stem] = self._search(cell)
+
+    def _search(self, cell: Cell, *options: str) -> subprocess.Popen[bytes]:
+        own, environment = self._args, {**os.environ, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(SCRIPT), cell.name.model, "--offline-search", "--link", own.link]
+        command += ["--devices", str(own.devices), "--size", own.size, "--out", str(own.out)]
+        command += ["--search-seconds", str(own.search_seconds), "--seed", str(own.seed)]
+        command += ["--finalists", str(own.finalists), *options]
+        return subprocess.Popen(command, env=environment)
+
+    def _await_searches(self) -> None:
+        for stem, process in self._searches.items():
+            if process.wait():
+                print(f"benchmark.py: {stem}: the search ended with {process.returncode}", file=sys.stderr)
+                self.failed = True
+
+
+def _warm_up(asked: Asked, name: CellName) -> None:
+    """Search a little, for nothing: the search's compiled code is kept on disk for the searches that count."""
+    module = Files(asked.out, name).module()
+    if module is not None:
+        settings = replace(asked.settings, budget_s=0.2)
+        search(Step(module, canonicalize(module)), stand_in_profile(), settings)
+
+
+def _offline(asked: Asked, names: Sequence[CellName]) -> int:
+    """Search what was profiled, without a device."""
+    status = DONE
+    for name in names:
+        files = Files(asked.out, name)
+        module, profile = files.module(), files.profile()
+        if module is None or profile is None:
+            print(f"benchmark.py: {files.folder} holds no module with its profile", file=sys.stderr)
+            status = NOT_MEASURED
+            continue
+        plans = search(Step(module, canonicalize(module)), profile, asked.settings)
+        files.save_plans(plans)
+        _say(f"{name.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+    return status
+
+
+def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[], float]) -> threading.Timer:
+    """End the process when the time is up, whatever it is doing: devices may be waiting for each other."""
+
+    def end() -> None:
+        for cell in cells:
+            path = args.out / f"{cell.stem}.json"
+            if path.exists():
+                Record.open(args.out, cell).stop("the time was up")
+        print("benchmark.py: the time is up; run again to go on", file=sys.stderr, flush=True)
+        os._exit(OUT_OF_TIME)
+
+    timer = threading.Timer(max(0.0, left_s()), end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,227 @@
+"""A model's training step in our hands, and what is kept of it between runs: module, profile, plan.
+
+Profiling needs the devices, searching does not, and measuring needs them again. So each leaves a file
+beside the record, and a run begins where the files end: a search can be made on another machine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import Platform, Profile
+from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.store import ProfileStore
+
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.plan import Prediction
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin import jaxlink, search_phase
+from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.profiling import profile_step
+from disco_hlo.plugin.session import Interruption, Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+from disco_hlo.simulator.costs import MachineModel
+from evaluation.record import CellName, write_atomically
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
+STORE = "profile.sqlite"
+_LARGEST_MODULE = 512 << 20
+
+
+class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a search left: strategies to measure, best first, and what was predicted."""
+
+    fingerprint: str
+    strategies: tuple[tuple[str, Strategy, int], ...]
+    """(name, strategy, predicted ns)."""
+    prediction: Prediction
+    evaluations: int
+    search_s: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What predictions are made with."""
+
+    profile: Profile
+    model: MeasuredCosts
+    machine: MachineModel
+
+
+class Files:
+    """The folder beside a cell's record."""
+
+    def __init__(self, out: Path, cell: CellName) -> None:
+        self.folder = out / cell.stem
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def module(self) -> bytes | None:
+        """XLA's own module as the last run saw it; None where there is none."""
+        path = self.folder / MODULE
+        if not path.exists():
+            return None
+        with gzip.open(path) as file:
+            return bytes(file.read(_LARGEST_MODULE))
+
+    def save_module(self, module: bytes) -> None:
+        """Keep XLA's own module."""
+        write_atomically(self.folder / MODULE, gzip.compress(module, mtime=0))
+
+    def profile(self) -> Profile | None:
+        """The kept profile."""
+        path = self.folder / PROFILE
+        return load_profile(path) if path.exists() else None
+
+    def save_profile(self, profile: Profile) -> None:
+        """Keep a profile."""
+        save_profile(profile, self.folder / PROFILE)
+
+    def plans(self) -> FoundPlans | None:
+        """What the kept search found; None where there is none."""
+        path = self.folder / PLAN
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=FoundPlans)
+        except msgspec.MsgspecError as error:
+            raise DiscoError(f"{path} does not hold the plans of a search: {error}") from error
+
+    def save_plans(self, plans: FoundPlans) -> None:
+        """Keep what a search found."""
+        write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
+
+
+def request_of(model: str, size: str) -> jaxlink.CompileRequest:
+    """The compile of the model's training step over all devices, as jax would ask for it; nothing is run.
+
+    Raises:
+        DiscoError: jax compiled no training step.
+    """
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    import jax
+    import parallel
+    import train
+    from models.training import abstract_arguments
+
+    found: list[jaxlink.CompileRequest] = []
+
+    class Taken(Exception):
+        """Ends the compile."""
+
+    def compile_nothing() -> Any:
+        raise Taken
+
+    def handler(request: jaxlink.CompileRequest) -> Any:
+        if request.module_name == "jit_train_step":
+            request._compile_default = compile_nothing
+            found.append(request)
+        return None
+
+    made = train.load(model, size)
+    arguments = abstract_arguments(made, made.batch_per_device * jax.device_count())
+    lowered = parallel.compile_step(made.step, parallel.data_parallel()).lower(*arguments)
+    jaxlink.install(handler)
+    try:
+        lowered.compile()
+    except Taken:
+        pass
+    finally:
+        jaxlink.uninstall()
+    if not found:
+        raise DiscoError(f"jax compiled nothing called train_step for {model}")
+    return found[0]
+
+
+def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
+    """This one process."""
+    return join(request, settings)
+
+
+def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
+    """The step's module, XLA's own unless one is given, and its graph."""
+    module = jaxlink.capture(request) if module is None else module
+    return Step(module, canonicalize(module))
+
+
+def stand_in_profile() -> Profile:
+    """A profile that says nothing true: enough to run the search's code once."""
+    line = fit(tuple(point_of(size, [100_000 + size] * 3) for size in (1 << 10, 1 << 16, 1 << 22)))
+    return Profile(Platform("none", "cpu", "", "0", "0"), {}, 1000, 1e12, 1e14, all_reduce=line)
+
+
+def profile(session: Session, step: Step, out: Path) -> Profile:
+    """Measure what the store in ``out`` does not know; a second model or link knows much from the first."""
+    with ProfileStore(out / STORE) as store:
+        found = profile_step(session, step.source, read(step.source), store)
+    if found is None:
+        raise DiscoError("profiling ended without a profile")
+    return found.profile
+
+
+def costs(profile: Profile, step: Step) -> Costs:
+    """The cost model and the machine model that the search uses."""
+    return Costs(profile, costs_of(profile, [step.source.graph]), machine_of(profile))
+
+
+def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
+    """The plugin's own search, on this machine; needs no device."""
+    # The search itself asks a session for its settings and its voice alone.
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    started = time.monotonic()
+    found = search_phase._find(session, step, read(step.source), profile, Interruption())
+    strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
+    return FoundPlans(
+        step.source.graph.fingerprint,
+        tuple(strategies),
+        found.prediction,
+        found.result.evaluations,
+        round(time.monotonic() - started, 3),
+    )
+
+
+def with_effort(request: jaxlink.CompileRequest, level: str) -> jaxlink.CompileRequest:
+    """The same compile at an optimization level such as ``O1`` (JAX_OPTIMIZATION_LEVEL)."""
+    import copy
+
+    from jax._src.compiler import CompilerEffortLevel
+
+    options = copy.deepcopy(request.options)
+    options.executable_build_options.optimization_level = CompilerEffortLevel[level].value
+    return replace(request, options=options)
+
+
+def with_fdo_profile(request: jaxlink.CompileRequest, fdo_profile: bytes) -> jaxlink.CompileRequest:
+    """The same compile guided by a profile that jax collected (JAX_ENABLE_PGLE)."""
+    import copy
+
+    options = copy.deepcopy(request.options)
+    options.executable_build_options.fdo_profile = fdo_profile
+    return replace(request, options=options)
+
+
+def versions() -> dict[str, str]:
+    """Software that a result was made with."""
+    names = ("jax", "jaxlib", "flax", "optax", "numpy", "disco-hlo")
+    found = {"python": sys.version.split()[0]}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,300 @@
+"""From the records of cells to the paper's tables (DisCo, section 6), as rows of plain values."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from evaluation.record import OK
+
+DEFAULT = "XLA default"
+PLAN = "plan"
+TORCH = ("PyTorch DDP", "PyTorch DDP, torch.compile")
+SCHEMES = (DEFAULT, "no op fusion", "no all-reduce combining", "best threshold", "PGLE", "O1", *TORCH)
+"""What a jax user has without us; a scheme that has not run is left out."""
+WORTH_CLOSING = 0.05
+"""Gaps to the bound below this share of the best baseline are no measure of anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row that was measured and predicted."""
+
+    name: str
+    measured_ms: float
+    noise_ms: float
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_ms / self.measured_ms - 1
+
+
+def title(record: Mapping[str, Any]) -> str:
+    """What a cell is called in a table."""
+    cell = record["cell"]
+    size = "" if cell["size"] == "full" else f" ({cell['size']})"
+    return f"{cell['model']}{size}, {cell['link']}, {cell['devices']}"
+
+
+def step_ms(record: Mapping[str, Any], name: str) -> float | None:
+    """Step time of a row; None where it has none.
+
+    Rows of several runs are brought together by their ratio to the default of their own run.
+    """
+    row, default = record["rows"].get(name, {}), record["rows"].get(DEFAULT, {})
+    if row.get("status") != OK or default.get("status") != OK:
+        return None
+    return float(row["of_default"] * default["median_ms"])
+
+
+def best_threshold(record: Mapping[str, Any]) -> str | None:
+    """Name of the fastest fixed combine threshold."""
+    names = [name for name in record["rows"] if name.startswith("threshold ")]
+    times = {name: time for name in names if (time := step_ms(record, name)) is not None}
+    return min(times, key=lambda name: times[name]) if times else None
+
+
+def schemes(record: Mapping[str, Any]) -> dict[str, float]:
+    """Step time in ms of every baseline that ran, of the plan that the tool chose, FO and the bound."""
+    found: dict[str, float] = {}
+    for scheme in SCHEMES:
+        name = best_threshold(record) if scheme == "best threshold" else scheme
+        time = step_ms(record, name) if name else None
+        if time is not None:
+            found[scheme] = time
+    plan = step_ms(record, record["facts"].get("chosen", PLAN))
+    if plan is not None:
+        found[PLAN] = plan
+    bounds = record["facts"].get("bounds", {})
+    for label, key in (("FO", "full_overlap_ms"), ("bound", "bound_ms")):
+        if bounds.get(key):
+            found[label] = float(bounds[key])
+    return found
+
+
+def best_baseline(record: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The fastest of everything that a user has without us."""
+    times = {name: time for name, time in schemes(record).items() if name in SCHEMES}
+    if not times:
+        return None
+    best = min(times, key=lambda name: times[name])
+    return best, times[best]
+
+
+Cells = Sequence[Mapping[str, Any]]
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Header and rows."""
+
+
+def step_times(records: Cells) -> Table:
+    """Figure 6 as a table: step time by scheme, ms."""
+    columns = [*SCHEMES, PLAN, "FO", "bound"]
+    columns = [name for name in columns if any(name in schemes(record) for record in records)]
+    rows = []
+    for record in records:
+        found = schemes(record)
+        rows.append((title(record), *(_number(found.get(name)) for name in columns)))
+    return ("model, link, devices", *columns), rows
+
+
+def speed_ups(records: Cells) -> Table:
+    """Table 1: how much faster the plan and FO are than the best baseline, and what of the gap is closed."""
+    header = (
+        "model, link, devices", "best baseline", "ms", "plan, ms", "chosen", "of default", "speed-up", "FO",
+        "bound", "gap to FO closed", "gap to bound closed",
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        best, found = best_baseline(record), schemes(record)
+        if best is None or PLAN not in found:
+            continue
+        name, least = best
+        limits = [found.get(limit) for limit in ("FO", "bound")]
+        own = (
+            _number(found[PLAN]),
+            record["facts"].get("chosen", PLAN),
+            f"{found[PLAN] / found[DEFAULT]:.3f}",
+        )
+        gains = ["-" if limit is None else _percent(least / limit - 1) for limit in limits]
+        closed = [_closed(least, found[PLAN], limit) for limit in limits]
+        gain = _percent(least / found[PLAN] - 1)
+        rows.append((title(record), name, _number(least), *own, gain, *gains, *closed))
+    return header, rows
+
+
+def _closed(least: float, plan: float, limit: float | None) -> str:
+    if limit is None or least - limit < WORTH_CLOSING * least:
+        return "-"
+    return _percent((least - plan) / (least - limit))
+
+
+def overlaps(records: Cells) -> Table:
+    """Figure 7: compute, communication and what of it is hidden, from a trace and as predicted, ms."""
+    header = (
+        "model, link, devices", "row", "step", "compute", "communication", "hidden", "exposed", "overlap ratio",
+        "predicted hidden", "predicted exposed", "peak memory, MiB",
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        chosen = record["facts"].get("chosen", PLAN)
+        for name in dict.fromkeys((DEFAULT, PLAN, chosen)):
+            row = record["rows"].get(name, {})
+            trace, predicted = row.get("trace") or {}, row.get("predicted") or {}
+            if "hidden_ms" not in trace:
+                continue
+            ratio = (trace["compute_ms"] + trace["communication_ms"]) / trace["span_ms"]
+            parts = [
+                _number(trace[f"{part}_ms"]) for part in ("compute", "communication", "hidden", "exposed")
+            ]
+            said = (_number(predicted.get("hidden_ms")), _number(predicted.get("exposed_ms")))
+            peak = f"{row['memory']['total_bytes'] / 2**20:.0f}"
+            time = _number(step_ms(record, name))
+            rows.append((title(record), name, time, *parts, f"{ratio:.2f}", *said, peak))
+    return header, rows
+
+
+def parts(records: Cells) -> Table:
+    """What op fusion, buckets and order each contribute, and what runs alone: step time over the default's."""
+    names = (
+        "plan's op fusion only", "plan's buckets only", "plan's order only",
+        "plan's buckets and order (XLA's op fusion)", PLAN,
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        times = [record["rows"].get(name, {}).get("of_default") for name in names]
+        alone = record["rows"].get("transfers alone (plan's kernels)", {}).get("trace") or {}
+        measured = (_number(alone.get("compute_ms")), _number(alone.get("communication_ms")))
+        rows.append((title(record), *("-" if t is None else f"{t:.3f}" for t in times), *measured))
+    return ("model, link, devices", *names, "compute alone, ms", "communication alone, ms"), rows
+
+
+def points(record: Mapping[str, Any]) -> list[Point]:
+    """The rows whose step time was both measured and predicted."""
+    found = []
+    for name, row in record["rows"].items():
+        predicted = (row.get("predicted") or {}).get("step_ms")
+        if predicted and row.get("status") == OK:
+            measured = float(row["median_ms"])
+            found.append(Point(name, measured, row["of_default_noise"] * measured, float(predicted)))
+    return found
+
+
+def kendall_tau(found: Sequence[Point]) -> float | None:
+    """Agreement of predicted and measured order, -1 to 1; pairs closer than their noise do not count."""
+    score = pairs = 0
+    for a, b in combinations(found, 2):
+        apart = a.measured_ms - b.measured_ms
+        if abs(apart) <= a.noise_ms + b.noise_ms:
+            continue
+        pairs += 1
+        predicted = a.predicted_ms - b.predicted_ms
+        score += (apart * predicted > 0) - (apart * predicted < 0)
+    return score / pairs if pairs else None
+
+
+def fidelity(records: Cells) -> Table:
+    """Predicted against measured: mean and largest error, rank agreement, beside the noise of measuring."""
+    header = ("model, link, devices", "plans", "mean error", "largest error", "of", "Kendall's tau", "noise")
+    rows, everything = [], []
+    for record in records:
+        found = points(record)
+        if not found:
+            continue
+        everything += found
+        rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found)))
+    if everything:
+        rows.append(("all", *_errors(everything), "-", _noise(everything)))
+    return header, rows
+
+
+def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
+    worst = max(found, key=lambda point: abs(point.error))
+    mean = statistics.fmean(abs(point.error) for point in found)
+    return str(len(found)), _percent(mean), _percent(worst.error), worst.name
+
+
+def _noise(found: Sequence[Point]) -> str:
+    return _percent(statistics.median(point.noise_ms / point.measured_ms for point in found))
+
+
+def _tau(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def costs(records: Cells) -> Table:
+    """What this evaluation took, and after how many steps the plan has paid for all of it."""
+    header = (
+        "model, link, devices", "profile, s", "search, s", "candidates", "compile, s", "measure, s",
+        "paid back after, steps",
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        facts, found = record["facts"], schemes(record)
+        spent = [facts.get(f"{stage}_s") for stage in ("profile", "search", "compile_all", "measure")]
+        gained_ms = found[DEFAULT] - found[PLAN] if DEFAULT in found and PLAN in found else 0.0
+        total_s = sum(value or 0.0 for value in spent)
+        steps = f"{1e3 * total_s / gained_ms:.0f}" if gained_ms > 0 else "-"
+        candidates = str(facts.get("evaluations", "-"))
+        seconds = [_number(value) for value in spent]
+        rows.append((title(record), *seconds[:2], candidates, *seconds[2:], steps))
+    return header, rows
+
+
+def numbers(records: Cells) -> Table:
+    """How far losses and outputs of one step lie from the default's, the worst of all rows."""
+    rows = []
+    for record in records:
+        found = {name: row["numbers"] for name, row in record["rows"].items() if "numbers" in row}
+        if not found:
+            continue
+        worst = max(found, key=lambda name: found[name]["max_relative_difference"])
+        loss = max(one["loss_relative_difference"] for one in found.values())
+        apart = found[worst]["max_relative_difference"]
+        rows.append((title(record), f"{loss:.1e}", f"{apart:.1e}", worst))
+    return ("model, link, devices", "loss", "any output, of its largest value", "of"), rows
+
+
+def missing(records: Cells) -> Table:
+    """Rows that have no step time, and why."""
+    rows = [
+        (title(record), name, row.get("status", "-"), _short(row.get("reason", "")))
+        for record in records
+        for name, row in record["rows"].items()
+        if row.get("status") != OK
+    ]
+    return ("model, link, devices", "row", "status", "reason"), rows
+
+
+def markdown(table: Table) -> str:
+    """A table in markdown; numbers to the right."""
+    header, rows = table
+    right = [any(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    lines = [_line(header), _line("---:" if one else "---" for one in right)]
+    return "\n".join([*lines, *(_line(row) for row in rows)]) + "\n"
+
+
+def _line(values: Iterable[str]) -> str:
+    return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or text[:2].removeprefix("-").isdigit()
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,127 @@
+"""Tables and figures of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured.
+
+    python scripts/make_tables.py DIR                    DIR/tables.md and the pictures beside it
+    python scripts/make_tables.py DIR --out docs/benchmarks --no-pictures
+
+Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from evaluation import tables
+from evaluation.record import RecordError, read, write_atomically
+
+LINKS = ("nvlink", "staged", "sockets")
+SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
+    ("Step time by scheme (figure 6)", "ms; medians of runs in turn.", tables.step_times),
+    (
+        "Speed-up over the best baseline (table 1)",
+        "(Tmin - T) / T. Gaps below 5 % of the best baseline are not counted.",
+        tables.speed_ups,
+    ),
+    (
+        "Compute, communication, overlap (figure 7)",
+        "ms, read from a trace; overlap ratio = (compute + communication) / step.",
+        tables.overlaps,
+    ),
+    ("What contributes what", "Step time over XLA default's.", tables.parts),
+    (
+        "Predicted against measured",
+        "Pairs of plans closer than their noise do not count in Kendall's tau.",
+        tables.fidelity,
+    ),
+    ("What the evaluation took", "", tables.costs),
+    ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
+    ("Rows without a time", "", tables.missing),
+)
+
+
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    """The records in a folder, by link, devices and model.
+
+    Raises:
+        RecordError: there is none, or one of them cannot be read.
+    """
+    found = [read(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise RecordError(
+            f"{folder} holds no record (*.json); scripts/benchmark.py --out {folder} makes them"
+        )
+    return sorted(found, key=_place)
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, int, str, str]:
+    cell = record["cell"]
+    link = LINKS.index(cell["link"]) if cell["link"] in LINKS else len(LINKS)
+    return link, cell["devices"], cell["size"], cell["model"]
+
+
+def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
+    """All tables in markdown."""
+    lines = ["# Evaluation", ""]
+    lines += [f"- {line}" for line in _made_with(records)]
+    for title, note, make in SECTIONS:
+        header, rows = make(records)
+        if rows:
+            lines += [
+                "",
+                f"## {title}",
+                "",
+                *([note, ""] if note else []),
+                tables.markdown((header, rows)).rstrip(),
+            ]
+    for picture in pictures:
+        if picture.suffix == ".svg":
+            lines += ["", f"![{picture.stem.replace('_', ' ')}]({picture.name})"]
+    return "\n".join(lines) + "\n"
+
+
+def _made_with(records: tables.Cells) -> list[str]:
+    made = set()
+    for record in records:
+        facts = record["facts"]
+        versions = facts.get("versions", {})
+        what = ", ".join(f"{name} {versions[name]}" for name in ("jax", "jaxlib") if name in versions)
+        made.add(f"{facts.get('device', 'unknown device')}, {what}, {facts.get('date', 'no date')}")
+    return sorted(made)
+
+
+def main() -> int:
+    """Write the tables and pictures."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
+    parser.add_argument("--no-pictures", action="store_true", help="tables alone; needs no matplotlib")
+    args = parser.parse_args()
+    out = args.out or args.folder
+    try:
+        records = records_in(args.folder)
+        out.mkdir(parents=True, exist_ok=True)
+        pictures: list[Path] = []
+        if not args.no_pictures:
+            from evaluation import figures
+
+            for draw in (figures.step_times, figures.overlaps, figures.fidelity):
+                pictures += draw(records, out)
+        write_atomically(out / "tables.md", document(records, pictures).encode())
+    except ImportError as error:
+        print(f"make_tables.py: {error}: pip install matplotlib, or --no-pictures", file=sys.stderr)
+        return 2
+    except (RecordError, OSError) as error:
+        print(f"make_tables.py: {error}", file=sys.stderr)
+        return 2
+    print(out / "tables.md")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,297 @@
+"""The evaluation: a record that survives kills, rows that fail without stopping others, and runs that resume."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.profile import Platform, Profile
+from evaluation import running, step
+from evaluation.links import prepare
+from evaluation.record import CellName, Record, RecordError, read
+from evaluation.rows import chosen_names
+from evaluation.strategies import combined_up_to, in_the_order_of, random_strategy
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.plan import Prediction
+from disco_hlo.plan.read import read as read_strategy
+from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.step import Step
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+CELL = CellName("transformer", "tiny", "nvlink", 2)
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_a_record_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import sys; sys.path.insert(0, {str(SCRIPTS)!r})
+from pathlib import Path
+from evaluation.record import CellName, Record
+record = Record.open(Path({str(tmp_path)!r}), CellName("bert", "tiny", "nvlink", 2))
+for number in range(10**6):
+    record.update(f"row {{number}}", status="ok", times_ms=[1.0] * 50)
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        done = [int(writer.stdout.readline()) for _ in range(20)][-1]
+        writer.send_signal(signal.SIGKILL)
+    rows = read(tmp_path / "bert-tiny-nvlink-2.json")["rows"]
+    assert [rows[f"row {number}"]["status"] for number in range(done + 1)] == ["ok"] * (done + 1)
+
+
+def test_a_row_that_ended_the_process_twice_is_given_up(tmp_path: Path) -> None:
+    Record.open(tmp_path, CELL).begin("plan", "plan")
+    once = Record.open(tmp_path, CELL)
+    assert not once.finished("plan")
+    once.begin("plan", "plan")
+    twice = Record.open(tmp_path, CELL)
+    assert twice.finished("plan")
+    assert twice.row("plan")["reason"] == "the process ended 2 times while it was compiled or run"
+
+
+def test_a_row_that_ran_out_of_time_may_be_tried_again(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CELL)
+    record.begin("plan", "plan")
+    record.stop("the time was up")
+    again = Record.open(tmp_path, CELL)
+    assert not again.finished("plan")
+    assert again.row("plan") == {
+        "kind": "plan", "status": "no time", "attempts": 0, "reason": "the time was up",
+    }  # fmt: skip
+
+
+def test_a_row_whose_first_run_hangs_is_given_up(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CELL)
+    record.begin("plan", "plan")
+    record.update("plan", first_run_began=time.time() - 100)
+    record.stop("the time was up")
+    assert Record.open(tmp_path, CELL).row("plan")["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot read"),
+        ("[]", "is no disco-hlo evaluation of version 1"),
+        ('{"format": "disco-hlo evaluation", "version": 2}', "is no disco-hlo evaluation of version 1"),
+        ('{"format": "disco-hlo evaluation", "version": 1, "cell": {}, "facts": {}}', "rows is NoneType"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / f"{CELL.stem}.json").write_text(content)
+    with pytest.raises(RecordError, match=message):
+        Record.open(tmp_path, CELL)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def test_links_differ_in_nccl_s_environment_alone() -> None:
+    environment = {"NCCL_P2P_DISABLE": "1", "ENABLE_SEARCH": "1", "NCCL_NVLS_ENABLE": "0"}
+    prepare(environment, "nvlink", 2)
+    assert environment == {"NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
+    prepare(environment, "sockets", 2)
+    assert environment == {
+        "NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+
+
+def test_row_names_are_checked_before_anything_runs() -> None:
+    assert chosen_names("all") == set()
+    assert chosen_names("plan 2, thresholds") == {"plan 2", "thresholds"}
+    assert {"XLA default", "plan", "PGLE", "O1"} <= chosen_names("minimum,O1")
+    with pytest.raises(ValueError, match="no row is called 'nonsense'"):
+        chosen_names("plan,nonsense")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch", "--link", "nvlink"], "invalid choice: 'nosuch'"),
+        (["bert", "--link", "nvlink", "--rounds", "1"], "--rounds of at least 2"),
+        (["bert", "--link", "carrier-pigeon"], "invalid choice: 'carrier-pigeon'"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "benchmark.py"), *arguments, "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def request_and_module() -> tuple[CompileRequest, bytes]:
+    made, arguments = models.mlp()
+    request: CompileRequest = intercept(made, arguments, lambda request: request)
+    return request, jaxlink.capture(request)
+
+
+def profile() -> Profile:
+    points = tuple(point_of(size, [200_000 + size] * 3) for size in (1 << 10, 1 << 14, 1 << 18))
+    return Profile(Platform("cpu", "cpu", "", "0", "0"), {}, 1000, 1e10, 1e11, all_reduce=fit(points))
+
+
+def kept_files(out: Path, cell: CellName, module: bytes) -> None:
+    """What profiling and searching would have left: one good plan, and one that forgets the gradients."""
+    graph = canonicalize(module).graph
+    good = one_bucket(graph, read_strategy(canonicalize(module)).groups)
+    prediction = Prediction(900_000, 1_000_000, 2_000_000, 500_000, 600_000, 1 << 20)
+    found = (("plan", good, 900_000), ("plan 2", Strategy(), 950_000))
+    files = step.Files(out, cell)
+    files.save_profile(profile())
+    files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5))
+
+
+def run(out: Path, rows: str, seconds: float = 1e6) -> int:
+    started = time.monotonic()
+    args = Namespace(
+        models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False, warm_up=False, out=out,
+    )  # fmt: skip
+    return running.run(args, lambda: args.seconds - (time.monotonic() - started))
+
+
+def statuses(record: dict[str, Any]) -> dict[str, str]:
+    return {name: row["status"] for name, row in record["rows"].items()}
+
+
+def test_a_run_measures_resumes_and_records_what_fails(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, module = request_and_module
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    kept_files(tmp_path, CELL, module)
+    path = tmp_path / f"{CELL.stem}.json"
+
+    assert run(tmp_path, "plan,plan 2,PGLE") == 0
+    first = read(path)
+    assert statuses(first) == {
+        "XLA default": "ok", "plan": "ok", "plan 2": "failed", "PGLE": "not on this backend",
+    }  # fmt: skip
+    assert "no bucket" in first["rows"]["plan 2"]["reason"]
+    plan = first["rows"]["plan"]
+    assert len(plan["times_ms"]) == 3
+    assert plan["executed_difference"] == ""
+    assert plan["numbers"]["max_relative_difference"] < 1e-5
+    assert plan["predicted"]["buckets"] == 1
+    assert plan["trace"]["communication_ms"] > 0
+    assert first["facts"]["chosen"] in ("XLA default", "plan")
+    assert first["facts"]["bounds"]["full_overlap_ms"] == 0.5
+
+    assert run(tmp_path, "plan,plan 2,PGLE") == 0
+    assert read(path)["rows"] == first["rows"], "nothing was left to do"
+
+    assert run(tmp_path, "plan,no op fusion") == 0
+    second = read(path)
+    assert statuses(second) == {**statuses(first), "no op fusion": "ok"}
+    assert second["rows"]["plan"] == plan
+
+
+def test_a_cell_of_another_step_is_left_alone(
+    request_and_module: tuple[CompileRequest, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request, module = request_and_module
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    kept_files(tmp_path, CELL, module)
+    Record.open(tmp_path, CELL).note("fingerprint", "another")
+    assert run(tmp_path, "plan") == 1
+    assert "is of another step (another, now" in capsys.readouterr().err
+
+
+def test_a_row_that_the_time_does_not_allow_is_not_begun(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, module = request_and_module
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    monkeypatch.setattr(running, "MEASURE_S", 1e9)
+    kept_files(tmp_path, CELL, module)
+    assert run(tmp_path, "plan") == 0
+    record = read(tmp_path / f"{CELL.stem}.json")
+    assert statuses(record) == {"XLA default": "ok", "plan": "no time"}
+    assert record["rows"]["plan"]["reason"].startswith("0 s are left, compiling takes")
+
+
+def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, bytes], tmp_path: Path) -> None:
+    _, module = request_and_module
+    found = step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path))
+    files = step.Files(tmp_path, CELL)
+    files.save_plans(found)
+    assert files.plans() == found
+    assert [name for name, _, _ in found.strategies][-1].startswith("plan")
+
+
+def _settings(folder: Path) -> Any:
+    from disco_hlo.plugin.settings import Settings
+
+    return Settings(search=True, directory=folder, budget_s=0.5, finalists=2)
+
+
+# --- strategies -----------------------------------------------------------------------------------
+
+
+def test_thresholds_combine_neighbours_as_long_as_they_fit(
+    request_and_module: tuple[CompileRequest, bytes],
+) -> None:
+    graph = canonicalize(request_and_module[1]).graph
+    separate = unfused(graph)
+    assert combined_up_to(graph, separate, 0) == separate.buckets
+    together = combined_up_to(graph, separate, 1 << 40)
+    assert sorted(node for bucket in together for node in bucket.all_reduces) == sorted(graph.all_reduces)
+    assert len(together) == len(one_bucket(graph).buckets)
+
+
+def test_another_plan_s_order_is_kept_as_far_as_can_be(
+    request_and_module: tuple[CompileRequest, bytes],
+) -> None:
+    source = canonicalize(request_and_module[1])
+    graph, xla = source.graph, read_strategy(source)
+    assert in_the_order_of(graph, xla, xla, asynchronous=False) == xla
+    separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
+    ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
+    check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)
+
+
+def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
+    module = request_and_module[1]
+    source = canonicalize(module)
+    costs = step.costs(profile(), Step(module, source))
+    bases = (read_strategy(source),)
+
+    def made(seed: int) -> Strategy:
+        return random_strategy(source, seed, bases, costs.model, costs.machine)
+
+    strategies = [made(seed) for seed in range(6)]
+    assert strategies == [made(seed) for seed in range(6)]
+    assert len(set(strategies)) > 1
+    for strategy in strategies:
+        units = unit_graph(source.graph, strategy)
+        check_order(units, strategy.order, asynchronous=False)
+        check_strategy(source.graph, strategy, units, ())

@@ -1,0 +1,150 @@
+"""Tables of the evaluation from small, literal records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import make_tables
+import pytest
+from evaluation import tables
+from evaluation.tables import Point, kendall_tau, markdown
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_tables.py"
+
+
+def row(median_ms: float, of_default: float, predicted_ms: float, **more: Any) -> dict[str, Any]:
+    return {
+        "status": "ok", "median_ms": median_ms, "spread_ms": 0.5, "of_default": of_default,
+        "of_default_noise": 0.01, "predicted": {"step_ms": predicted_ms, "hidden_ms": 8.0, "exposed_ms": 12.0},
+        "memory": {"total_bytes": 3 << 20}, **more,
+    }  # fmt: skip
+
+
+def trace(compute: float, communication: float, hidden: float) -> dict[str, float]:
+    span = compute + communication - hidden + 1.0
+    return {
+        "compute_ms": compute, "communication_ms": communication, "hidden_ms": hidden,
+        "exposed_ms": communication - hidden, "idle_ms": 1.0, "span_ms": span,
+    }  # fmt: skip
+
+
+def record() -> dict[str, Any]:
+    """Default 100 ms, thresholds 90 and 95, PGLE 80, plan 60, FO 40, bound 50."""
+    return {
+        "format": "disco-hlo evaluation", "version": 1,
+        "cell": {"model": "bert", "size": "full", "link": "sockets", "devices": 2},
+        "facts": {
+            "chosen": "plan", "bounds": {"full_overlap_ms": 40.0, "bound_ms": 50.0}, "device": "H200",
+            "versions": {"jax": "0.12.0", "jaxlib": "0.12.0"}, "date": "2026-11-20",
+            "profile_s": 30.0, "search_s": 20.0, "compile_all_s": 40.0, "measure_s": 10.0, "evaluations": 1234,
+        },
+        "rows": {
+            "XLA default": row(100.0, 1.0, 110.0, trace=trace(70.0, 50.0, 10.0)),
+            "no all-reduce combining": {"status": "failed", "reason": "out of memory"},
+            "threshold 1 MiB": row(90.0, 0.9, 90.0),
+            "threshold everything": row(95.0, 0.95, 94.0),
+            "PGLE": row(88.0, 0.8, 88.0),
+            "plan": row(60.0, 0.6, 57.0, trace=trace(68.0, 50.0, 45.0)),
+            "plan's order only": row(70.0, 0.7, 70.0),
+        },
+    }  # fmt: skip
+
+
+def test_step_times_are_brought_together_by_their_ratio_to_the_default() -> None:
+    assert markdown(tables.step_times([record()])) == (
+        "| model, link, devices | XLA default | best threshold | PGLE | plan | FO | bound |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| bert, sockets, 2 | 100.0 | 90.0 | 80.0 | 60.0 | 40.0 | 50.0 |\n"
+    )
+
+
+def test_speed_up_and_share_of_the_gap_closed() -> None:
+    assert tables.speed_ups([record()])[1] == [
+        (
+            "bert, sockets, 2", "PGLE", "80.0", "60.0", "plan", "0.600", "33.3 %", "100.0 %", "60.0 %", "50.0 %",
+            "66.7 %",
+        ),
+    ]  # fmt: skip
+
+
+def test_a_gap_too_small_to_measure_is_not_said_to_be_closed() -> None:
+    close = record()
+    close["facts"]["bounds"] = {"full_overlap_ms": 77.0, "bound_ms": 81.0}
+    assert tables.speed_ups([close])[1][0][-2:] == ("-", "-")
+
+
+def test_the_default_counts_as_the_plan_where_it_was_chosen() -> None:
+    kept = record()
+    kept["facts"]["chosen"] = "XLA default"
+    assert tables.speed_ups([kept])[1][0][3:7] == ("100.0", "XLA default", "1.000", "-20.0 %")
+
+
+def test_overlap_of_default_and_plan_beside_the_simulator_s() -> None:
+    assert tables.overlaps([record()])[1] == [
+        (
+            "bert, sockets, 2", "XLA default", "100.0", "70.0", "50.0", "10.0", "40.0", "1.08", "8.00", "12.0",
+            "3",
+        ),
+        ("bert, sockets, 2", "plan", "60.0", "68.0", "50.0", "45.0", "5.00", "1.59", "8.00", "12.0", "3"),
+    ]  # fmt: skip
+
+
+def test_fidelity_of_predictions() -> None:
+    assert tables.fidelity([record()])[1][0] == (
+        "bert, sockets, 2", "6", "2.7 %", "10.0 %", "XLA default", "1.00", "1.0 %",
+    )  # fmt: skip
+
+
+def test_kendall_s_tau_leaves_out_what_noise_hides() -> None:
+    def point(measured: float, predicted: float, noise: float = 1.0) -> Point:
+        return Point("", measured, noise, predicted)
+
+    in_order = [point(10, 11), point(20, 19), point(30, 33)]
+    assert kendall_tau(in_order) == 1.0
+    assert kendall_tau([*in_order, point(21, 5)]) == pytest.approx((3 + 0 - 1 + 1) / 5)
+    assert kendall_tau([*in_order, point(21, 5, noise=40)]) == 1.0
+    assert kendall_tau([point(10, 11)]) is None
+
+
+def test_the_search_is_paid_back_after_some_steps() -> None:
+    assert tables.costs([record()])[1] == [
+        ("bert, sockets, 2", "30.0", "20.0", "1234", "40.0", "10.0", "2500")
+    ]
+
+
+def test_rows_without_a_time_say_why() -> None:
+    assert tables.missing([record()])[1] == [
+        ("bert, sockets, 2", "no all-reduce combining", "failed", "out of memory")
+    ]
+
+
+def test_the_document_and_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="a development dependency")
+    (tmp_path / "bert-full-sockets-2.json").write_text(json.dumps(record()))
+    monkeypatch.setattr(sys, "argv", ["make_tables.py", str(tmp_path)])
+    assert make_tables.main() == 0
+    text = (tmp_path / "tables.md").read_text()
+    assert "- H200, jax 0.12.0, jaxlib 0.12.0, 2026-11-20" in text
+    assert text.count("## ") == len(make_tables.SECTIONS) - 1, "no row has numbers to compare"
+    for name in ("step_time_sockets_2", "overlap", "fidelity"):
+        assert f"({name}.svg)" in text
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "holds no record"), ("{}", "is no disco-hlo evaluation")]
+)
+def test_a_folder_without_records_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "one.json").write_text(content)
+    command = [sys.executable, str(SCRIPT), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "tables.md").exists()
