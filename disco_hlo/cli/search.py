@@ -29,7 +29,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, starting_point
+from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable, starting_point
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
@@ -94,7 +94,7 @@ def search(
         with search_progress(sys.stderr.isatty()) as on_progress:
             result = run_search(
                 graph, costs, costs.machine, settings=settings,
-                start=xla if method == "joint" else starting_point(graph, xla, costs.machine),
+                start=searchable(graph, xla) if method == "joint" else starting_point(graph, xla, costs.machine),
                 on_progress=on_progress, stop=lambda: interruption.asked,
             )  # fmt: skip
     found = _judge(opened, costs, xla, result)

@@ -258,10 +258,43 @@ def _add_before_pairs(graph: Graph, units: Sequence[Unit], dependencies: Sequenc
                 pending += graph.users[current]
         return found
 
+    buffers = _overwritten(graph)
     for first, second in graph.before:
-        earlier = running(first)
+        earlier = {i for i in running(first) if not _has_own_copy(units[i].duplicates, buffers.get(second))}
         for later in running(second):
             dependencies[later] |= earlier - {later}
+
+
+def _overwritten(graph: Graph) -> dict[int, list[int]]:
+    """What each node that updates in place overwrites."""
+    found: dict[int, list[int]] = {}
+    for buffer, writer in graph.inplace:
+        found.setdefault(writer, []).append(buffer)
+    return found
+
+
+def _has_own_copy(duplicates: Collection[int], buffers: Sequence[int] | None) -> bool:
+    """Whether a kernel recomputes all that is overwritten, and so may read it afterwards."""
+    return buffers is not None and all(buffer in duplicates for buffer in buffers)
+
+
+def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+    """Positions of the groups that use a value which another unit overwrites, but recompute it, so that
+    they may run after that unit. XLA makes such kernels; the search does not reckon with them."""
+    buffers = _overwritten(graph)
+    writers: dict[int, list[int]] = {}
+    for first, second in graph.before:
+        writers.setdefault(first, []).append(second)
+    return frozenset(
+        i
+        for i, group in enumerate(groups)
+        if group.duplicates
+        and any(
+            _has_own_copy(group.duplicates, buffers.get(second))
+            for node in (*group.nodes, *group.duplicates)
+            for second in writers.get(node, ())
+        )
+    )
 
 
 def _reject_cycle(units: Sequence[Unit], dependencies: Sequence[set[int]]) -> None:

@@ -11,7 +11,7 @@ from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
@@ -23,7 +23,16 @@ MEMORY_SHARE = 0.1
 
 def starting_point(graph: Graph, xla: Strategy, machine: MachineModel) -> Strategy:
     """XLA's plan on GPU, where its fusions are tuned (Triton tiles and all); elsewhere no fusion."""
-    return xla if machine.asynchronous else unfused(graph)
+    return searchable(graph, xla) if machine.asynchronous else unfused(graph)
+
+
+def searchable(graph: Graph, xla: Strategy) -> Strategy:
+    """XLA's plan without the kernels whose place in the order the search would misjudge."""
+    left_out = groups_with_own_copies(graph, xla.groups)
+    if not left_out:
+        return xla
+    kept = tuple(group for i, group in enumerate(xla.groups) if i not in left_out)
+    return Strategy(kept, xla.buckets)
 
 
 def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel) -> int | None:

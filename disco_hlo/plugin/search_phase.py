@@ -34,7 +34,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import memory_limit_bytes, ranked
+from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -185,7 +185,7 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     warm_up(graph, costs, machine, chosen)
     with search_progress(progress_wanted()) as on_progress:
         result = search(
-            graph, costs, machine, start=xla, settings=chosen,
+            graph, costs, machine, start=searchable(graph, xla), settings=chosen,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
     plans_found = ranked(step.source, xla, result, costs, machine)

@@ -13,6 +13,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.order import check_order, default_order, default_unit_order, execution_order, unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import groups_with_own_copies
 from tests.plan.small_graphs import graph
 from tests.simulator.random_steps import random_step, random_strategy
 
@@ -98,6 +99,16 @@ def test_a_bitcast_outside_groups_orders_nothing() -> None:
 def test_everyone_who_recomputes_a_reader_runs_before_the_write_in_place() -> None:
     shared = graph("param\nexp 0\nneg 1\nmul 1\ndot 0\ntuple 2 3 4", before=((1, 4),))
     assert waits(shared, Strategy((Group((2,), duplicates=(1,)),)))["n4"] == "g0 n1"
+
+
+def test_who_recomputes_what_is_overwritten_may_run_after_the_write() -> None:
+    # 1 is overwritten by 3; 2 reads it, and so does XLA's kernel of 2 and 4, which needs 3 as well.
+    step = graph("param\nexp 0\nneg 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+    assert waits(step, Strategy())["n3"] == "n1 n2"
+    recomputing = Group((2, 4), duplicates=(1,))
+    assert waits(step, Strategy((recomputing,))) == {"g0": "n3", "n1": "", "n3": "n1"}
+    assert groups_with_own_copies(step, (Group((0,)), recomputing)) == {1}
+    assert groups_with_own_copies(step, (Group((1, 2)),)) == set()
 
 
 def test_values_in_memory_with_their_readers() -> None:
