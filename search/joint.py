@@ -110,7 +110,7 @@ class _Joint:
 
     def _divided(self) -> tuple[list[Island], list[Island]]:
         """Islands to run in this process, and in others."""
-        processes = self.settings.processes or os.process_cpu_count() or 1
+        processes = self.settings.processes or _cores()
         if processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
             return list(self.islands), []
         return self.islands[:1], self.islands[1:]
@@ -176,6 +176,13 @@ class _Joint:
             if not found or cost_ns < found[-1].cost_ns:
                 found.append(Improvement(evaluations, seconds, cost_ns))
         return tuple(found)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _shares(settings: SearchSettings) -> list[int | None]:
