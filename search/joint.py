@@ -169,8 +169,8 @@ class _Joint:
     def _trace(self) -> tuple[Improvement, ...]:
         """Improvements of the best of all islands; evaluations are those of all, had they run abreast."""
         found: list[Improvement] = []
-        for evaluations, seconds, cost_ns in sorted(
-            (evaluations * len(self.islands), seconds, cost_ns)
+        for evaluations, cost_ns, seconds in sorted(
+            (evaluations * len(self.islands), cost_ns, seconds)
             for seconds, evaluations, _, cost_ns in self.trace
         ):
             if not found or cost_ns < found[-1].cost_ns:
