@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -27,18 +27,39 @@ def compiled(function: Function) -> Function:
     Importing a module that uses this compiles nothing. The result can be called from Python and
     from other compiled functions.
     """
+    return _compiled(function, {})
+
+
+def inner(function: Function) -> Function:
+    """:func:`compiled` for what only compiled functions call: the wrappers for Python take half the time."""
+    return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+def _compiled(function: Function, options: dict[str, bool]) -> Function:
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     if directory is None:
-        return cast(Function, numba.njit(nogil=True)(function))
+        return cast(Function, _of_any_value(numba.njit(nogil=True, **options)(function)))
     settings: Any = numba.config  # its names are made at run time
     previous = settings.CACHE_DIR
     settings.CACHE_DIR = str(directory)
     try:
-        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+        return cast(Function, _of_any_value(numba.njit(cache=True, nogil=True, **options)(function)))
     except RuntimeError:  # numba found no place that it can write to
-        return cast(Function, numba.njit(nogil=True)(function))
+        return cast(Function, _of_any_value(numba.njit(nogil=True, **options)(function)))
     finally:
         settings.CACHE_DIR = previous
+
+
+def _of_any_value(dispatcher: Any) -> Any:
+    """The same function, compiled once for a type and not again for each constant it is called with."""
+    template = dispatcher.get_call_template
+
+    def without_values(arguments: Iterable[Any], named: Mapping[str, Any]) -> Any:
+        plain = {name: numba.types.unliteral(value) for name, value in named.items()}
+        return template(tuple(map(numba.types.unliteral, arguments)), plain)
+
+    dispatcher.get_call_template = without_values
+    return dispatcher
 
 
 def _package_of(source: Path) -> Path:

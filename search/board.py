@@ -19,7 +19,7 @@ from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
@@ -82,7 +82,7 @@ def _width(step: Step) -> int:
     return max(int(step.node.shape[1]) - 1, at.TOTALS)
 
 
-@compiled
+@inner
 def put(w: Any, row: Any, x: Any, value: Any) -> None:
     """Write ``row[x]`` and log what stood there."""
     entry = 2 * w.number[at.LOGGED]
@@ -92,7 +92,7 @@ def put(w: Any, row: Any, x: Any, value: Any) -> None:
     row[x] = value
 
 
-@compiled
+@inner
 def roll_back(w: Any, mark: Any) -> None:
     """Undo all writes since the log had ``mark`` entries."""
     for entry in range(w.number[at.LOGGED] - 1, mark - 1, -1):
@@ -100,7 +100,7 @@ def roll_back(w: Any, mark: Any) -> None:
     w.number[at.LOGGED] = mark
 
 
-@compiled
+@inner
 def has_room(g: Any, w: Any) -> Any:
     """Whether the working space can take another move, however large. Otherwise it is refused."""
     words = w.number[at.LOGGED] + 16 * g.nodes
@@ -108,21 +108,21 @@ def has_room(g: Any, w: Any) -> Any:
     return words < _NODE_WORDS * g.nodes and changes < _NODE_WORDS * g.nodes
 
 
-@compiled
+@inner
 def fresh_stamp(w: Any) -> Any:
     """A number that no mark holds yet."""
     w.number[at.STAMP] += 1
     return w.number[at.STAMP]
 
 
-@compiled
+@inner
 def note_change(w: Any, node: Any) -> None:
     """Remember that the unit that owns ``node`` must be looked at again."""
     w.changed[w.number[at.CHANGES]] = node
     w.number[at.CHANGES] += 1
 
 
-@compiled
+@inner
 def retire(s: Any, w: Any, unit: Any) -> None:
     """Take a unit out of the totals: it is no more, or no longer what it was."""
     if s.digest[unit] != 0:
@@ -130,14 +130,14 @@ def retire(s: Any, w: Any, unit: Any) -> None:
         put(w, s.digest, unit, 0)
 
 
-@compiled
+@inner
 def enlist(s: Any, w: Any, unit: Any, digest: Any) -> None:
     """Count a unit, whose times are filled in, in the totals."""
     put(w, s.digest, unit, digest)
     _count(s, w, unit, 1)
 
 
-@compiled
+@inner
 def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
     share = np.int64(mix(np.uint64(s.digest[unit])))
     put(w, s.total, at.DIGEST_SUM, s.total[at.DIGEST_SUM] + sign * share)
@@ -150,7 +150,7 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
     put(w, s.total, at.COMPUTE_NS, s.total[at.COMPUTE_NS] + sign * compute_ns)
 
 
-@compiled
+@inner
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
     """Whether ``unit`` recomputes ``node`` that another owns."""
     cell = s.copiers[node]
@@ -161,13 +161,13 @@ def holds_copy(s: Any, unit: Any, node: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def computes(s: Any, unit: Any, node: Any) -> Any:
     """Whether ``unit`` owns ``node`` or recomputes it."""
     return s.owner[node] == unit or holds_copy(s, unit, node)
 
 
-@compiled
+@inner
 def link(s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one unit of two and return its head; it stands at the place of ``b``, if that has one."""
     place_a, place_b = s.place[a], s.place[b]
@@ -193,7 +193,7 @@ def link(s: Any, w: Any, a: Any, b: Any) -> Any:
     return head
 
 
-@compiled
+@inner
 def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
     tail, left, right = head, s.next[head], other
     while right != -1:
@@ -206,7 +206,7 @@ def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
         tail, right = right, following
 
 
-@compiled
+@inner
 def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
     """Give ``head`` the duplicates of ``other``, then drop those that the unit owns itself."""
     cell = s.copies[other]
@@ -229,7 +229,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
         cell = following
 
 
-@compiled
+@inner
 def _insert_cell(s: Any, w: Any, unit: Any, cell: Any) -> None:
     """Put a cell into the list of its unit, ascending by node."""
     node = s.cell_node[cell]
@@ -243,7 +243,7 @@ def _insert_cell(s: Any, w: Any, unit: Any, cell: Any) -> None:
         put(w, s.next_of_unit, before, cell)
 
 
-@compiled
+@inner
 def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
     node = s.cell_node[cell]
     after = s.next_of_node[cell]
@@ -256,7 +256,7 @@ def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
     put(w, s.next_of_node, before, after)
 
 
-@compiled
+@inner
 def _free_cell(s: Any, w: Any, cell: Any) -> None:
     put(w, s.cell_node, cell, -1)
     put(w, s.cell_unit, cell, -1)
@@ -265,7 +265,7 @@ def _free_cell(s: Any, w: Any, cell: Any) -> None:
     put(w, s.total, at.FREE_CELL, cell)
 
 
-@compiled
+@inner
 def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
     """Let ``unit`` recompute ``node``; False where there is no room left for another duplicate.
 
@@ -284,7 +284,7 @@ def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
     """Let ``unit`` no longer recompute ``node``."""
     before, cell = -1, s.copies[unit]
@@ -301,7 +301,7 @@ def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
     note_change(w, node)
 
 
-@compiled
+@inner
 def take_out(s: Any, w: Any, node: Any) -> Any:
     """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
     unit, after = s.owner[node], s.next[node]
@@ -323,7 +323,7 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
     return rest
 
 
-@compiled
+@inner
 def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
     retire(s, w, old)

@@ -19,7 +19,7 @@ from disco_hlo.search.table import claim, find
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 # Climb.control
 LEFT: Final = 0
@@ -114,7 +114,7 @@ def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
     return kind
 
 
-@compiled
+@inner
 def _consider(
     g: Any,
     s: Any,
@@ -152,7 +152,7 @@ def _consider(
         w.number[at.LOGGED] = 0
 
 
-@compiled
+@inner
 def _score(g: Any, s: Any, w: Any, pools: Any, seen: Any, stage: Any, control: Any) -> Any:
     """Score of the state; looked up where the candidate was seen before."""
     control[EVALUATED] += 1
@@ -171,7 +171,7 @@ def _score(g: Any, s: Any, w: Any, pools: Any, seen: Any, stage: Any, control: A
     return score
 
 
-@compiled
+@inner
 def _order_digest(g: Any, s: Any) -> Any:
     total, i = np.uint64(0), 0
     for slot in range(s.total[at.SLOTS]):

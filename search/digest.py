@@ -10,7 +10,7 @@ from disco_hlo.search.board import fresh_stamp
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.rng import mix
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 _OWNED: Final = 1
 _COPY: Final = 2
@@ -20,7 +20,7 @@ _CLONED: Final = 1 << 41
 _SEED: Final = 0x5EED
 
 
-@compiled
+@inner
 def member_digest(s: Any, unit: Any) -> Any:
     """Hash of what a unit owns and duplicates."""
     total = np.uint64(1)
@@ -35,7 +35,7 @@ def member_digest(s: Any, unit: Any) -> Any:
     return np.int64(total)
 
 
-@compiled
+@inner
 def special_slot(g: Any, digest: Any) -> Any:
     """Where ``Step.special`` has a kernel with this ``member_digest``, -1 where it has none."""
     slot = digest & g.special_mask
@@ -51,7 +51,7 @@ def _share(x: Any, role: Any) -> Any:
     return mix(np.uint64(8 * x + role))
 
 
-@compiled
+@inner
 def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hash of what a unit returns."""
     total = np.uint64(0)
@@ -63,7 +63,7 @@ def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
     return np.int64(total)
 
 
-@compiled
+@inner
 def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of the kernel whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 

@@ -110,7 +110,7 @@ class _Joint:
 
     def _divided(self) -> tuple[list[Island], list[Island]]:
         """Islands to run in this process, and in others."""
-        processes = self.settings.processes or os.process_cpu_count() or 1
+        processes = self.settings.processes or _cores()
         if processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
             return list(self.islands), []
         return self.islands[:1], self.islands[1:]
@@ -169,13 +169,20 @@ class _Joint:
     def _trace(self) -> tuple[Improvement, ...]:
         """Improvements of the best of all islands; evaluations are those of all, had they run abreast."""
         found: list[Improvement] = []
-        for evaluations, seconds, cost_ns in sorted(
-            (evaluations * len(self.islands), seconds, cost_ns)
+        for evaluations, cost_ns, seconds in sorted(
+            (evaluations * len(self.islands), cost_ns, seconds)
             for seconds, evaluations, _, cost_ns in self.trace
         ):
             if not found or cost_ns < found[-1].cost_ns:
                 found.append(Improvement(evaluations, seconds, cost_ns))
         return tuple(found)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _shares(settings: SearchSettings) -> list[int | None]:

@@ -14,7 +14,7 @@ from disco_hlo.search.digest import member_digest, result_digest, special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
 from disco_hlo.search.neighbours import gather_members, is_read_outside
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1
@@ -38,7 +38,7 @@ GPU_RULES: Final = 3
 """1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
 
 
-@compiled
+@inner
 def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may."""
     if s.count[unit] == 1 and s.copies[unit] == -1:
@@ -78,7 +78,7 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     return _inplace_refusal(g, w, count)
 
 
-@compiled
+@inner
 def _mark_results(g: Any, s: Any, w: Any, owned: Any, count: Any, stamp: Any) -> Any:
     """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that
     do. Returns how many, -1 where a member is computed for nobody.
@@ -102,7 +102,7 @@ def _mark_results(g: Any, s: Any, w: Any, owned: Any, count: Any, stamp: Any) ->
     return results
 
 
-@compiled
+@inner
 def _results_agree(g: Any, w: Any, results: Any) -> Any:
     for i in range(results):
         x = w.results[i]
@@ -111,7 +111,7 @@ def _results_agree(g: Any, w: Any, results: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
     """Add bitcasts to the members, sort and mark them ``inside``: (count, stamp).
 
@@ -132,7 +132,7 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
     return total, stamp
 
 
-@compiled
+@inner
 def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     start = bitcast
     while g.flags[start] & at.BITCAST and w.inside[start] != stamp:
@@ -160,7 +160,7 @@ def _sort(values: Any, count: Any) -> None:
         values[j + 1] = value
 
 
-@compiled
+@inner
 def _size_refusal(g: Any, w: Any, count: Any, stamp: Any, results: Any) -> Any:
     seen = fresh_stamp(w)
     reads = reductions = 0
@@ -181,7 +181,7 @@ def _size_refusal(g: Any, w: Any, count: Any, stamp: Any, results: Any) -> Any:
     return LEGAL
 
 
-@compiled
+@inner
 def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     """Row ``value`` holds how often the readers so far want each member written."""
     for i in range(count - 1, -1, -1):
@@ -202,7 +202,7 @@ def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     return LEGAL
 
 
-@compiled
+@inner
 def _inplace_refusal(g: Any, w: Any, count: Any) -> Any:
     for i in range(count):
         writer = w.members[i]
@@ -212,7 +212,7 @@ def _inplace_refusal(g: Any, w: Any, count: Any) -> Any:
     return LEGAL
 
 
-@compiled
+@inner
 def _reads_only_its_element(g: Any, w: Any, count: Any, buffer: Any) -> Any:
     touched = fresh_stamp(w)
     w.mark[buffer] = touched

@@ -13,7 +13,7 @@ from typing import Any, Final
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.legality_gpu import MAXIMUM_REDUCTIONS
 
@@ -22,7 +22,7 @@ _REDUCTION: Final = 1
 _TRANSPOSE: Final = 2
 
 
-@compiled
+@inner
 def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     """Whether XLA:GPU may run the members as one kernel, as far as the rules beyond all backends' go."""
     for i in range(results):
@@ -38,7 +38,7 @@ def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     )
 
 
-@compiled
+@inner
 def _find_hero(g: Any, w: Any, result: Any, stamp: Any) -> Any:
     start = result
     while g.gpu_flags[start] & fact.CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
@@ -50,7 +50,7 @@ def _find_hero(g: Any, w: Any, result: Any, stamp: Any) -> Any:
     return start if g.flags[start] & at.REDUCE else result
 
 
-@compiled
+@inner
 def _hero_behind_web(g: Any, w: Any, start: Any, transposes: Any, stamp: Any) -> Any:
     hero = -1
     seen = fresh_stamp(w)
@@ -76,7 +76,7 @@ def _hero_behind_web(g: Any, w: Any, start: Any, transposes: Any, stamp: Any) ->
     return hero if hero != -1 and _only_web_after(g, w, hero, stamp) else -1
 
 
-@compiled
+@inner
 def _only_web_after(g: Any, w: Any, hero: Any, stamp: Any) -> Any:
     seen = fresh_stamp(w)
     w.queue[0] = hero
@@ -96,17 +96,17 @@ def _only_web_after(g: Any, w: Any, hero: Any, stamp: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _is_real_reduction(g: Any, result: Any, hero: Any) -> Any:
     return g.reduction[hero] >= 0 and (hero == result or g.gpu_flags[hero] & fact.RACE_FREE != 0)
 
 
-@compiled
+@inner
 def _is_by_block(g: Any, result: Any, hero: Any) -> Any:
     return g.transpose[hero] >= 0 or _is_real_reduction(g, result, hero)
 
 
-@compiled
+@inner
 def _emitter(g: Any, w: Any, results: Any) -> Any:
     """Of the emitters only those that the rules ask about; everything else is ``_LOOP``."""
     first = -1
@@ -139,7 +139,7 @@ def _emitter(g: Any, w: Any, results: Any) -> Any:
     return _TRANSPOSE
 
 
-@compiled
+@inner
 def _ops_fit(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     for i in range(count):
         x = w.members[i]
@@ -156,7 +156,7 @@ def _ops_fit(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _is_read_by_another(g: Any, w: Any, count: Any, besides: Any, value: Any) -> Any:
     for i in range(count):
         x = w.members[i]
@@ -166,7 +166,7 @@ def _is_read_by_another(g: Any, w: Any, count: Any, besides: Any, value: Any) ->
     return False
 
 
-@compiled
+@inner
 def _emitter_fits(g: Any, w: Any, count: Any, results: Any) -> Any:
     chosen = _emitter(g, w, results)
     for i in range(results):
@@ -185,7 +185,7 @@ def _emitter_fits(g: Any, w: Any, count: Any, results: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _loops_agree(g: Any, w: Any, results: Any) -> Any:
     if results < 2:
         return True
@@ -203,7 +203,7 @@ def _loops_agree(g: Any, w: Any, results: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _results_may_produce(g: Any, w: Any, results: Any, stamp: Any) -> Any:
     if results < 2:
         return True
@@ -221,7 +221,7 @@ def _results_may_produce(g: Any, w: Any, results: Any, stamp: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _moves_before(g: Any, w: Any, node: Any, stamp: Any) -> Any:
     """Whether what a member needs inside, itself included, moves elements."""
     seen = fresh_stamp(w)
@@ -242,7 +242,7 @@ def _moves_before(g: Any, w: Any, node: Any, stamp: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def _reductions_are_not_nested(g: Any, w: Any, count: Any) -> Any:
     reduced = fresh_stamp(w)
     for i in range(count):
@@ -259,7 +259,7 @@ def _reductions_are_not_nested(g: Any, w: Any, count: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _is_within_budget(g: Any, w: Any, count: Any) -> Any:
     shared_bytes = reductions = 0
     for i in range(count):
@@ -268,7 +268,7 @@ def _is_within_budget(g: Any, w: Any, count: Any) -> Any:
     return shared_bytes <= fact.SHARED_BYTES and reductions <= MAXIMUM_REDUCTIONS
 
 
-@compiled
+@inner
 def _writes_where_it_reads(g: Any, w: Any, count: Any) -> Any:
     for i in range(count):
         writer = w.members[i]
@@ -280,7 +280,7 @@ def _writes_where_it_reads(g: Any, w: Any, count: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _reads_in_place(g: Any, w: Any, count: Any, buffer: Any) -> Any:
     touched = fresh_stamp(w)
     w.mark[buffer] = touched

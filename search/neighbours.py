@@ -12,10 +12,10 @@ from typing import Any
 from disco_hlo.search.board import computes, fresh_stamp
 from disco_hlo.search.layout import RETURNED
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def gather_members(s: Any, unit: Any, out: Any) -> Any:
     """Write what ``unit`` owns, then what it duplicates; returns the numbers (owned, all)."""
     count = 0
@@ -33,7 +33,7 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
     return owned, count
 
 
-@compiled
+@inner
 def mark_copies(s: Any, w: Any, unit: Any) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)
@@ -44,7 +44,7 @@ def mark_copies(s: Any, w: Any, unit: Any) -> Any:
     return stamp
 
 
-@compiled
+@inner
 def mark_computing(s: Any, w: Any, x: Any) -> Any:
     """Mark in row ``inside`` the units that compute a node; returns the stamp."""
     stamp = fresh_stamp(w)
@@ -56,7 +56,7 @@ def mark_computing(s: Any, w: Any, x: Any) -> Any:
     return stamp
 
 
-@compiled
+@inner
 def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     """Write the units that ``unit`` waits for, each once; returns their number."""
     copied = mark_copies(s, w, unit)
@@ -82,7 +82,7 @@ def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     return found
 
 
-@compiled
+@inner
 def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     """Write the units that wait for ``unit``, each once; returns their number."""
     stamp = fresh_stamp(w)
@@ -105,7 +105,7 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     return found
 
 
-@compiled
+@inner
 def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> Any:
     unit, cell = s.owner[x], s.copiers[x]
     while True:
@@ -119,7 +119,7 @@ def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> 
         cell = s.next_of_node[cell]
 
 
-@compiled
+@inner
 def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: Any, found: Any) -> Any:
     """Units that compute ``reader``, but not what it reads: those of the stamp ``computing`` do."""
     unit, cell = s.owner[reader], s.copiers[reader]
@@ -134,7 +134,7 @@ def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: A
         cell = s.next_of_node[cell]
 
 
-@compiled
+@inner
 def is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
     """Whether a node's value leaves the unit that owns it."""
     if g.flags[x] & RETURNED:
@@ -152,7 +152,7 @@ def is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
     """Whether ``unit`` itself uses the value of a node that it computes."""
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
@@ -161,7 +161,7 @@ def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Number of reads and orderings that a unit waits for; several may concern one unit."""
     copied = mark_copies(s, w, unit)
@@ -180,7 +180,7 @@ def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
     return count
 
 
-@compiled
+@inner
 def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
     count = 1 if s.owner[x] != unit else 0
     cell = s.copiers[x]

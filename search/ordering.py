@@ -14,10 +14,10 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, put
 from disco_hlo.search.neighbours import predecessors, successors
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
     """Find a place for a unit at slot ``high`` that a move has tied to units from slot ``low`` on.
 
@@ -49,7 +49,7 @@ def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
     return True
 
 
-@compiled
+@inner
 def _reach(
     s: Any,
     w: Any,
@@ -78,7 +78,7 @@ def _reach(
     return count
 
 
-@compiled
+@inner
 def _place_late(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
     """The unit and what waits for it go to the upper end; the rest stays or moves down."""
     units = _collect(s, w, unit, low, high)
@@ -98,7 +98,7 @@ def _place_late(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> N
             slot -= 1
 
 
-@compiled
+@inner
 def _place_early(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
     """What the unit waits for and the unit go to the lower end; the rest stays or moves up."""
     units = _collect(s, w, unit, low, high)
@@ -118,7 +118,7 @@ def _place_early(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> 
             slot += 1
 
 
-@compiled
+@inner
 def _collect(s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
     """The units between two slots, both included, without ``unit``, in order."""
     count = 0
@@ -130,7 +130,7 @@ def _collect(s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
     return count
 
 
-@compiled
+@inner
 def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
     old = s.place[unit]
     if old == slot and s.order[slot] == unit:
@@ -141,7 +141,7 @@ def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
     put(w, s.order, slot, unit)
 
 
-@compiled
+@inner
 def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
     """Find a place for a unit whose ties have changed at will, or which has none yet.
 
@@ -169,7 +169,7 @@ def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
     return first > slot or settle(g, s, w, unit, first, slot)
 
 
-@compiled
+@inner
 def _open_slot(s: Any, w: Any, after: Any) -> Any:
     """Make room right after a slot (-1: at the front) by shifting units to the nearest hole.
 
@@ -190,7 +190,7 @@ def _open_slot(s: Any, w: Any, after: Any) -> Any:
             return -1
 
 
-@compiled
+@inner
 def shift(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
     """Move a unit to another slot, those between one aside; False where what it is tied to stands between."""
     old = s.place[unit]

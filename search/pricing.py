@@ -13,7 +13,7 @@ from disco_hlo.search.neighbours import count_waits, gather_members, is_read_out
 from disco_hlo.search.table import claim, find
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 
 class Unknown(NamedTuple):
@@ -47,7 +47,7 @@ def new_unknown(nodes: int) -> Unknown:
     )
 
 
-@compiled
+@inner
 def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any) -> Any:
     """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
@@ -104,7 +104,7 @@ def learn(prices: Any, unknown: Any, count: Any, times: Any) -> None:
             prices.value[slot, column] = times[i, column]
 
 
-@compiled
+@inner
 def _is_tiled(g: Any, members: Any) -> Any:
     """Whether a kernel with this ``member_digest`` is one of Triton's."""
     if not g.special_mask:
@@ -113,7 +113,7 @@ def _is_tiled(g: Any, members: Any) -> Any:
     return slot >= 0 and g.special[3 * slot + 2] != 0
 
 
-@compiled
+@inner
 def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_channel: Any) -> None:
     first = at.TIME_COLUMNS * unit
     put(w, s.time_ns, first + at.PACK, pack)
@@ -122,7 +122,7 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
     put(w, s.time_ns, first + at.ON_CHANNEL, on_channel)
 
 
-@compiled
+@inner
 def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
@@ -136,7 +136,7 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any) -> 
     return structure_digest(g, s, w, unit, count), count
 
 
-@compiled
+@inner
 def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
     """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
     for e in range(g.later_at[x], g.later_at[x + 1]):
@@ -156,7 +156,7 @@ def has_place(unknown: Any, count: Any) -> Any:
     return count < unknown.key.size and left > 4 * MAXIMUM_MEMBERS
 
 
-@compiled
+@inner
 def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
     start = unknown.member_at[i]
     for k in range(size):

@@ -18,7 +18,7 @@ from disco_hlo.search.moves.unfuse import unfuse
 from disco_hlo.search.neighbours import predecessors, successors
 from disco_hlo.search.rng import draw
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 FUSE: Final = 0
 DUPLICATE: Final = 1
@@ -36,7 +36,7 @@ METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 """The methods of Algorithm 1."""
 
 
-@compiled
+@inner
 def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if a < 0 or s.owner[a] == -1:
@@ -62,7 +62,7 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     return fuse(g, s, w, a, b)
 
 
-@compiled
+@inner
 def random_apply(
     g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any, times: Any, tries: Any, made: Any
 ) -> Any:
@@ -88,7 +88,7 @@ def random_apply(
     return done
 
 
-@compiled
+@inner
 def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any) -> Any:
     """Arguments for a move of this kind; (-1, -1) where none was found."""
     fusible, ranked = pools
@@ -113,7 +113,7 @@ def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any)
     return unit, _random_slot(g, s, w, generator, unit)
 
 
-@compiled
+@inner
 def _random_unit(s: Any, generator: Any, pool: Any) -> Any:
     """A unit that owns a node of the pool, each equally likely."""
     unit = pool[draw(generator, pool.size)]
@@ -122,7 +122,7 @@ def _random_unit(s: Any, generator: Any, pool: Any) -> Any:
     return unit
 
 
-@compiled
+@inner
 def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
     """One of the fusible units that a unit waits for, each equally likely."""
     found = predecessors(g, s, w, unit, w.neighbours)
@@ -135,7 +135,7 @@ def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
     return chosen
 
 
-@compiled
+@inner
 def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
     """Two units that read the same array, the one that stands later first."""
     x = fusible[draw(generator, fusible.size)]
@@ -152,7 +152,7 @@ def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
     return (a, b) if s.place[a] > s.place[b] else (b, a)
 
 
-@compiled
+@inner
 def _random_member(s: Any, generator: Any, fusible: Any) -> Any:
     """A group, and an op that it owns or duplicates."""
     x = fusible[draw(generator, fusible.size)]
@@ -173,7 +173,7 @@ def _random_member(s: Any, generator: Any, fusible: Any) -> Any:
     return unit, s.cell_node[cell]
 
 
-@compiled
+@inner
 def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
     """A slot where a unit may stand."""
     low, high = -1, s.total[at.SLOTS]
@@ -184,7 +184,7 @@ def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
     return low + 1 + draw(generator, high - low - 1)
 
 
-@compiled
+@inner
 def _random_buckets(g: Any, s: Any, generator: Any, ranked: Any, method: Any) -> Any:
     """Arguments for a move of buckets."""
     if method == MERGE:

@@ -15,11 +15,11 @@ import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.neighbours import mark_computing
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
 
-@compiled
+@inner
 def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
     """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
 
@@ -97,12 +97,12 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
     return now, count
 
 
-@compiled
+@inner
 def _first_task(s: Any, unit: Any) -> Any:
     return 3 * unit + (at.PACK if s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0 else at.MAIN)
 
 
-@compiled
+@inner
 def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
     """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
@@ -127,7 +127,7 @@ def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
     return found
 
 
-@compiled
+@inner
 def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any:
     for e in range(g.later_at[x], g.later_at[x + 1]):
         y = g.edge[e]
@@ -142,7 +142,7 @@ def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any
     return found
 
 
-@compiled
+@inner
 def _count_off(s: Any, w: Any, found: Any, unit: Any) -> Any:
     w.value[unit] -= 1
     if w.value[unit] != 0:

@@ -15,7 +15,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.neighbours import predecessors, successors
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.engine import Memo, Tables, evaluate
 
@@ -58,7 +58,7 @@ def new_stage(nodes: int, machine: MachineModel) -> Stage:
     )
 
 
-@compiled
+@inner
 def order_ns(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
     """Makespan of the state in its order, and the number of entries in ``stage.order``.
 
@@ -69,7 +69,7 @@ def order_ns(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
     return evaluate(stage.order[:entries], stage.tables, stage.memo), entries
 
 
-@compiled
+@inner
 def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
     """Fill ``stage.order``, durations and resources from the state; number of entries."""
     order, first, following = stage.order, stage.first, stage.following
@@ -115,7 +115,7 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
     return count
 
 
-@compiled
+@inner
 def _hang_up(g: Any, s: Any, w: Any, stage: Any, bucket: Any, end: Any) -> None:
     """Note behind which slot a bucket is issued, and before which it is waited for and sliced apart."""
     issued, awaited = -1, end
@@ -142,7 +142,7 @@ def _hang_up(g: Any, s: Any, w: Any, stage: Any, bucket: Any, end: Any) -> None:
         x = s.next[x]
 
 
-@compiled
+@inner
 def _insert(s: Any, stage: Any, kind: Any, cell: Any, x: Any) -> None:
     """Into the list of a slot, in the order of the buckets' places."""
     first, following = stage.first, stage.following

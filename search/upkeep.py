@@ -13,10 +13,10 @@ from disco_hlo.search.board import fresh_stamp, link, note_change, remove_copy, 
 from disco_hlo.search.legality import LEGAL, unit_refusal
 from disco_hlo.search.neighbours import is_read_inside, is_read_outside
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hand to ``unit`` the ops it duplicates that nobody needs their owner for; returns its head."""
     found = True
@@ -50,7 +50,7 @@ def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
     return unit
 
 
-@compiled
+@inner
 def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any) -> None:
     """Stop ``unit`` from recomputing what nothing in it reads any more."""
     found = True
@@ -65,7 +65,7 @@ def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any) -> None:
             cell = following
 
 
-@compiled
+@inner
 def all_stand(g: Any, s: Any, w: Any, changes: Any) -> Any:
     """Whether every unit noted as changed since entry ``changes`` is a legal kernel."""
     stamp = fresh_stamp(w)

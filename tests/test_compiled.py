@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from disco_hlo import compiled
+from disco_hlo.compiled import compiled as compiled_function
+from disco_hlo.compiled import inner
 
 PROGRAM = """
 import sys
@@ -53,3 +55,24 @@ def test_without_a_place_to_write_everything_works_uncached(tmp_path: Path) -> N
     blocked.touch()
     assert outcome(HOME=str(blocked)) == "uncached"
     assert outcome(NUMBA_CACHE_DIR=str(blocked)) == "uncached"
+
+
+@compiled_function
+def _add(a: int, b: int) -> int:
+    return a + b
+
+
+@inner
+def _twice(a: int) -> int:
+    return _add(a, a) + _add(a, 0) + _add(0, 1)
+
+
+@compiled_function
+def _outer(a: int) -> int:
+    return _twice(a) + _twice(3)
+
+
+def test_a_function_is_compiled_once_for_a_type_whatever_constants_it_is_called_with() -> None:
+    assert _outer(2) == 2 * 2 + 2 + 1 + 2 * 3 + 3 + 1
+    assert len(_add.signatures) == 1
+    assert len(_twice.signatures) == 1

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import signal
 import sys
+import time
 import types
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -35,10 +36,12 @@ from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
 from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
-from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 from disco_hlo.search.run import search as run_search
 from disco_hlo.search.warm import warm_up
 
+SAVED_EVERY_S = 30.0
+"""How often the best plan so far is saved while the search goes on."""
 _IS = SearchSettings()
 """What is used where an option is not given."""
 
@@ -88,6 +91,17 @@ def search(
     if method == "joint":
         settings = replace(settings, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, costs.machine))
     gc.enable()  # a search may run for hours
+    kept = time.monotonic()
+
+    def keep(best: Finalist) -> None:
+        """Save the best so far now and then: a search that is killed leaves a plan."""
+        nonlocal kept
+        if time.monotonic() - kept < SAVED_EVERY_S:
+            return
+        so_far = SearchResult(best.strategy, best.predicted_ns, 0, (), 0, 0, 0.0, "")
+        _save(opened, known, plan_file, _judge(opened, costs, xla, best.strategy), so_far, settings)
+        kept = time.monotonic()
+
     with _interruptible() as interruption:
         warn_all((*opened.missing, *costs.lines))
         warm_up(graph, costs, costs.machine, settings)
@@ -95,9 +109,10 @@ def search(
             result = run_search(
                 graph, costs, costs.machine, settings=settings,
                 start=searchable(graph, xla) if method == "joint" else starting_point(graph, xla, costs.machine),
-                on_progress=on_progress, stop=lambda: interruption.asked,
+                on_progress=on_progress, on_best=keep, stop=lambda: interruption.asked,
             )  # fmt: skip
-    found = _judge(opened, costs, xla, result)
+    best = ranked(opened.source, xla, result, costs, costs.machine)[0].strategy
+    found = _judge(opened, costs, xla, best)
     _save(opened, known, plan_file, found, result, settings)
     outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)
     if as_json:
@@ -147,10 +162,9 @@ class _Found:
     notes: tuple[str, ...]
 
 
-def _judge(opened: Opened, costs: Costs, xla: Strategy, result: SearchResult) -> _Found:
-    """The best plan that came out, unless XLA's own is predicted to be faster."""
+def _judge(opened: Opened, costs: Costs, xla: Strategy, strategy: Strategy) -> _Found:
+    """The plan to save: what came out, unless XLA's own is predicted to be faster."""
     graph = opened.source.graph
-    strategy = ranked(opened.source, xla, result, costs, costs.machine)[0].strategy
     best, default, alone = (predict(graph, s, costs).timeline for s in (strategy, xla, unfused(graph)))
     limit = lower_bound(graph, [strategy, xla], costs)
     notes = [*costs.lines, "found offline: nothing was measured"]

@@ -12,12 +12,12 @@ from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.neighbours import successors
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 MOST_READERS = 32
 
 
-@compiled
+@inner
 def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
     """Duplicate the unit with head ``producer`` into all its readers."""
     if not g.flags[producer] & at.FUSIBLE or not has_room(g, w):

@@ -15,10 +15,10 @@ from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
@@ -37,7 +37,7 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader."""
     stamp = fresh_stamp(w)
@@ -67,7 +67,7 @@ def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     return count
 
 
-@compiled
+@inner
 def _copy(s: Any, w: Any, consumer: Any, count: Any) -> Any:
     for i in range(count):
         if not add_copy(s, w, consumer, w.needed[i]):

@@ -12,10 +12,10 @@ from disco_hlo.search.board import has_room, link, roll_back
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):

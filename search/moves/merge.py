@@ -12,10 +12,10 @@ from disco_hlo.search.board import has_room, link, roll_back
 from disco_hlo.search.neighbours import successors
 from disco_hlo.search.ordering import settle
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one bucket of two, given by their heads."""
     if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE or not has_room(g, w):
@@ -36,7 +36,7 @@ def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, ranked: Any) -> Any:
     """The nearest other bucket in production order, -1 where there is none.
 

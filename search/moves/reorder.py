@@ -8,10 +8,10 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room
 from disco_hlo.search.ordering import shift
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def reorder(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
     """Put a unit into a slot of the order; refused where what it is tied to stands between."""
     if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit] or not has_room(g, w):

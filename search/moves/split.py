@@ -9,10 +9,10 @@ from disco_hlo.search.board import has_room, link, roll_back, take_out
 from disco_hlo.search.moves.merge import merge
 from disco_hlo.search.ordering import reseat
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
     """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
     if not g.flags[bucket] & at.ALL_REDUCE or not has_room(g, w):
@@ -40,7 +40,7 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
     """Move one all-reduce out of its bucket into another one, given by its head."""
     home = s.owner[gradient]

@@ -9,10 +9,10 @@ from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back,
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.upkeep import all_stand, drop_idle_copies
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 
-@compiled
+@inner
 def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     """Make a unit of its own of an op that a group owns, or let the group read what it recomputes.
 
@@ -38,7 +38,7 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     return False
 
 
-@compiled
+@inner
 def _take_out(g: Any, s: Any, w: Any, unit: Any, node: Any, changes: Any) -> Any:
     place = s.place[unit]
     rest = take_out(s, w, node)

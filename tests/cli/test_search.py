@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from disco_hlo.profiler.profile import to_json
 
+from disco_hlo.cli import search
+from disco_hlo.cli.output import write_files
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.plan import decode
 from disco_hlo.plan.verify import verify
 from disco_hlo.report.bundle import open_bundle
 from tests.cli.conftest import Disco
@@ -110,3 +113,20 @@ def test_ctrl_c_keeps_the_best_plan(cpu_module_file: Path, tmp_path: Path) -> No
     found = json.loads(out)
     assert found["stopped"] == "interrupted"
     assert open_bundle(tmp_path / "found" / "plan.json").plan.prediction.plan_ns > 0
+
+
+def test_the_best_plan_so_far_is_saved_while_the_search_goes_on(
+    disco: Disco, cpu_module_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[bytes] = []
+
+    def write_and_look(folder: Path, files: dict[str, bytes]) -> None:
+        write_files(folder, files)
+        saved.append((folder / "plan.json").read_bytes())
+
+    monkeypatch.setattr(search, "SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr(search, "write_files", write_and_look)
+    disco("search", cpu_module_file, "-o", tmp_path / "found", *BUDGET)
+    times = [decode(plan, "saved").prediction.plan_ns for plan in saved]
+    assert len(times) > 1
+    assert times == sorted(times, reverse=True)
