@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
 COMPILES = 4
 """Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
-MEASURE_S = 20.0
+MEASURE_S = 35.0
 """Time kept for measuring each cell."""
 
 
