@@ -12,6 +12,7 @@ from typing import Any
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
@@ -23,16 +24,7 @@ from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
 from evaluation.record import FAILED, CellName, Record
 from evaluation.rounds import run_all
-from evaluation.rows import (
-    BASELINE,
-    DEFAULT,
-    PGLE,
-    Context,
-    Row,
-    chosen_names,
-    rows_of,
-    wanted,
-)
+from evaluation.rows import BASELINE, PGLE, Context, Row, chosen_names, rows_of, wanted
 
 
 @dataclass(frozen=True)

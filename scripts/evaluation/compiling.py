@@ -12,17 +12,19 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.executed import executed_difference
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import measure
 from evaluation.record import ABSENT, FAILED, NO_TIME, Record
-from evaluation.rows import DEFAULT, PLAN, PLANNED, Context, Row, Variant
+from evaluation.rows import PLANNED, Context, Row, Variant
 
 AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 """Compiles at once: each takes a core and some gigabytes."""

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin import search_phase
-from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
 from evaluation import measure
 from evaluation.compiling import Compiled
 from evaluation.record import FAILED, OK, Record
-from evaluation.rows import DEFAULT, PLAN, PLANNED
+from evaluation.rows import PLANNED
 
 if TYPE_CHECKING:
     from evaluation.cell import Cell

@@ -87,7 +87,7 @@ def best_baseline(record: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 Cells = Sequence[Mapping[str, Any]]
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 """Header and rows."""
 
 

@@ -239,6 +239,7 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
     assert record["rows"]["plan"]["reason"].startswith("0 s are left, compiling takes")
 
 
+@pytest.mark.slow  # compiles the search's code where nothing has yet
 def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, bytes], tmp_path: Path) -> None:
     _, module = request_and_module
     found = step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path))
@@ -246,6 +247,17 @@ def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, byte
     files.save_plans(found)
     assert files.plans() == found
     assert [name for name, _, _ in found.strategies][-1].startswith("plan")
+
+
+def test_there_is_nothing_to_search_before_profiling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = Namespace(
+        models=["bert"], link="nvlink", devices=2, size="tiny", rows="all", rounds=3, seconds=1e6,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, warm_up=False, out=tmp_path,
+    )  # fmt: skip
+    assert running.run(args, lambda: 1e6) == running.NOT_MEASURED
+    assert "holds no module with its profile" in capsys.readouterr().err
 
 
 def _settings(folder: Path) -> Any:
