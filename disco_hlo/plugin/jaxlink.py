@@ -321,7 +321,7 @@ def _compile(
 def _renamed(stablehlo: bytes, name: str) -> Any:
     """A copy of a module, in an MLIR context of its own: several threads may compile theirs at once."""
     from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
+    from jaxlib.mlir import ir
 
     with mlir.make_ir_context() as context:
         module = ir.Module.parse(stablehlo, context=context)

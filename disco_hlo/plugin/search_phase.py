@@ -268,6 +268,7 @@ def _measure(session: Session, step: Step, trials: Sequence[Trial], interruption
     """Compile and time the trials; whether that was not interrupted."""
     if session.tell(bool(interruption), "interrupted"):
         return False
+    session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
     compile_trials(session, step.source, trials, tag="candidate")
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(interruption)):
         return False

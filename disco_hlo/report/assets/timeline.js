@@ -33,7 +33,7 @@ function drawTimeline() {
       axis(unit, { size: 30 }),
       axis("", {
         splits: () => rows.map((_, i) => -i - 0.5), values: () => names.map((name) => wide() ? name : short(name)),
-        size: () => (wide() ? (DATA.measuredTimelines.length ? 185 : 150) : 78), grid: { show: false }, ticks: { show: false },
+        size: () => (wide() ? (DATA.measuredTimelines.length ? 185 : 150) : DATA.measuredTimelines.length ? 88 : 78), grid: { show: false }, ticks: { show: false },
       }),
     ],
     series: [{}, { show: true, stroke: "transparent", points: { show: false } }],
