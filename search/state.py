@@ -276,6 +276,8 @@ def _tokens(
     for entry in started.tolist():
         task = entry if entry >= 0 else -1 - entry
         head, part = divmod(task, 3)
+        if part == at.UNPACK:  # a gradient cut out of its bucket is part of no unit's name
+            continue
         name = names[head]
         first = at.PACK if state.times[head, at.PACK] >= 0 else at.MAIN
         if name[0] != "b" or not asynchronous:
