@@ -49,7 +49,7 @@ from disco_hlo.simulator.build import build  # noqa: E402
 from disco_hlo.simulator.timeline import simulate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "benchmarks" / "search.json"
-FIXTURE = ROOT / "tests" / "data" / "h200_transformer_unfused.hlo.pb.gz"
+FIXTURE = ROOT / "tests" / "data" / "h200_transformer_default.hlo.pb.gz"
 DISCO_MINUTES = {"vgg19": 17, "resnet50": 22, "transformer": 74, "rnnlm": 9, "bert": 89, "reformer": 78}
 """Table 3 of the paper, alpha = 1.05 and beta = 10: minutes of search."""
 EVERYTHING = {**island.KERNEL_MOVES, **island.BUCKET_MOVES, **island.ORDER_MOVES}
@@ -92,7 +92,7 @@ def count_processor_seconds() -> None:
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """The steps by name: the one that is kept with the tests, and those captured elsewhere."""
-    yield "gpt12-unfused", FIXTURE
+    yield "gpt12-fixture", FIXTURE
     if arguments.modules is not None:
         for path in sorted(arguments.modules.glob("*.hlo.pb.gz")):
             yield path.name.removesuffix(".hlo.pb.gz"), path

@@ -61,8 +61,18 @@ def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any) -> None:
             following, x = s.next_of_unit[cell], s.cell_node[cell]
             if not is_read_inside(g, s, unit, x):
                 remove_copy(s, w, unit, x)
+                note_sources(g, s, w, x)
                 found = True
             cell = following
+
+
+@inner
+def note_sources(g: Any, s: Any, w: Any, x: Any) -> None:
+    """Note the groups whose values ``x`` reads: with who computes ``x``, what they return may have changed."""
+    for e in range(g.sources_at[x], g.sources_at[x + 1]):
+        unit = s.owner[g.edge[e]]
+        if s.count[unit] > 1 or s.copies[unit] != -1:
+            note_change(w, unit)
 
 
 @inner

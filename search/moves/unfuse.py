@@ -7,7 +7,7 @@ from typing import Any
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back, take_out
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.upkeep import all_stand, drop_idle_copies
+from disco_hlo.search.upkeep import all_stand, drop_idle_copies, note_sources
 
 from disco_hlo.compiled import inner
 
@@ -27,6 +27,7 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
         made = _take_out(g, s, w, unit, node, changes)
     elif holds_copy(s, unit, node):
         remove_copy(s, w, unit, node)
+        note_sources(g, s, w, node)
         drop_idle_copies(g, s, w, unit)
         made = all_stand(g, s, w, changes) and reseat(g, s, w, unit, 0)
     else:
@@ -42,5 +43,6 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 def _take_out(g: Any, s: Any, w: Any, unit: Any, node: Any, changes: Any) -> Any:
     place = s.place[unit]
     rest = take_out(s, w, node)
+    note_sources(g, s, w, node)
     drop_idle_copies(g, s, w, rest)
     return all_stand(g, s, w, changes) and reseat(g, s, w, node, place) and reseat(g, s, w, rest, 0)
