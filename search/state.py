@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,23 +109,31 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
 def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
     """Each group as the search sees it: without bitcasts, and owning what nobody executes for it.
 
-    A group that owned bitcasts alone owns what they show, unless that has another owner.
+    A group that owned bitcasts alone owns what they show, unless another gives it to others.
     """
-    unit_graph(graph, strategy)
-    owner = {x for group in strategy.groups for x in group.nodes}
-    stripped: list[Signature] = []
-    for group in strategy.groups:
-        computed = {x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"}
-        owned = computed & {*group.nodes}
-        if not owned:
-            owned = {source_of(graph, x) for x in group.nodes} & computed - owner
-            owner |= owned
-        stripped.append((tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))))
+    given_away = {value.node for value in unit_graph(graph, strategy).values}
+    executing = [_without_bitcasts(graph, (*group.nodes, *group.duplicates)) for group in strategy.groups]
+    owning = [computed & {*group.nodes} for computed, group in zip(executing, strategy.groups, strict=True)]
+    shown: set[int] = set()
+    for i, group in enumerate(strategy.groups):
+        if not owning[i]:
+            owning[i] = {source_of(graph, x) for x in group.nodes} & executing[i] - given_away - shown
+            shown |= owning[i]
+    owning = [owned if owned <= shown else owned - shown for owned in owning]
+    stripped = [_signature(graph, *pair) for pair in zip(owning, executing, strict=True)]
     kernels = tuple(written_group(graph, *signature) for signature in stripped if signature[0])
     executed = {
         x for unit in unit_graph(graph, Strategy(kernels, strategy.buckets)).units for x in unit.nodes
     }
     return [_adopting(signature, executed) for signature in stripped]
+
+
+def _without_bitcasts(graph: Graph, nodes: Iterable[int]) -> set[int]:
+    return {x for x in nodes if graph.nodes[x].opcode != "bitcast"}
+
+
+def _signature(graph: Graph, owned: set[int], computed: set[int]) -> Signature:
+    return tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))
 
 
 def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) -> set[int]:

@@ -16,7 +16,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.problem import Problem
@@ -50,7 +50,8 @@ def least_ns(graph: Graph, costs: CostModel, machine: MachineModel) -> int:
 
 
 def legal_strategies(graph: Graph) -> Iterator[Strategy]:
-    """Every legal strategy, without an order."""
+    """Every strategy that the search reckons with, without an order: all legal ones but those with a
+    kernel that recomputes what another overwrites, in order to run after it. Only XLA makes these."""
     fusible = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE]
     buckets = [tuple(Bucket(tuple(part)) for part in parts) for parts in partitions(list(graph.all_reduces))]
     for parts in partitions(fusible):
@@ -59,6 +60,8 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
             real = tuple(group for group in groups if group is not None)
             for chosen in buckets:
                 strategy = Strategy(real, chosen)
+                if groups_with_own_copies(graph, real):
+                    continue
                 try:
                     check_strategy(graph, strategy, unit_graph(graph, strategy), ())
                 except DiscoError:
