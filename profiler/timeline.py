@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -71,10 +71,11 @@ def measured_step(name: str, trace: Trace, executed: bytes) -> MeasuredStep:
         ProfileError: the trace holds no run of the module.
     """
     module = canonicalize(executed)
-    found = spans(trace, module.graph.module_name, owner=owners(executed))
+    owner = owners(executed)
+    found = spans(trace, module.graph.module_name, owner=owner)
     device = min(span.device for span in found)
     kept = _outermost([span for span in found if span.device == device])
-    talks = _collectives(module)
+    talks = _collectives(module, owner)
     computed = {one.name: (*one.results, *one.nodes)[:1] for one in module.origins}
     lanes: list[tuple[Lane, int]] = []
     numbers: dict[str, int] = {}
@@ -96,14 +97,17 @@ def _outermost(found: Sequence[Span]) -> list[Span]:
     return [span for span in found if span.owner == span.op or span.owner not in present]
 
 
-def _collectives(module: CanonicalModule) -> set[str]:
+def _collectives(module: CanonicalModule, owner: Mapping[str, str]) -> set[str]:
+    """Names of collectives, and of the asynchronous pairs that wrap one."""
     kinds = {kind + end for kind in COLLECTIVES for end in ("", "-start", "-done")}
-    return {
-        instruction.name
+    opcodes = {
+        instruction.name: instruction.opcode
         for computation in module.module.computations
         for instruction in computation.instructions
-        if instruction.opcode in kinds
     }
+    found = {name for name, opcode in opcodes.items() if opcode in kinds}
+    around = {owner[name] for name in found if name in owner}
+    return found | {name for name in around if opcodes.get(name, "").startswith("async-")}
 
 
 def _free_lane(lanes: list[tuple[Lane, int]], kind: Lane, span: Span) -> int:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
+from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.runner import Runner
+from tests.report import plans
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -79,3 +81,29 @@ def test_a_file_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("disco_hlo.profiler.timeline.MAX_BYTES", 100)
     with pytest.raises(ProfileError, match="unzips to more than 100 bytes"):
         decode(encode(SHA, [STEP]), "file")
+
+
+def test_kernels_of_a_gpu_are_joined_to_their_instructions_on_one_device() -> None:
+    module = plans.h200()
+    fusion = next(one for one in module.origins if one.role == "fusion")
+    start = next(one for one in module.origins if one.role == "start")
+
+    def kernel(op: str, start_ns: int, end_ns: int, stream: str, device: int = 0, run: int = 0) -> Execution:
+        name = module.graph.module_name
+        return Execution(op, name, run, device, start_ns, end_ns, stream, end_ns, f"{op}_kernel")
+
+    executions = [
+        kernel(fusion.name, 100, 140, "Stream #13"),
+        kernel(start.name, 120, 200, "Stream #20"),
+        kernel("memset", 145, 150, "Stream #13"),
+        kernel(fusion.name, 90, 130, "Stream #13", device=1),
+    ]
+    step = measured_step("plan", Trace(tuple(executions), (), "gpu"), plans.h200_module())
+    assert step.lanes == ("compute", "communication")
+    assert step.instructions == (
+        (fusion.name, (*fusion.results, *fusion.nodes)[0]),
+        (start.name, (*start.results, *start.nodes)[0]),
+        ("memset", -1),
+    )
+    assert step.spans == ((0, 0, 40, 0), (1, 20, 80, 1), (2, 45, 5, 0))
+    assert step.step_ns == 100

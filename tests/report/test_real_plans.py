@@ -79,7 +79,7 @@ def test_on_two_h200s_the_kernels_of_the_trace_are_joined_to_the_ops_of_the_plan
         joined_ns = sum(length for _, length, unit, _, _ in spans if unit != unknown)
         assert joined_ns > 0.95 * sum(length for _, length, *_ in spans)
     # What the simulator says of this plan is what happened: gradients travel while others are computed.
-    assert plan["overlap"] > 10 * default["overlap"]
+    assert plan["overlap"] > 4 * default["overlap"]
     assert plan["exposed"] < default["exposed"]
 
 
