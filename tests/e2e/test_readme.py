@@ -38,7 +38,8 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {
         **os.environ, "DISCO_DIR": str(tmp_path / "my plans"), "JAX_PLATFORMS": "cpu", "DISCO_FINALISTS": "1",
-        "DISCO_PATIENCE": "20", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "DISCO_PATIENCE": "20", "DISCO_BUDGET_S": "5",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }  # fmt: skip
 
     def run(line: str) -> str:
