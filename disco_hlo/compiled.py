@@ -35,7 +35,7 @@ def inner(function: Function) -> Function:
     return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
 
 
-def _compiled(function: Function, options: dict[str, bool]) -> Function:
+def _compiled(function: Function, options: dict[str, Any]) -> Function:
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     if directory is None:
         return cast(Function, _of_any_value(numba.njit(nogil=True, **options)(function)))
@@ -53,10 +53,11 @@ def _compiled(function: Function, options: dict[str, bool]) -> Function:
 def _of_any_value(dispatcher: Any) -> Any:
     """The same function, compiled once for a type and not again for each constant it is called with."""
     template = dispatcher.get_call_template
+    unliteral: Any = numba.types.unliteral
 
     def without_values(arguments: Iterable[Any], named: Mapping[str, Any]) -> Any:
-        plain = {name: numba.types.unliteral(value) for name, value in named.items()}
-        return template(tuple(map(numba.types.unliteral, arguments)), plain)
+        plain = {name: unliteral(value) for name, value in named.items()}
+        return template(tuple(map(unliteral, arguments)), plain)
 
     dispatcher.get_call_template = without_values
     return dispatcher
