@@ -1,12 +1,12 @@
 """How fast the search is, and how good what it finds: every figure of ``docs/search.md``.
 
-    python scripts/bench_search.py algorithm-1 --modules DIR    Algorithm 1 with the paper's settings, per model
-    python scripts/bench_search.py curves --modules DIR         quality against time, four methods, five seeds
-    python scripts/bench_search.py gap --modules DIR            share of the gap to the bound that is closed
-    python scripts/bench_search.py optimum                      200 small steps against the true optimum
-    python scripts/bench_search.py plot                         the curves as one picture
+    python scripts/bench_search.py algorithm-1    Algorithm 1 with the paper's settings, per model
+    python scripts/bench_search.py curves         quality against time, four methods, five seeds
+    python scripts/bench_search.py gap            share of the gap to the bound that is closed
+    python scripts/bench_search.py optimum        200 small steps against the true optimum
+    python scripts/bench_search.py plot           the curves as one picture (needs matplotlib)
 
-DIR holds steps captured on GPU, ``NAME.hlo.pb.gz``, as ``disco capture`` leaves them. Results go into
+The steps are those in ``tests/data``; ``--modules DIR`` takes others, ``NAME.hlo.pb.gz``. Results go into
 ``docs/benchmarks/search.json``, a section each, after every run. Seconds are seconds of this process on
 a processor (nothing runs in parallel), so that other work on the machine does not matter; wall time is
 recorded beside them where a user would wait for it.
@@ -94,9 +94,8 @@ def count_processor_seconds() -> None:
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """The steps by name: the one that is kept with the tests, and those captured elsewhere."""
     yield "gpt12-fixture", FIXTURE
-    if arguments.modules is not None:
-        for path in sorted(arguments.modules.glob("*.hlo.pb.gz")):
-            yield path.name.removesuffix(".hlo.pb.gz"), path
+    for path in sorted(arguments.modules.glob("*.hlo.pb.gz")):
+        yield path.name.removesuffix(".hlo.pb.gz"), path
 
 
 def record(section: str, key: str, value: object) -> None:
@@ -369,7 +368,7 @@ def main() -> None:
     ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(run=run)
-        command.add_argument("--modules", type=Path)
+        command.add_argument("--modules", type=Path, default=ROOT / "tests" / "data" / "h200_models")
         command.add_argument("--module", type=Path)
         command.add_argument("--link", default="staged", choices=("nvlink", "staged", "sockets"))
         command.add_argument("--links", nargs="*", default=["nvlink", "staged", "sockets"])
