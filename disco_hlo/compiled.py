@@ -35,17 +35,18 @@ def inner(function: Function) -> Function:
     return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
 
 
-def _compiled(function: Function, options: dict[str, Any]) -> Function:
+def _compiled(function: Function, options: dict[str, bool]) -> Function:
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
+    njit: Any = numba.njit  # its types know less than it does
     if directory is None:
-        return cast(Function, _of_any_value(numba.njit(nogil=True, **options)(function)))
+        return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
     settings: Any = numba.config  # its names are made at run time
     previous = settings.CACHE_DIR
     settings.CACHE_DIR = str(directory)
     try:
-        return cast(Function, _of_any_value(numba.njit(cache=True, nogil=True, **options)(function)))
+        return cast(Function, _of_any_value(njit(cache=True, nogil=True, **options)(function)))
     except RuntimeError:  # numba found no place that it can write to
-        return cast(Function, _of_any_value(numba.njit(nogil=True, **options)(function)))
+        return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
     finally:
         settings.CACHE_DIR = previous
 
@@ -53,11 +54,11 @@ def _compiled(function: Function, options: dict[str, Any]) -> Function:
 def _of_any_value(dispatcher: Any) -> Any:
     """The same function, compiled once for a type and not again for each constant it is called with."""
     template = dispatcher.get_call_template
-    unliteral: Any = numba.types.unliteral
+    type_of: Any = numba.types.unliteral
 
     def without_values(arguments: Iterable[Any], named: Mapping[str, Any]) -> Any:
-        plain = {name: unliteral(value) for name, value in named.items()}
-        return template(tuple(map(unliteral, arguments)), plain)
+        plain = {name: type_of(value) for name, value in named.items()}
+        return template(tuple(map(type_of, arguments)), plain)
 
     dispatcher.get_call_template = without_values
     return dispatcher

@@ -239,8 +239,14 @@ class _Run:
                 yield
             return
         # A round that begins with a loss in every kernel finds others; every other round keeps them.
-        stages = ((), (0,), KERNEL_DIVISORS) if turn % 2 == 0 else ((0,),)
-        for divisors in stages:
+        everything = {**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}
+        if self.climber.evaluations == 0:
+            # What is there is put in order and improved first: that takes a second, and most of the gain is there.
+            climber.reschedule()
+            yield
+            self._climb(everything, 0, ordered=True)
+            yield
+        for divisors in ((0,), KERNEL_DIVISORS) if turn % 2 == 0 else ((0,),):
             for divisor in divisors:
                 self._climb(KERNEL_MOVES, divisor, ordered=False)
             if self.stopped == "stop":
@@ -249,7 +255,7 @@ class _Run:
             yield
         for _ in range(2):
             for divisor in ORDER_DIVISORS:
-                self._climb({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}, divisor, ordered=True)
+                self._climb(everything, divisor, ordered=True)
                 yield
             climber.reschedule()
             yield

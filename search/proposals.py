@@ -31,6 +31,8 @@ REORDER: Final = 7
 SIBLING: Final = 8
 """A fusion of two units that read the same value; made by :data:`FUSE`."""
 KINDS: Final = 9
+UNRELATED: Final = 4
+"""One in so many of them is of units that have nothing in common."""
 
 METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 """The methods of Algorithm 1."""
@@ -137,8 +139,12 @@ def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
 
 @inner
 def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
-    """Two units that read the same array, the one that stands later first."""
+    """Two units, the one that stands later first: mostly such as read the same array, for which one kernel
+    reads it once; else any two, for which it is launched once."""
     x = fusible[draw(generator, fusible.size)]
+    if draw(generator, UNRELATED) == 0:
+        a, b = s.owner[x], s.owner[fusible[draw(generator, fusible.size)]]
+        return (a, b) if s.place[a] > s.place[b] else (b, a)
     operands = g.operands_at[x + 1] - g.operands_at[x]
     if operands == 0:
         return -1, -1

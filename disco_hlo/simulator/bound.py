@@ -64,8 +64,8 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     if not communication_ns:
         return Bound(total, 0, 0, 0, overlaps)
     transfers = np.flatnonzero(problem.communicates)
-    before = compute_ns @ _reaches(problem, transfers, forward=True)
-    after = compute_ns @ _reaches(problem, transfers, forward=False)
+    before = compute_ns @ reaches(problem, transfers, forward=True)
+    after = compute_ns @ reaches(problem, transfers, forward=False)
     return Bound(total, int(before.min()), communication_ns, int(after.min()), overlaps)
 
 
@@ -94,13 +94,13 @@ def least_communication_ns(sizes_bytes: Sequence[int], pieces: LinearPieces, mac
     return least // machine.channels if machine.asynchronous and not machine.shared_link else least
 
 
-def _reaches(problem: Problem, transfers: NDArray[np.intp], forward: bool) -> NDArray[np.bool_]:
-    """``[tasks, transfers]``: whether a task must precede (else: follow) a transfer."""
-    reaches = np.zeros((len(problem), len(transfers)), np.bool_)
-    reaches[transfers, np.arange(len(transfers))] = True
+def reaches(problem: Problem, transfers: NDArray[np.intp], forward: bool) -> NDArray[np.bool_]:
+    """Whether each task must precede (else: follow) each transfer, ``[tasks, transfers]``."""
+    found = np.zeros((len(problem), len(transfers)), np.bool_)
+    found[transfers, np.arange(len(transfers))] = True
     order = problem.topological
     neighbours = problem.successors if forward else problem.predecessors
     for task in reversed(order) if forward else order:
         if len(neighbours[task]):
-            reaches[task] |= reaches[neighbours[task]].any(axis=0)
-    return reaches
+            found[task] |= found[neighbours[task]].any(axis=0)
+    return found

@@ -33,10 +33,19 @@ def small_steps(count: int, backend: str) -> list[Graph]:
     while len(found) < count:
         graph = random_step(Random(seed), 15, backend=backend, ties=False)
         seed += 1
-        fusible = sum(node.kind is Kind.FUSIBLE for node in graph.nodes)
+        fusible = len(fusible_ops(graph))
         if 4 <= fusible <= MOST_FUSIBLE and 1 <= len(graph.all_reduces) <= 3:
             found.append(graph)
     return found
+
+
+def fusible_ops(graph: Graph) -> list[int]:
+    """Ops that may share a kernel; XLA:GPU takes scatters too."""
+    return [
+        node.id
+        for node in graph.nodes
+        if node.kind is Kind.FUSIBLE or (graph.backend == "gpu" and node.opcode == "scatter")
+    ]
 
 
 def least_ns(graph: Graph, costs: CostModel, machine: MachineModel) -> int:
@@ -52,7 +61,7 @@ def least_ns(graph: Graph, costs: CostModel, machine: MachineModel) -> int:
 def legal_strategies(graph: Graph) -> Iterator[Strategy]:
     """Every strategy that the search reckons with, without an order: all legal ones but those with a
     kernel that recomputes what another overwrites, in order to run after it. Only XLA makes these."""
-    fusible = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE]
+    fusible = fusible_ops(graph)
     buckets = [tuple(Bucket(tuple(part)) for part in parts) for parts in partitions(list(graph.all_reduces))]
     for parts in partitions(fusible):
         choices = [list(_groups(graph, part)) for part in parts]
@@ -71,14 +80,15 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
 
 def _groups(graph: Graph, owned: Sequence[int]) -> Iterator[Group | None]:
     """Groups that own these ops: with every set of duplicates that they read; None for a single op."""
+    fusible = fusible_ops(graph)
     feeding: set[int] = set()
     pending = [operand for x in owned for operand in graph.nodes[x].operands]
     while pending:
         x = pending.pop()
-        if graph.nodes[x].kind in (Kind.FUSIBLE, Kind.FREE) and x not in feeding:
+        if (x in fusible or graph.nodes[x].kind is Kind.FREE) and x not in feeding:
             feeding.add(x)
             pending += graph.nodes[x].operands
-    copied = sorted(x for x in feeding - {*owned} if graph.nodes[x].kind is Kind.FUSIBLE)
+    copied = sorted(feeding.intersection(fusible) - {*owned})
     for copies in chain.from_iterable(combinations(copied, n) for n in range(len(copied) + 1)):
         if len(owned) == 1 and not copies:
             yield None
@@ -86,8 +96,10 @@ def _groups(graph: Graph, owned: Sequence[int]) -> Iterator[Group | None]:
         group = written_group(graph, sorted(owned), copies)
         try:
             unit_graph(graph, Strategy((group,), tuple(Bucket((x,)) for x in graph.all_reduces)))
-        except DiscoError:
-            continue
+        except DiscoError as error:
+            # What waits for itself here may not once another group recomputes what is between.
+            if "in a circle" not in str(error):
+                continue
         yield group
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -52,7 +53,7 @@ def test_two_processes_find_the_same() -> None:
     found = {
         subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True,
-            env={"PYTHONHASHSEED": salt, "PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(Path.home())},
+            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": str(ROOT)},
         ).stdout
         for salt in ("1", "2")
     }  # fmt: skip

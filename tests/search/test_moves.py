@@ -59,22 +59,24 @@ def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
 
 
 def test_an_op_taken_out_makes_what_it_reads_a_result_of_a_third_kernel() -> None:
-    # 2 is recomputed by the second group, and no result of the first until 3 stands alone.
-    graph = chain("param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 2\ntuple 4 5")
-    bench = Bench(graph, start=Strategy((Group((1, 2, 5)), Group((3, 4), (1, 2)))))
+    # The second group recomputes 2 for 3 and 5; taken out, 3 reads it from the first, whose result it becomes.
+    graph = chain(
+        "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nmultiply 2 4\nnegate 2\ntuple 5 6"
+    )
+    bench = Bench(graph, start=Strategy((Group((1, 2, 6)), Group((3, 4, 5), (1, 2)))))
     assert bench.move(UNFUSE, 3, 3)
     bench.costs.price_changed(bench.state, bench.scratch)
     check_consistent(bench)
     check_legal(bench)
 
 
-def test_a_kernel_is_judged_again_when_a_copy_elsewhere_no_longer_reads_it() -> None:
-    # 4 is recomputed by both of its readers' groups; once 5 reads it from its owner, the copy of 3 that fed
-    # it is dropped, and 3 has no reader outside its group left.
+def test_a_copy_given_up_rids_a_third_kernel_of_a_result() -> None:
+    # 5 recomputes 4 and reads 3 for it; reading 4 from its owner, who recomputes 3, it leaves 3 to its own kernel.
     graph = chain(
-        "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 4\nexponential 4\ntuple 5 6"
+        "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 4\nexponential 4\nnegate 3\ntuple 5 6 7"
     )
-    bench = Bench(graph, start=Strategy((Group((1, 2, 3, 4, 6)), Group((5,), (3, 4)))))
+    start = Strategy((Group((1, 2, 3, 7)), Group((4, 6), (3,)), Group((5,), (4,))))
+    bench = Bench(graph, start=start)
     assert bench.move(UNFUSE, 5, 4)
     bench.costs.price_changed(bench.state, bench.scratch)
     check_consistent(bench)
