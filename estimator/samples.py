@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from disco_hlo.hlo.graph import Graph, Kind, is_cloned
-from disco_hlo.hlo.legality import external_reads, group_refusal
+from disco_hlo.hlo.legality import external_reads, group_refusal, is_joinable
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,11 @@ def readers(graph: Graph, node: int) -> tuple[int, ...]:
 
 
 def is_plain(graph: Graph, members: Iterable[int], results: Iterable[int]) -> bool:
-    """Whether the kernel reads and returns arrays only."""
-    touched = (*external_reads(graph, set(members)), *results)
+    """Whether the kernel reads and returns arrays only, and overwrites nothing in place."""
+    members = set(members)
+    if not all(is_joinable(graph.nodes[member]) for member in members):
+        return False
+    touched = (*external_reads(graph, members), *results)
     return all(graph.nodes[node].shape.dtype != "tuple" for node in touched)
 
 

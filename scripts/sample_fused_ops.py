@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import math
 import os
 import random
 import signal
@@ -72,8 +73,8 @@ class MeasureConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Runs in each of the sessions, each a trace of its own."""
     pack_seconds: float
     """Most time the runs of one pack may take."""
-    again: float
-    """Share of the samples that is measured a second time, in other packs: the noise floor."""
+    rounds: float
+    """How often a sample is measured, each time in another pack: 1.1 measures each once and a tenth twice."""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -262,6 +263,7 @@ class Measuring:
         self.compiler = PackCompiler(cores, self.config.measure.reuse_after_bytes)
         self.longest_s = 0.0
         self.done = 0
+        self.total = 0
 
     def run(self) -> bool:
         """Measure all that is pending; False where time ran out before."""
@@ -277,21 +279,19 @@ class Measuring:
             return self.rounds()
 
     def rounds(self) -> bool:
-        for pack in self.packs(self.data.pending()):
-            if not self.measure(pack):
+        rounds = self.config.measure.rounds
+        for number in range(1, math.ceil(rounds) + 1):
+            share = rounds - number + 1
+            chosen = [s for s in self.data.pending(number) if random.Random(s.key).random() < share]
+            if not all(self.measure(pack) for pack in self.packs(chosen, number)):
                 return False
-        return all(self.measure(pack) for pack in self.packs(self.again()))
+        return True
 
-    def again(self) -> list[Sample]:
-        """The samples that are measured a second time: always the same share of the keys."""
-        share = self.config.measure.again
-        chosen = [s for s in self.data.pending(times=2) if random.Random(s.key).random() < share]
-        return sorted(chosen, key=lambda sample: sample.key)
-
-    def packs(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-        """Shuffled into packs of limited count and bytes."""
+    def packs(self, samples: Sequence[Sample], number: int) -> Iterator[list[Sample]]:
+        """Shuffled, differently in each round, into packs of limited count and bytes."""
         limits = self.config.measure
-        order = sorted(samples, key=lambda sample: random.Random(f"{self.config.seed} {sample.id}").random())
+        seed = f"{self.config.seed} {number}"
+        order = sorted(samples, key=lambda sample: random.Random(f"{seed} {sample.key}").random())
         self.total = self.done + len(order)
         current: list[Sample] = []
         held_bytes = 0
