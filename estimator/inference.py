@@ -69,6 +69,9 @@ class Network(NamedTuple):
     """``[second]``"""
     output: float
     """Bias of the last layer plus mean of the targets."""
+    lowest: float
+    highest: float
+    """Bounds of the output: a little beyond what training saw."""
 
 
 def network(weights: Weights) -> Network:
@@ -105,6 +108,8 @@ def network(weights: Weights) -> Network:
         columns=np.array(architecture.columns, np.int64),
         pooling=np.array([POOLINGS.index(name) for name in architecture.pooling], np.int64),
         output=float(t["dense3.bias"][0] + t["output_mean"][0]),
+        lowest=float(t["output_range"][0]),
+        highest=float(t["output_range"][1]),
     )
 
 
@@ -161,7 +166,7 @@ def _predict(net: Network, batch: Batch, out: Array) -> None:
             _attend(sent, incoming, neighbour - start, scores)
             _receive(sent, incoming, neighbour - start, edge, scores, net.edge_message[layer], net.bias[layer], node)
         pooled = _pooled(net.pooling, node[: end - start], batch.node[start:end], batch.kernel[kernel])
-        out[kernel] = _dense(net, pooled)
+        out[kernel] = min(max(_dense(net, pooled), net.lowest), net.highest)
 
 
 @compiled

@@ -15,11 +15,15 @@ import dgl
 import dgl.ops
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.encoding import Batch
+
+RANGE_MARGIN = 0.2
+"""How far, as a difference of logarithms, a prediction may lie outside of what training saw."""
 
 
 class GraphBatch(NamedTuple):
@@ -96,6 +100,7 @@ class FusedOpNet(nn.Module):
             self.register_buffer(f"{name}_mean", torch.zeros(width))
             self.register_buffer(f"{name}_scale", torch.ones(width))
         self.register_buffer("output_mean", torch.zeros(1))
+        self.register_buffer("output_range", torch.tensor([-20.0, 40.0]))
         self.op_embedding = nn.Embedding(len(spec.VOCABULARY), architecture.width)
         self.node_input = nn.Linear(columns, architecture.width)
         self.layers = nn.ModuleList(AttentionLayer(architecture) for _ in range(architecture.layers))
@@ -104,14 +109,15 @@ class FusedOpNet(nn.Module):
         self.dense2 = nn.Linear(first, second)
         self.dense3 = nn.Linear(second, 1)
 
-    def standardise(self, batch: Batch, targets: np.ndarray) -> None:
-        """Take means and scales from training data; ``targets`` are what :meth:`forward` should return."""
+    def standardise(self, batch: Batch, targets: NDArray[np.float64]) -> None:
+        """Take means, scales and range from training data; ``targets`` are what :meth:`forward` should return."""
         numbers = (("node", batch.node[:, self.architecture.columns]), ("edge", batch.edge), ("kernel", batch.kernel))
         for name, values in numbers:
             scale = values.std(axis=0)
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(values.mean(axis=0)))
             getattr(self, f"{name}_scale").copy_(torch.from_numpy(1 / np.where(scale < 1e-3, 1, scale)))
         self.output_mean.fill_(float(np.mean(targets)))
+        self.output_range.copy_(torch.tensor([targets.min() - RANGE_MARGIN, targets.max() + RANGE_MARGIN]))
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """``[kernels]``: log(time / estimate), or log(time in ns) where the architecture is not relative."""
@@ -125,7 +131,8 @@ class FusedOpNet(nn.Module):
             pooled.append((batch.kernel - self.kernel_mean) * self.kernel_scale)
         hidden = nn.functional.relu(self.dense1(torch.cat(pooled, dim=1)))
         hidden = nn.functional.relu(self.dense2(hidden))
-        return self.dense3(hidden).squeeze(1) + self.output_mean
+        output = self.dense3(hidden).squeeze(1) + self.output_mean
+        return output if self.training else output.clamp(self.output_range[0], self.output_range[1])
 
     def log_times(self, batch: GraphBatch) -> Tensor:
         """``[kernels]``: log(time in ns)."""

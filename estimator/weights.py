@@ -55,6 +55,7 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     first, second = architecture.dense
     shapes: dict[str, tuple[int, ...]] = {
         "output_mean": (1,),
+        "output_range": (2,),
         "op_embedding.weight": (len(spec.VOCABULARY), width),
         "node_input.weight": (width, columns),
         "node_input.bias": (width,),

@@ -88,9 +88,11 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     longest_ms: float
     """Samples that the analytical estimate expects to take longer are not taken."""
     bandwidth: float
-    """Bytes per second, for that estimate."""
+    """Bytes per second of the device's memory: of that estimate, and of the one that training calibrates."""
     flops: float
-    """Flops per second of elementwise code, for that estimate."""
+    """Flops per second of a large matrix multiplication, for the estimate that training calibrates."""
+    scalar_flops: float
+    """Flops per second of code that is not vectorised, for what may take too long."""
     measure: MeasureConfig
     steps: list[StepConfig]
 
@@ -182,7 +184,7 @@ class Affordable:
         self.config = config
         self.source = source
         cpu = source.graph.backend == "cpu"
-        self.model = AnalyticModel(DeviceModel(config.bandwidth, config.flops, hoists=cpu))
+        self.model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=cpu))
 
     def __call__(self, op: FusedOp) -> bool:
         if not is_plain(self.source.graph, op.members, op.results):
