@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.estimator import feature_spec as spec
+
+from disco_hlo.errors import DiscoError
 
 POOLINGS = ("sum", "mean", "max", "work", "bytes")
 """Ways to make one embedding of many: ``work`` and ``bytes`` are sums weighted by the node's share of the estimate."""
@@ -44,7 +45,9 @@ class Architecture:
         unknown = [name for name in self.pooling if name not in POOLINGS]
         unknown += [name for name in self.node_numbers if name not in spec.NODE]
         if unknown or not self.pooling:
-            raise DiscoError(f"unknown poolings or node numbers {unknown}; expected of {POOLINGS} and {spec.NODE}")
+            raise DiscoError(
+                f"unknown poolings or node numbers {unknown}; expected of {POOLINGS} and {spec.NODE}"
+            )
 
     @property
     def columns(self) -> list[int]:

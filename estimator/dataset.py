@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from disco_hlo.estimator.samples import FusedOp
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.samples import FusedOp
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x64697366  # "disf"
@@ -138,7 +138,9 @@ class Dataset:
         for found in self.sources():
             if found.name == name:
                 if found.fingerprint != fingerprint:
-                    raise ProfileError(f"{self.path} holds another {name}: the model has changed; use another file")
+                    raise ProfileError(
+                        f"{self.path} holds another {name}: the model has changed; use another file"
+                    )
                 return found
         with self._writing() as connection:
             cursor = connection.execute(
@@ -150,7 +152,9 @@ class Dataset:
 
     def sources(self) -> list[Source]:
         """All captured steps, in the order they came."""
-        return [Source(*row) for row in self._rows("SELECT id, model, name, fingerprint FROM source ORDER BY id")]
+        return [
+            Source(*row) for row in self._rows("SELECT id, model, name, fingerprint FROM source ORDER BY id")
+        ]
 
     def module(self, source: Source) -> bytes:
         """The serialized module of a source."""
@@ -159,7 +163,9 @@ class Dataset:
             unpacker = zlib.decompressobj()
             return unpacker.decompress(packed, _MOST_MODULE_BYTES)
         except zlib.error as error:
-            raise ProfileError(f"{self.path} is damaged: the module of {source.name} does not unpack") from error
+            raise ProfileError(
+                f"{self.path} is damaged: the module of {source.name} does not unpack"
+            ) from error
 
     def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:
         """Store fused ops by structural key; returns how many were new."""
@@ -181,7 +187,9 @@ class Dataset:
         query = f"SELECT id, source, key, members, results, kind, config FROM sample {where} ORDER BY id"
         found = []
         for id_, source_id, key, members, results, kind, config in self._rows(query, values):
-            found.append(Sample(id_, source_id, key, FusedOp(_unpacked(members), _unpacked(results), kind, config)))
+            found.append(
+                Sample(id_, source_id, key, FusedOp(_unpacked(members), _unpacked(results), kind, config))
+            )
         return found
 
     # Measurements -------------------------------------------------------------------------------
@@ -201,7 +209,9 @@ class Dataset:
 
         What is noted and neither recorded nor failed when the file is next opened killed the process.
         """
-        ((last,),) = self._rows("SELECT MAX(pack) FROM (SELECT pack FROM measurement UNION ALL SELECT pack FROM attempt)")
+        ((last,),) = self._rows(
+            "SELECT MAX(pack) FROM (SELECT pack FROM measurement UNION ALL SELECT pack FROM attempt)"
+        )
         pack = (last or 0) + 1
         with self._writing() as connection:
             rows = [(sample.id, pack) for sample in samples]
@@ -220,7 +230,8 @@ class Dataset:
     def record(self, pack: int, measured: Mapping[int, Measurement]) -> None:
         """Store the times of a pack by sample id, and that it ended."""
         rows = [
-            (sample, pack, m.low_ns, m.median_ns, m.spread_ns, m.repeats, m.load) for sample, m in measured.items()
+            (sample, pack, m.low_ns, m.median_ns, m.spread_ns, m.repeats, m.load)
+            for sample, m in measured.items()
         ]
         with self._writing() as connection:
             connection.executemany("INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
@@ -240,7 +251,9 @@ class Dataset:
     def measurements(self) -> dict[int, list[Measurement]]:
         """All measurements by sample id, in the order they were taken."""
         found: dict[int, list[Measurement]] = {}
-        query = "SELECT sample, low_ns, median_ns, spread_ns, repeats, load FROM measurement ORDER BY pack, rowid"
+        query = (
+            "SELECT sample, low_ns, median_ns, spread_ns, repeats, load FROM measurement ORDER BY pack, rowid"
+        )
         for sample, *values in self._rows(query):
             found.setdefault(sample, []).append(Measurement(*values))
         return found
@@ -265,7 +278,9 @@ class Dataset:
         if application != _APPLICATION_ID:
             raise ProfileError(f"{self.path} is no data set of fused ops")
         if version != SCHEMA_VERSION:
-            raise ProfileError(f"{self.path} is of version {version}; this program reads version {SCHEMA_VERSION}")
+            raise ProfileError(
+                f"{self.path} is of version {version}; this program reads version {SCHEMA_VERSION}"
+            )
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._errors():

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
+from disco_hlo.estimator.jit import compiled
 from disco_hlo.estimator.kernel_cost import (
     MAXIMUM_CONTEXTS,
     Scratch,
@@ -21,12 +20,10 @@ from disco_hlo.estimator.kernel_cost import (
     _local,
     _nested,
     _place,
-    compiled,
     streaming_ns,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
-
-
+from numpy.typing import NDArray
 
 _IS_READ: Final = spec.NODE.index("is_read")
 _IS_RESULT: Final = spec.NODE.index("is_result")
@@ -52,9 +49,6 @@ _PERMUTED: Final = spec.EDGE.index("permuted")
 _BROADCAST: Final = spec.EDGE.index("broadcast")
 _ALONG: Final = spec.EDGE.index("along_grain")
 _RATIO: Final = spec.EDGE.index("elements_ratio")
-
-_ROOM_OF: Final = 4096
-"""Values of one kernel that are followed (see ``Scratch``)."""
 
 
 class GraphFeatures(NamedTuple):
@@ -194,7 +188,9 @@ def _values(
                 if _is_strided(scratch.context, row, scratch.loops, rank):
                     found.strided[place] += times
         if place >= members.size:
-            found.moved_bytes[place] = min(elements, found.evaluations[place]) * tables.value[at.ITEM_BYTES, node]
+            found.moved_bytes[place] = (
+                min(elements, found.evaluations[place]) * tables.value[at.ITEM_BYTES, node]
+            )
     for result in results:
         place = _place(members, result)
         found.moved_bytes[place] = tables.value[at.ELEMENTS, result] * tables.value[at.ITEM_BYTES, result]

@@ -6,12 +6,10 @@ An error is ``|predicted - measured| / measured``, as in the paper.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.estimator import feature_spec as spec
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +54,9 @@ def by_decade(error: Floats, log_ns: Floats) -> dict[str, dict[str, float]]:
     return found
 
 
-def by_op_type(predicted_log_ns: Floats, log_ns: Floats, opcodes: Sequence[frozenset[str]]) -> dict[str, dict[str, float]]:
+def by_op_type(
+    predicted_log_ns: Floats, log_ns: Floats, opcodes: Sequence[frozenset[str]]
+) -> dict[str, dict[str, float]]:
     """Calibration: of all kernels that hold an op type, the error and the middle of predicted over measured."""
     error = errors(predicted_log_ns, log_ns)
     ratio = np.exp(predicted_log_ns - log_ns)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernels, room
 from disco_hlo.estimator.kernel_cost import Scratch
 from disco_hlo.estimator.kernel_tables import array_of
+from numpy.typing import NDArray
+
 from disco_hlo.hlo.graph import Graph, Node, Shape
 
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
@@ -123,7 +123,9 @@ def joined(batches: Sequence[Batch]) -> Batch:
         edge_start=_starts([batch.edge_start for batch in batches], edges),
         op=np.concatenate([batch.op for batch in batches]),
         node=np.concatenate([batch.node for batch in batches]),
-        neighbour=np.concatenate([b.neighbour + n for b, n in zip(batches, nodes, strict=False)]).astype(np.int32),
+        neighbour=np.concatenate([b.neighbour + n for b, n in zip(batches, nodes, strict=False)]).astype(
+            np.int32
+        ),
         edge=np.concatenate([batch.edge for batch in batches]),
         kernel=np.concatenate([batch.kernel for batch in batches]),
         estimate_ns=np.concatenate([batch.estimate_ns for batch in batches]),

@@ -40,7 +40,8 @@ class _Axes:
 
 
 def _document(parts: Sequence[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">'
+    size = f'width="{_WIDTH}" height="{_HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"
 
 
@@ -65,7 +66,9 @@ def lines(curves: Mapping[str, Points], x_name: str, y_name: str) -> str:
     return _document(parts)
 
 
-def bars_and_curves(right_ends: Sequence[float], bars: Sequence[float], curves: Mapping[str, Sequence[float]]) -> str:
+def bars_and_curves(
+    right_ends: Sequence[float], bars: Sequence[float], curves: Mapping[str, Sequence[float]]
+) -> str:
     """A distribution of errors: its PDF as bars (to their own scale), CDFs as curves from 0 to 1."""
     axes = _Axes(right_ends[-1], 1.0)
     tallest = max(bars) or 1.0

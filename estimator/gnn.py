@@ -12,15 +12,15 @@ from itertools import chain
 from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, FusedOps
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
 from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
 from disco_hlo.estimator.grouping import digests, members_and_results
 from disco_hlo.estimator.inference import network, predicted_ns
 from disco_hlo.estimator.weights import Weights, shipped
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
 
 _LOGGER = logging.getLogger("disco_hlo")
@@ -82,6 +82,26 @@ class GnnModel:
         for first in range(0, len(groups), _BATCH):
             part = groups[first : first + _BATCH]
             times[first : first + _BATCH] = self._times(graph, self._kernels(graph, part))
+        return times
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending, and
+        returns results[result_at[i] : result_at[i + 1]]; launch not included."""
+        times = np.zeros(len(member_at) - 1, np.int64)
+        for first in range(0, len(times), _BATCH):
+            start, back = member_at[first : first + _BATCH + 1], result_at[first : first + _BATCH + 1]
+            kernels = Kernels(
+                members[start[0] : start[-1]].astype(np.int32), start - start[0],
+                results[back[0] : back[-1]].astype(np.int32), back - back[0], np.zeros(len(start) - 1, np.bool_),
+            )  # fmt: skip
+            times[first : first + _BATCH] = self._times(graph, kernels)
         return times
 
     def _step(self, graph: Graph) -> _Step:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.kernel_cost import compiled
+from disco_hlo.estimator.jit import compiled
+from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Starts = NDArray[np.int64]
@@ -14,7 +13,13 @@ Starts = NDArray[np.int64]
 
 @compiled
 def members_and_results(
-    owned: Ids, owned_start: Starts, copied: Ids, copied_start: Starts, users: Ids, user_start: Starts, root: int
+    owned: Ids,
+    owned_start: Starts,
+    copied: Ids,
+    copied_start: Starts,
+    users: Ids,
+    user_start: Starts,
+    root: int,
 ) -> tuple[Ids, Starts, Ids, Starts]:
     """(members, where each group's begin, results, where each group's begin) of op groups, each ascending.
 

@@ -9,17 +9,17 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numba
 import numpy as np
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.architecture import POOLINGS
+from disco_hlo.estimator.encoding import Batch
+from disco_hlo.estimator.jit import compiled_fast
+from disco_hlo.estimator.weights import Weights
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator import feature_spec as spec
-from disco_hlo.estimator.architecture import POOLINGS, Architecture
-from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.weights import Weights
 
 Array = NDArray[np.float32]
 
@@ -32,9 +32,6 @@ _BYTES_SHARE: Final = spec.NODE.index("bytes_share")
 _SCORE_SLOPE: Final = np.float32(0.2)
 _NODE_SLOPE: Final = np.float32(0.1)
 _NORM_EPSILON: Final = np.float32(1e-5)
-
-compiled: Any = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
-"""Sums may be taken in any order, the same one every time: sixteen at once instead of one."""
 
 
 class Network(NamedTuple):
@@ -77,7 +74,12 @@ class Network(NamedTuple):
 def network(weights: Weights) -> Network:
     """Weights made ready. :class:`ProfileError` for an architecture that only training knows."""
     architecture = weights.architecture
-    parts = (architecture.uses_edges, architecture.uses_kernel, architecture.is_residual, architecture.is_relative)
+    parts = (
+        architecture.uses_edges,
+        architecture.uses_kernel,
+        architecture.is_residual,
+        architecture.is_relative,
+    )
     if not all(parts):
         raise ProfileError(
             "these weights are of a network made for comparison; it has no compiled form, train the default one"
@@ -141,7 +143,7 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
     return times
 
 
-@compiled
+@compiled_fast
 def _predict(net: Network, batch: Batch, out: Array) -> None:
     """log(time / estimate) of every kernel into ``out``."""
     most_nodes = most_edges = 1
@@ -162,14 +164,25 @@ def _predict(net: Network, batch: Batch, out: Array) -> None:
         _multiply(edge, net.edge_score, net.edge_score_bias, edge_score)
         for layer in range(layers):
             _send(node[: end - start], net.message[layer], net.message_bias[layer], sent)
-            scores = edge_score[: last - first, layer * (spoken - width) // 2 : (layer + 1) * (spoken - width) // 2]
+            scores = edge_score[
+                : last - first, layer * (spoken - width) // 2 : (layer + 1) * (spoken - width) // 2
+            ]
             _attend(sent, incoming, neighbour - start, scores)
-            _receive(sent, incoming, neighbour - start, edge, scores, net.edge_message[layer], net.bias[layer], node)
+            _receive(
+                sent,
+                incoming,
+                neighbour - start,
+                edge,
+                scores,
+                net.edge_message[layer],
+                net.bias[layer],
+                node,
+            )
         pooled = _pooled(net.pooling, node[: end - start], batch.node[start:end], batch.kernel[kernel])
         out[kernel] = min(max(_dense(net, pooled), net.lowest), net.highest)
 
 
-@compiled
+@compiled_fast
 def _multiply(vectors: Array, matrix: Array, bias: Array, out: Array) -> None:
     """``vectors`` [r, n] times ``matrix`` [n, m], plus ``bias`` [m], into the first rows of ``out`` [.., m]."""
     for r in range(vectors.shape[0]):
@@ -188,7 +201,7 @@ def _multiply(vectors: Array, matrix: Array, bias: Array, out: Array) -> None:
                 row[j] += v0 * m0[j]
 
 
-@compiled
+@compiled_fast
 def _embed(
     op: Array, matrix: Array, columns: NDArray[np.int64], ops: NDArray[np.int32], numbers: Array, out: Array
 ) -> None:
@@ -202,7 +215,7 @@ def _embed(
                 row[j] += value * line[j]
 
 
-@compiled
+@compiled_fast
 def _send(node: Array, message: Array, bias: Array, sent: Array) -> None:
     """What every node says, and its scores as source and as target, from its normalised numbers."""
     count, width = node.shape
@@ -222,7 +235,7 @@ def _send(node: Array, message: Array, bias: Array, sent: Array) -> None:
     _multiply(normed, message, bias, sent)
 
 
-@compiled
+@compiled_fast
 def _attend(sent: Array, incoming: NDArray[np.int64], source: NDArray[np.int64], score: Array) -> None:
     """Scores of edges become shares of attention: for every node and head, a softmax over the incoming edges."""
     heads = score.shape[1]
@@ -246,7 +259,7 @@ def _attend(sent: Array, incoming: NDArray[np.int64], source: NDArray[np.int64],
                 score[edge, head] /= total
 
 
-@compiled
+@compiled_fast
 def _receive(
     sent: Array,
     incoming: NDArray[np.int64],
@@ -283,7 +296,7 @@ def _receive(
             out[j] += heard[j] if heard[j] > 0 else heard[j] * _NODE_SLOPE
 
 
-@compiled
+@compiled_fast
 def _pooled(pooling: NDArray[np.int64], node: Array, numbers: Array, kernel: Array) -> Array:
     """The embeddings of all nodes as one, and the kernel's numbers behind it."""
     count, width = node.shape
@@ -314,7 +327,7 @@ def _pooled(pooling: NDArray[np.int64], node: Array, numbers: Array, kernel: Arr
     return pooled
 
 
-@compiled
+@compiled_fast
 def _dense(net: Network, pooled: Array) -> float:
     first = np.empty((1, net.dense1_bias.size), np.float32)
     _multiply(pooled.reshape(1, -1), net.dense1, net.dense1_bias, first)

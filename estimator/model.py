@@ -15,12 +15,11 @@ import dgl
 import dgl.ops
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.encoding import Batch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 RANGE_MARGIN = 0.2
 """How far, as a difference of logarithms, a prediction may lie outside of what training saw."""
@@ -45,7 +44,9 @@ class GraphBatch(NamedTuple):
         """Copy a batch into tensors."""
         target = np.repeat(np.arange(batch.op.size), np.diff(batch.edge_start))
         owner = np.repeat(np.arange(batch.estimate_ns.size), np.diff(batch.node_start))
-        graph = dgl.graph((torch.from_numpy(batch.neighbour).long(), torch.from_numpy(target)), num_nodes=batch.op.size)
+        graph = dgl.graph(
+            (torch.from_numpy(batch.neighbour).long(), torch.from_numpy(target)), num_nodes=batch.op.size
+        )
         return cls(
             graph, torch.from_numpy(batch.op).long(), torch.from_numpy(batch.node), torch.from_numpy(batch.edge),
             torch.from_numpy(batch.kernel), torch.from_numpy(owner),
@@ -111,7 +112,11 @@ class FusedOpNet(nn.Module):
 
     def standardise(self, batch: Batch, targets: NDArray[np.float64]) -> None:
         """Take means, scales and range from training data; ``targets`` are what :meth:`forward` should return."""
-        numbers = (("node", batch.node[:, self.architecture.columns]), ("edge", batch.edge), ("kernel", batch.kernel))
+        numbers = (
+            ("node", batch.node[:, self.architecture.columns]),
+            ("edge", batch.edge),
+            ("kernel", batch.kernel),
+        )
         for name, values in numbers:
             scale = values.std(axis=0)
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(values.mean(axis=0)))

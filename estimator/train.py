@@ -21,6 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from disco_hlo.estimator.architecture import Architecture
+from disco_hlo.estimator.features import joined, selected
+from disco_hlo.estimator.model import FusedOpNet, GraphBatch
+from disco_hlo.estimator.training_data import Indices, Split, TrainingData
+from disco_hlo.estimator.weights import Weights
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -28,11 +33,6 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.architecture import Architecture
-from disco_hlo.estimator.features import joined, selected
-from disco_hlo.estimator.model import FusedOpNet, GraphBatch
-from disco_hlo.estimator.training_data import Indices, Split, TrainingData
-from disco_hlo.estimator.weights import Weights
 
 PAPER_FLOOR_US = 1e-3
 LOSSES = ("huber", "relative", "paper")
@@ -64,7 +64,9 @@ class TrainSettings:
         if self.loss not in LOSSES:
             raise ProfileError(f"loss {self.loss!r}: expected one of {', '.join(LOSSES)}")
         if min(self.epochs, self.batch, self.patience, self.threads) < 1 or self.learning_rate <= 0:
-            raise ProfileError("expected at least one epoch, batch size, patience and thread, and a positive learning rate")
+            raise ProfileError(
+                "expected at least one epoch, batch size, patience and thread, and a positive learning rate"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ def train(
     torch.manual_seed(settings.seed)
     network = FusedOpNet(settings.architecture)
     if start is None:
-        network.standardise(selected(data.known, split.train), _targets(data, settings.architecture)[split.train])
+        network.standardise(
+            selected(data.known, split.train), _targets(data, settings.architecture)[split.train]
+        )
     else:
         network.load_state_dict(start.state_dict())
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -152,7 +156,9 @@ def _targets(data: TrainingData, architecture: Architecture) -> NDArray[np.float
     return data.log_ns - np.log(data.known.estimate_ns) if architecture.is_relative else data.log_ns
 
 
-def _epoch(progress: _Progress, data: TrainingData, split: Split, settings: TrainSettings, number: int) -> Epoch:
+def _epoch(
+    progress: _Progress, data: TrainingData, split: Split, settings: TrainSettings, number: int
+) -> Epoch:
     started = time.perf_counter()
     dice = np.random.default_rng([settings.seed, number])
     order = dice.permutation(split.train)
@@ -198,7 +204,9 @@ def loss_of(log_times: Tensor, log_ns: Tensor, settings: TrainSettings) -> Tenso
     return torch.log(difference.square() + PAPER_FLOOR_US**2).mean()
 
 
-def predict(network: FusedOpNet, data: TrainingData, chosen: Indices, *, blind: bool = False) -> NDArray[np.float64]:
+def predict(
+    network: FusedOpNet, data: TrainingData, chosen: Indices, *, blind: bool = False
+) -> NDArray[np.float64]:
     """log(time in ns) of the chosen samples."""
     network.eval()
     features = data.blind if blind else data.known
@@ -219,7 +227,9 @@ def exported(network: FusedOpNet, data: TrainingData, about: Mapping[str, Any]) 
 def imported(weights: Weights) -> FusedOpNet:
     """Exported weights as a network again, to go on training."""
     network = FusedOpNet(weights.architecture)
-    network.load_state_dict({name: torch.from_numpy(tensor.copy()) for name, tensor in weights.tensors.items()})
+    network.load_state_dict(
+        {name: torch.from_numpy(tensor.copy()) for name, tensor in weights.tensors.items()}
+    )
     return network.eval()
 
 
@@ -229,14 +239,23 @@ def imported(weights: Weights) -> FusedOpNet:
 def _identity(data: TrainingData, split: Split, settings: TrainSettings) -> dict[str, Any]:
     """What a checkpoint must agree with to be gone on from."""
     body: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
-    return {**body, "samples": len(data), "train": len(split.train), "labels": round(float(data.log_ns.sum()), 6)}
+    return {
+        **body,
+        "samples": len(data),
+        "train": len(split.train),
+        "labels": round(float(data.log_ns.sum()), 6),
+    }
 
 
 def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
-    tensors = {f"network.{name}": tensor.contiguous() for name, tensor in progress.network.state_dict().items()}
+    tensors = {
+        f"network.{name}": tensor.contiguous() for name, tensor in progress.network.state_dict().items()
+    }
     tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in progress.best.items()}
     for number, state in progress.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{name}": value.reshape(-1).contiguous() for name, value in state.items()}
+        tensors |= {
+            f"optimizer.{number}.{name}": value.reshape(-1).contiguous() for name, value in state.items()
+        }
     head = {"training": dict(identity), "curve": [asdict(epoch) for epoch in progress.curve]}
     draft = path.with_name(f".{path.name}.part")
     with draft.open("wb") as file:
@@ -253,7 +272,9 @@ def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> No
         length = int.from_bytes(data[:8], "little")
         head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["disco_hlo"])
         if head["training"] != dict(identity):
-            raise ProfileError(f"{path} is of another training (data, split or settings differ); remove it to start anew")
+            raise ProfileError(
+                f"{path} is of another training (data, split or settings differ); remove it to start anew"
+            )
         progress.curve = [Epoch(**epoch) for epoch in head["curve"]]
         _restore_tensors(progress, tensors)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
@@ -272,8 +293,13 @@ def _restore_tensors(progress: _Progress, tensors: Mapping[str, Tensor]) -> None
     body["state"] = {}
     for number, parameter in enumerate(parameters):
         prefix = f"optimizer.{number}."
-        state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        state = {
+            name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+        }
         if state:
-            shapes = {name: value.reshape(()) if name == "step" else value.view_as(parameter) for name, value in state.items()}
+            shapes = {
+                name: value.reshape(()) if name == "step" else value.view_as(parameter)
+                for name, value in state.items()
+            }
             body["state"][number] = shapes
     progress.optimizer.load_state_dict(body)

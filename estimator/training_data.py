@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
 
@@ -85,7 +85,9 @@ def load(dataset: Dataset) -> TrainingData:
     measured = dataset.measurements()
     samples = [sample for sample in dataset.samples() if sample.id in measured]
     if not samples:
-        raise ProfileError(f"{dataset.path} holds no measured samples; make some with scripts/sample_fused_ops.py")
+        raise ProfileError(
+            f"{dataset.path} holds no measured samples; make some with scripts/sample_fused_ops.py"
+        )
     sources = dataset.sources()
     graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
     samples.sort(key=lambda sample: (sample.source, sample.id))
@@ -116,7 +118,9 @@ def _encoded(
         ops = [sample.op for sample in samples if sample.source == source]
         if not ops:
             continue
-        kernels = kernels_of([o.members for o in ops], [o.results for o in ops], [o.kind == "triton" for o in ops])
+        kernels = kernels_of(
+            [o.members for o in ops], [o.results for o in ops], [o.kind == "triton" for o in ops]
+        )
         batches.append(encode(graph_features(graph, analytic, times), kernels, analytic.scratch(graph)))
     return joined(batches)
 
@@ -143,7 +147,9 @@ def model_split(data: TrainingData, model: str, seed: int, validation: int) -> S
     test = np.flatnonzero(is_out & ~data.is_single)
     rest = np.flatnonzero(~is_out & ~data.is_single)
     if not len(test) or len(rest) < 2 * validation:
-        raise ProfileError(f"cannot leave out {model}: {len(test)} fused samples of it, {len(rest)} of other models")
+        raise ProfileError(
+            f"cannot leave out {model}: {len(test)} fused samples of it, {len(rest)} of other models"
+        )
     held = np.sort(np.random.default_rng(seed).permutation(rest)[:validation])
     return Split(np.setdiff1d(np.flatnonzero(~is_out), held), held, test)
 

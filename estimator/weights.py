@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.estimator.architecture import Architecture
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from disco_hlo.errors import DiscoError, ProfileError
-from disco_hlo.estimator import feature_spec as spec
-from disco_hlo.estimator.analytic import DeviceModel
-from disco_hlo.estimator.architecture import Architecture
 
 FORMAT = "disco-hlo fused-op estimator"
 VERSION = 1
@@ -78,7 +78,10 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         if architecture.is_residual:
             layer |= {"norm.weight": (width,), "norm.bias": (width,)}
         if architecture.uses_edges:
-            layer |= {"edge_score.weight": (heads, len(spec.EDGE)), "edge_message.weight": (width, len(spec.EDGE))}
+            layer |= {
+                "edge_score.weight": (heads, len(spec.EDGE)),
+                "edge_message.weight": (width, len(spec.EDGE)),
+            }
         shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -105,9 +108,13 @@ def from_bytes(data: bytes, source: str) -> Weights:
     """
     head = _head(data, source)
     if head.get("format") != FORMAT:
-        raise ProfileError(f"{source} holds no weights of the fused-op estimator; make some with scripts/train_estimator.py")
+        raise ProfileError(
+            f"{source} holds no weights of the fused-op estimator; make some with scripts/train_estimator.py"
+        )
     if head.get("version") != VERSION:
-        raise ProfileError(f"{source} is of version {head.get('version')!r}; this program reads version {VERSION}")
+        raise ProfileError(
+            f"{source} is of version {head.get('version')!r}; this program reads version {VERSION}"
+        )
     if head.get("features") != spec.FEATURES:
         raise ProfileError(f"{source} was trained on other features than this program computes; train again")
     try:
@@ -157,7 +164,9 @@ def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], so
     for name, shape in shapes.items():
         found = tensors[name]
         if found.shape != shape or found.dtype != np.float32:
-            raise ProfileError(f"{source} is damaged: {name} is {found.dtype}{list(found.shape)}, expected float32{list(shape)}")
+            raise ProfileError(
+                f"{source} is damaged: {name} is {found.dtype}{list(found.shape)}, expected float32{list(shape)}"
+            )
         if not np.isfinite(found).all():
             raise ProfileError(f"{source} is damaged: {name} holds numbers that are not finite")
 

@@ -1,11 +1,11 @@
 """Train the fused-op estimator on measured samples, and report how good it is.
 
-    python scripts/train_estimator.py configs/estimator/train.toml cpu.sqlite -o runs/cpu --weights estimator/weights/cpu.safetensors
-    python scripts/train_estimator.py configs/estimator/train.toml new.sqlite -o runs/new --start estimator/weights/cpu.safetensors
+    python scripts/train_estimator.py configs/estimator/train.toml cpu.sqlite -o out/cpu --weights cpu.safetensors
+    python scripts/train_estimator.py configs/estimator/train.toml new.sqlite -o out/new --start cpu.safetensors
 
-The first trains from scratch, the second fine-tunes (a few hundred samples of a new model or device will do). What was interrupted goes
-on from its checkpoints when started again with the same output directory. `report.json` holds all figures,
-`*.svg` the curves and the error distribution (DisCo, figure 9). Needs the extra `train` (Python 3.11).
+The first trains from scratch, the second fine-tunes: a few hundred samples of a new model or device will do. What
+was interrupted goes on from its checkpoints when started again with the same output directory. `report.json` holds
+all figures, `*.svg` the curves and the error distribution (DisCo, figure 9). Needs the extra `train` (Python 3.11).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-
-from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import evaluation
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.baselines import Ridge, pooled
 from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.estimator.features import selected
 from disco_hlo.estimator.figures import bars_and_curves, lines
 from disco_hlo.estimator.inference import network as compiled_network
 from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.features import selected
 from disco_hlo.estimator.training_data import Split, TrainingData, load, model_split, noise, random_split
 from disco_hlo.estimator.weights import load_file, save_file
+
+from disco_hlo.errors import DiscoError, ProfileError
 
 try:
     from disco_hlo.estimator import train as training
@@ -100,7 +100,9 @@ class Run:
             print(f"{name}: epoch {epoch.number + 1}/{settings.epochs}, {line}", flush=True)
 
         path = self.out / "checkpoints" / f"{name}.safetensors"
-        network, curve = training.train(self.data, split, settings, checkpoint=path, start=start, on_epoch=say)
+        network, curve = training.train(
+            self.data, split, settings, checkpoint=path, start=start, on_epoch=say
+        )
         self.curves[name] = curve
         best = min(curve, key=lambda epoch: epoch.validation_error)
         self.report.setdefault("trainings", {})[name] = {
@@ -182,7 +184,9 @@ class Run:
         error = evaluation.errors(predicted, truth)
         section = {
             "network": self.judged(predicted, split),
-            "network_without_op_times": self.judged(training.predict(network, data, split.test, blind=True), split),
+            "network_without_op_times": self.judged(
+                training.predict(network, data, split.test, blind=True), split
+            ),
             **self.baselines(split),
             "noise_floor": evaluation.summary(noise(data, split.test)),
         }
@@ -260,17 +264,23 @@ class Run:
 
     def figures(self) -> None:
         """Curves and error distribution as SVG."""
-        curves = {name: [(e.number + 1, e.validation_error) for e in curve] for name, curve in self.curves.items()}
+        curves = {
+            name: [(e.number + 1, e.validation_error) for e in curve] for name, curve in self.curves.items()
+        }
         (self.out / "curves.svg").write_text(lines(curves, "epoch", "validation error"))
         found = self.report["error_distribution"]
         floor = self.report["noise_floor"]["distribution"]
-        text = bars_and_curves(found["right_end"], found["pdf"], {"CDF": found["cdf"], "noise floor": floor["cdf"]})
+        text = bars_and_curves(
+            found["right_end"], found["pdf"], {"CDF": found["cdf"], "noise floor": floor["cdf"]}
+        )
         (self.out / "errors.svg").write_text(text)
 
 
 def fine_tuning(settings: TrainSettings) -> TrainSettings:
     """Fewer and smaller steps than from scratch."""
-    return replace(settings, epochs=30, learning_rate=settings.learning_rate / 4, batch=min(settings.batch, 32))
+    return replace(
+        settings, epochs=30, learning_rate=settings.learning_rate / 4, batch=min(settings.batch, 32)
+    )
 
 
 def boosted_trees() -> Any:
@@ -279,17 +289,27 @@ def boosted_trees() -> Any:
         from sklearn.ensemble import HistGradientBoostingRegressor
     except ImportError:
         return None
-    return HistGradientBoostingRegressor(loss="absolute_error", max_iter=600, learning_rate=0.05, random_state=0)
+    return HistGradientBoostingRegressor(
+        loss="absolute_error", max_iter=600, learning_rate=0.05, random_state=0
+    )
 
 
 def main() -> int:
     """Parse, check, train, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, help="configuration file, for instance configs/estimator/train.toml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "config", type=Path, help="configuration file, for instance configs/estimator/train.toml"
+    )
     parser.add_argument("data", type=Path, help="data set made by scripts/sample_fused_ops.py")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where everything is written")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="DIR", help="where everything is written"
+    )
     parser.add_argument("--weights", type=Path, metavar="FILE", help="also write the trained weights here")
-    parser.add_argument("--start", type=Path, metavar="FILE", help="weights to fine-tune instead of training anew")
+    parser.add_argument(
+        "--start", type=Path, metavar="FILE", help="weights to fine-tune instead of training anew"
+    )
     args = parser.parse_args()
     try:
         config = msgspec.toml.decode(args.config.read_bytes(), type=Config)
@@ -321,7 +341,9 @@ def print_summary(report: Mapping[str, Any]) -> None:
     for name, row in report["unseen_structures"].items():
         if "mean" in row:
             tau = f"{row['kendall_tau']:7.3f}" if "kendall_tau" in row else ""
-            print(f"{name:28} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} {tau}")
+            print(
+                f"{name:28} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} {tau}"
+            )
     for model, parts in report.get("leave_one_model_out", {}).items():
         row, plain = parts["network"], parts["analytical"]
         print(f"without {model:20} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} "

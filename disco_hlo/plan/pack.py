@@ -119,7 +119,11 @@ class _PackWriter:
         if kernels[0].source.graph.backend == "cpu":
             results = self._in_calls(kernels)
         else:
-            results = [result for kernel in kernels for result in self._kernel(kernel, self._operands(kernel), self.entry)]
+            results = [
+                result
+                for kernel in kernels
+                for result in self._kernel(kernel, self._operands(kernel), self.entry)
+            ]
         outputs = [self._flat(result) for result in results]
         # jax returns a single array as it is, several in a tuple.
         root = outputs[0] if len(outputs) == 1 else self.entry.tuple("results", outputs)
@@ -132,7 +136,9 @@ class _PackWriter:
                 ids = [instruction.id for instruction in computation.instructions]
                 module.schedule.sequences[computation.id].instruction_ids.extend(ids)
         vectors = tuple(Vector(shape_of(o.shape).dtype, shape_of(o.shape).element_count) for o in outputs)
-        return Pack(hlo_proto.serialize(module), tuple(i.vector for i in self.inputs), vectors, tuple(self.names))
+        return Pack(
+            hlo_proto.serialize(module), tuple(i.vector for i in self.inputs), vectors, tuple(self.names)
+        )
 
     def _writer(self, name: str) -> ComputationWriter:
         """A new computation. Names of instructions are unique in the module, not only in it."""
@@ -171,7 +177,9 @@ class _PackWriter:
     def _counted(self, target: ComputationWriter, before: Message) -> Message:
         body = self._writer(f"count{self.written}_computation")
         parameter = body.parameter(0, before.shape, "before")
-        self.called.append(body.finish(body.add("negated", "negate", before.shape, [parameter]), is_fusion=True))
+        self.called.append(
+            body.finish(body.add("negated", "negate", before.shape, [parameter]), is_fusion=True)
+        )
         kernel = target.add("count", "fusion", before.shape, [before])
         kernel.fusion_kind = "kLoop"
         kernel.called_computation_ids.append(body.proto.id)
@@ -198,7 +206,11 @@ class _PackWriter:
     def _input(self, vector: Vector, taken: Sequence[_Input]) -> _Input:
         """The input vector of this kind whose last reader lies far enough back, or a new one."""
         idle = self.idle.setdefault(vector, deque())
-        if idle and idle[0] not in taken and self.moved_bytes - idle[0].last_read_at >= self.reuse_after_bytes:
+        if (
+            idle
+            and idle[0] not in taken
+            and self.moved_bytes - idle[0].last_read_at >= self.reuse_after_bytes
+        ):
             found = idle.popleft()
         else:
             shape = shape_to_proto(Shape(vector.dtype, (vector.length,), (0,)))
@@ -217,12 +229,15 @@ class _PackWriter:
 
     # Kernels ----------------------------------------------------------------------------------
 
-    def _kernel(self, kernel: PackedKernel, operands: Sequence[Message], target: ComputationWriter) -> list[Message]:
+    def _kernel(
+        self, kernel: PackedKernel, operands: Sequence[Message], target: ComputationWriter
+    ) -> list[Message]:
         """Write the kernel into ``target``; its results."""
         token, nodes = f"k{len(self.names)}", kernel.source.graph.nodes
         body = self._writer(f"{token}_computation")
         local = {
-            read: body.parameter(i, operands[i].shape, f"{token}.param_{i}") for i, read in enumerate(_reads(kernel))
+            read: body.parameter(i, operands[i].shape, f"{token}.param_{i}")
+            for i, read in enumerate(_reads(kernel))
         }
         for member in kernel.members:
             for operand in nodes[member].operands:
@@ -270,7 +285,12 @@ class _PackWriter:
     # Computations -----------------------------------------------------------------------------
 
     def _copy(
-        self, target: ComputationWriter, source: CanonicalModule, proto: Message, name: str, reads: list[Message]
+        self,
+        target: ComputationWriter,
+        source: CanonicalModule,
+        proto: Message,
+        name: str,
+        reads: list[Message],
     ) -> Message:
         """A copy of an instruction that calls copies of what it calls."""
         made = target.copy(proto, name, reads)

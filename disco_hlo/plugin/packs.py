@@ -32,7 +32,9 @@ DTYPES = {
 }  # fmt: skip
 """jax names of the HLO element types that packs may read and return."""
 
-FEWEST_RUNS = 9
+FEWEST_RUNS = 6
+_PATIENCE = 4
+"""How many times its own time limit the fewest runs of a pack may take."""
 _PATTERN_ELEMENTS = 1 << 16
 _GPU_OPTIONS = {"xla_gpu_enable_command_buffer": ""}
 """Kernels inside a command buffer do not show in a trace under their own names."""
@@ -66,7 +68,9 @@ class Inputs:
     def _free(self, needed: dict[Vector, int]) -> None:
         missing = sum(v.size_bytes * max(0, count - len(self._made[v])) for v, count in needed.items())
         for vector in list(self._made):
-            while self._made[vector][needed.get(vector, 0) :] and self._held_bytes + missing > self.most_bytes:
+            while (
+                self._made[vector][needed.get(vector, 0) :] and self._held_bytes + missing > self.most_bytes
+            ):
                 self._made[vector].pop()
                 self._held_bytes -= vector.size_bytes
 
@@ -111,20 +115,23 @@ class PackCompiler:
         Raises:
             IllegalStrategyError: a kernel cannot stand in a pack, or XLA refused one of them.
         """
-        import jax
 
         with self._lock:
             name = f"disco_pack_{next(self._number)}"
         made = pack(kernels, f"jit_{name}", self.parallelism, self.reuse_after_bytes)
         for vector in (*made.inputs, *made.outputs):
             if vector.dtype not in DTYPES:
-                raise IllegalStrategyError(f"{vector.dtype} arrays cannot stand in a pack; expected one of {', '.join(DTYPES)}")
+                raise IllegalStrategyError(
+                    f"{vector.dtype} arrays cannot stand in a pack; expected one of {', '.join(DTYPES)}"
+                )
         self._waiting[f"jit_{name}"] = made
         try:
             with _x64():
                 return CompiledPack(made, f"jit_{name}", _carrier(made, name).compile())
         except _RefusedError as refusal:
-            raise IllegalStrategyError(f"XLA refused a pack of {len(kernels)}: {refusal}") from refusal.__cause__
+            raise IllegalStrategyError(
+                f"XLA refused a pack of {len(kernels)}: {refusal}"
+            ) from refusal.__cause__
         finally:
             del self._waiting[f"jit_{name}"]
 
@@ -150,7 +157,7 @@ def _carrier(made: Pack, name: str) -> Any:
     """A lowered function of the pack's signature."""
     import jax
 
-    def carrier(*inputs: Any) -> Any:
+    def carrier(*_: Any) -> Any:
         return tuple(jax.numpy.zeros(vector.length, DTYPES[vector.dtype]) for vector in made.outputs)
 
     carrier.__name__ = carrier.__qualname__ = name
@@ -172,20 +179,32 @@ class CompiledPack:
 
         The runs are spread over ``sessions`` traces of ``repeats`` runs; fewer (but ``FEWEST_RUNS``)
         where they would take longer than ``seconds``.
+
+        Raises:
+            UnsupportedError: even those take far too long, or the trace lacks a run.
         """
         arguments = inputs.take(self.pack.inputs)
         self._run(arguments)
         started = time.perf_counter()
         self._run(arguments)
-        affordable = int(seconds / max(time.perf_counter() - started, 1e-6))
-        repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), affordable // sessions))
+        once = max(time.perf_counter() - started, 1e-6)
+        if FEWEST_RUNS * once > _PATIENCE * seconds:
+            raise UnsupportedError(
+                f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
+            )
+        repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
         return np.concatenate([self._session(arguments, repeats) for _ in range(sessions)], axis=1)
 
-    def _run(self, arguments: Sequence[Any]) -> None:
+    def outputs(self, inputs: Inputs) -> list[Any]:
+        """Run once; the results of all kernels as vectors, in their order."""
+        return self._run(inputs.take(self.pack.inputs))
+
+    def _run(self, arguments: Sequence[Any]) -> list[Any]:
         import jax
 
-        jax.block_until_ready(self._compiled(*self._rotated(arguments)))
+        results = jax.block_until_ready(self._compiled(*self._rotated(arguments)))
         self._turn += 1
+        return list(results)
 
     def _rotated(self, arguments: Sequence[Any]) -> list[Any]:
         """The inputs of each kind moved on by one place for every run before."""
@@ -200,7 +219,11 @@ class CompiledPack:
 
     def _session(self, arguments: Sequence[Any], repeats: int) -> NDArray[np.int64]:
         row = {name: i for i, name in enumerate(self.pack.names)}
-        taken = trace.read(trace.collect(lambda: self._run(arguments), repeats))
+
+        def run_once() -> None:
+            self._run(arguments)
+
+        taken = trace.read(trace.collect(run_once, repeats))
         ours = [e for e in taken.executions if e.module == self._module_name and e.op in row]
         runs = {run: i for i, run in enumerate(sorted({e.run for e in ours}))}
         if len(runs) != repeats:
