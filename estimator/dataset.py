@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,8 @@ _TABLES = (
     " repeats INTEGER NOT NULL, load REAL NOT NULL)",
     "CREATE INDEX measurement_sample ON measurement (sample)",
     "CREATE TABLE failure (sample INTEGER PRIMARY KEY REFERENCES sample, reason TEXT NOT NULL)",
-    "CREATE TABLE attempt (sample INTEGER PRIMARY KEY REFERENCES sample, pack INTEGER NOT NULL)",
+    "CREATE TABLE attempt (sample INTEGER PRIMARY KEY REFERENCES sample, pack INTEGER NOT NULL,"
+    " worker INTEGER NOT NULL)",
 )
 
 
@@ -196,31 +197,55 @@ class Dataset:
 
     def pending(self, times: int = 1) -> list[Sample]:
         """Samples measured fewer than ``times`` times that have not failed."""
+        wanted = set(self._pending_ids(times))
+        return [sample for sample in self.samples() if sample.id in wanted]
+
+    def _pending_ids(self, times: int, at_least: int = 0) -> list[int]:
         query = (
             "SELECT sample.id FROM sample LEFT JOIN measurement ON measurement.sample = sample.id"
             " WHERE sample.id NOT IN (SELECT sample FROM failure)"
-            " GROUP BY sample.id HAVING COUNT(measurement.pack) < ?"
+            " GROUP BY sample.id HAVING COUNT(measurement.pack) BETWEEN ? AND ? ORDER BY sample.id"
         )
-        wanted = {row[0] for row in self._rows(query, (times,))}
-        return [sample for sample in self.samples() if sample.id in wanted]
+        return [row[0] for row in self._rows(query, (at_least, times - 1))]
 
-    def begin(self, samples: Iterable[Sample]) -> int:
-        """Note that these are about to be compiled together; returns the number of the pack.
+    def claim(
+        self,
+        times: int,
+        choose: Callable[[Sequence[int]], Sequence[int]],
+        worker: int = 0,
+        at_least: int = 0,
+    ) -> tuple[int, list[int]]:
+        """Note that a pack is about to be compiled: its number, and the ids of its samples, none when all is done.
 
-        What is noted and neither recorded nor failed when the file is next opened killed the process.
+        ``choose`` picks from the ids that :meth:`pending` would give, less those that another pack holds, and
+        those measured fewer than ``at_least`` times.
+        Processes that claim at once get different samples. What is claimed and neither recorded, failed nor
+        forgotten when the file is next opened killed the process.
         """
-        ((last,),) = self._rows(
-            "SELECT MAX(pack) FROM (SELECT pack FROM measurement UNION ALL SELECT pack FROM attempt)"
-        )
-        pack = (last or 0) + 1
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
         with self._writing() as connection:
-            rows = [(sample.id, pack) for sample in samples]
-            connection.executemany("INSERT OR REPLACE INTO attempt VALUES (?, ?)", rows)
+            held = {row[0] for row in connection.execute("SELECT sample FROM attempt")}
+            chosen = list(choose([id_ for id_ in self._pending_ids(times, at_least) if id_ not in held]))
+            return self._attempt(connection, chosen, worker), chosen
+
+    def begin(self, samples: Iterable[Sample], worker: int = 0) -> int:
+        """:meth:`claim` for samples that are known already; returns the number of the pack."""
+        with self._writing() as connection:
+            return self._attempt(connection, [sample.id for sample in samples], worker)
+
+    def _attempt(self, connection: sqlite3.Connection, ids: Sequence[int], worker: int) -> int:
+        query = "SELECT MAX(pack) FROM (SELECT pack FROM measurement UNION ALL SELECT pack FROM attempt)"
+        ((last,),) = connection.execute(query).fetchall()
+        pack = (last or 0) + 1
+        rows = [(id_, pack, worker) for id_ in ids]
+        connection.executemany("INSERT OR REPLACE INTO attempt VALUES (?, ?, ?)", rows)
         return pack
 
-    def interrupted(self) -> list[list[Sample]]:
-        """The packs that were begun and never ended, each by its samples."""
-        attempts = dict(self._rows("SELECT sample, pack FROM attempt"))
+    def interrupted(self, worker: int = 0, workers: int = 1) -> list[list[Sample]]:
+        """The packs that this of ``workers`` processes began and never ended, each by its samples."""
+        query = "SELECT sample, pack FROM attempt WHERE worker % ? = ?"
+        attempts = dict(self._rows(query, (workers, worker)))
         packs: dict[int, list[Sample]] = {}
         for sample in self.samples() if attempts else []:
             if sample.id in attempts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import importlib
+import itertools
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from disco_hlo.plugin import jaxlink  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
+_STORED_AT_ONCE = 400
 
 
 class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +50,8 @@ class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
     size: str = ""
     change: dict[str, Any] = {}
     """Fields of the model's configuration that differ from its size."""
+    share: float = 1.0
+    """Weight among the model's steps when its samples are divided among them."""
     file: str = ""
     """Instead: a serialized HloModuleProto (.pb or .pb.gz), relative to the repository."""
 
@@ -68,6 +71,10 @@ class MeasureConfig(msgspec.Struct, forbid_unknown_fields=True):
     pack_samples: int
     pack_bytes: int
     """Most bytes that the kernels of one pack read and return together."""
+    held_bytes: int
+    """Results kept at a time (see ``plan.pack``); 0 keeps all of a pack."""
+    processes: int
+    """Processes that compile; only one of them uses the device at a time."""
     by_model: bool
     """Whether a pack holds samples of one step only, so that inputs serve many packs; else of all."""
     reuse_after_bytes: int
@@ -90,6 +97,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
 
     seed: int
     samples_per_model: int
+    """Drawn for each model; ``samples`` has exceptions."""
     most_members: int
     sample_bytes: int
     """Samples that move more are not taken."""
@@ -103,6 +111,12 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     """Flops per second of code that is not vectorised, for what may take too long."""
     measure: MeasureConfig
     steps: list[StepConfig]
+    samples: dict[str, int] = {}
+
+    def count(self, step: StepConfig) -> int:
+        """Samples wanted of one step."""
+        total = sum(other.share for other in self.steps if other.model == step.model)
+        return round(self.samples.get(step.model, self.samples_per_model) * step.share / total)
 
 
 def read_config(path: Path) -> Config:
@@ -210,48 +224,48 @@ class Affordable:
 
 def draw(
     config: Config, source: CanonicalModule, count: int, seed: int, known: set[str]
-) -> dict[str, FusedOp]:
-    """New fused ops by key: all single ops, XLA's own, and random ones until there are ``count``."""
+) -> Iterator[tuple[str, FusedOp]]:
+    """New fused ops with their keys: all single ops, XLA's own, and random ones until there are ``count``."""
     affordable = Affordable(config, source)
     own = xla_kernels(source)
-    found: dict[str, FusedOp] = {}
-
-    def keep(op: FusedOp) -> None:
-        key = key_of(source, op)
-        if key not in known and key not in found and affordable(op):
-            found[key] = op
-
-    for op in (*single_ops(source.graph), *own):
-        keep(op)
     grower = Grower(source.graph, own, Growth(config.most_members), seed)
-    for _ in range(_ATTEMPTS * count):
-        if len(found) >= count:
-            break
-        drawn = grower.draw()
-        if drawn is not None:
-            keep(drawn)
-    return found
-
-
-def prepare(config: Config, data: Dataset, models: Sequence[str], deadline: float) -> None:
-    """Capture the steps and draw the samples that the file lacks."""
-    captured_already = {source.name for source in data.sources()}
-    counts = Counter(step.model for step in config.steps)
-    known = {sample.key for sample in data.samples()}
-    for number, step in enumerate(config.steps):
-        if step.name in captured_already or (models and step.model not in models) or time.time() > deadline:
+    attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
+    certain = [*single_ops(source.graph), *own]
+    found = set(known)
+    for number, op in enumerate(itertools.chain(certain, attempts)):
+        if number >= len(certain) and len(found) >= count + len(known):
+            return
+        if op is None:
             continue
-        started = time.time()
-        module = captured(step)
-        source = canonicalize(module)
-        stored = data.add_source(step.model, step.name, source.graph.fingerprint, module)
-        count = config.samples_per_model // counts[step.model]
-        drawn = draw(config, source, count, config.seed + number, known)
-        known.update(drawn)
-        added = data.add_samples(stored, drawn)
-        say(
-            f"captured {stored.name}: {len(source.graph)} nodes, {added} samples, {time.time() - started:.1f} s"
-        )
+        key = key_of(source, op)
+        if key not in found and affordable(op):
+            found.add(key)
+            yield key, op
+
+
+def drawn_mark(step: StepConfig) -> str:
+    """The fact that a file holds once a step's samples are in it."""
+    return f"drawn: {step.name}"
+
+
+def prepare(config: Config, data: Dataset, step: StepConfig) -> None:
+    """Capture a step and store samples of it, bit by bit: what ends this leaves a file of use."""
+    started = time.time()
+    module = captured(step)
+    captured_s = time.time() - started
+    source = canonicalize(module)
+    stored = data.add_source(step.model, step.name, source.graph.fingerprint, module)
+    known = {sample.key for sample in data.samples()}
+    count = config.count(step) - len(data.samples(stored))
+    drawn = draw(config, source, count, config.seed + config.steps.index(step), known)
+    added = 0
+    while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
+        added += data.add_samples(stored, some)
+    data.describe({drawn_mark(step): True})
+    say(
+        f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
+        f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"
+    )
 
 
 def say(text: str) -> None:

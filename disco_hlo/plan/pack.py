@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from disco_hlo.errors import IllegalStrategyError
@@ -29,6 +29,9 @@ from disco_hlo.plan.writer import ComputationWriter
 _FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
 _KERNELS_PER_CALL = 7
 """With the counter's kernel as many as XLA:CPU runs in order."""
+
+_MOST_HELD = 48
+"""Vectors that one kernel may read one element of: within XLA's limit of operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,13 @@ class Pack:
     """Instruction that runs each kernel, in the order given."""
 
 
-def pack(kernels: Sequence[PackedKernel], name: str, parallelism: int, reuse_after_bytes: int) -> Pack:
+def pack(
+    kernels: Sequence[PackedKernel],
+    name: str,
+    parallelism: int,
+    reuse_after_bytes: int,
+    held_bytes: int | None = None,
+) -> Pack:
     """One module that runs each of ``kernels`` once, in this order.
 
     Args:
@@ -86,11 +95,13 @@ def pack(kernels: Sequence[PackedKernel], name: str, parallelism: int, reuse_aft
         name: of the module.
         parallelism: threads of XLA:CPU's pool (see ``apply``).
         reuse_after_bytes: an input vector is read again only after this many bytes of other traffic.
+        held_bytes: results take memory together up to this and a kernel's more: then one small kernel reads an
+            element of each, and the pack returns what it computes instead. None returns all results.
 
     Raises:
         IllegalStrategyError: a kernel reads or returns a tuple.
     """
-    return _PackWriter(parallelism, reuse_after_bytes).write(kernels, name)
+    return _PackWriter(parallelism, reuse_after_bytes, held_bytes).write(kernels, name)
 
 
 @dataclass(eq=False, slots=True)
@@ -102,9 +113,10 @@ class _Input:
 
 
 class _PackWriter:
-    def __init__(self, parallelism: int, reuse_after_bytes: int) -> None:
+    def __init__(self, parallelism: int, reuse_after_bytes: int, held_bytes: int | None) -> None:
         self.parallelism = parallelism
         self.reuse_after_bytes = reuse_after_bytes
+        self.held_bytes = held_bytes
         self.written = 0
         self.instruction_names: set[str] = set()
         self.entry = self._writer("main")
@@ -117,14 +129,10 @@ class _PackWriter:
 
     def write(self, kernels: Sequence[PackedKernel], name: str) -> Pack:
         if kernels[0].source.graph.backend == "cpu":
-            results = self._in_calls(kernels)
+            written = self._in_calls(kernels)
         else:
-            results = [
-                result
-                for kernel in kernels
-                for result in self._kernel(kernel, self._operands(kernel), self.entry)
-            ]
-        outputs = [self._flat(result) for result in results]
+            written = (self._kernel(kernel, self._operands(kernel), self.entry) for kernel in kernels)
+        outputs = self._returned(written)
         # jax returns a single array as it is, several in a tuple.
         root = outputs[0] if len(outputs) == 1 else self.entry.tuple("results", outputs)
         entry = self.entry.finish(root, is_fusion=False)
@@ -149,13 +157,11 @@ class _PackWriter:
 
     # Calls ------------------------------------------------------------------------------------
 
-    def _in_calls(self, kernels: Sequence[PackedKernel]) -> list[Message]:
+    def _in_calls(self, kernels: Sequence[PackedKernel]) -> Iterator[list[Message]]:
         counter = self._input(Vector("s32", 1), ()).parameter
-        results: list[Message] = []
         for start in range(0, len(kernels), _KERNELS_PER_CALL):
-            *made, counter = self._call(kernels[start : start + _KERNELS_PER_CALL], counter)
-            results += made
-        return results
+            *results, counter = self._call(kernels[start : start + _KERNELS_PER_CALL], counter)
+            yield results
 
     def _call(self, kernels: Sequence[PackedKernel], counter: Message) -> list[Message]:
         """Call a computation of its own with these kernels; their results, and the counter it wrote."""
@@ -219,6 +225,49 @@ class _PackWriter:
         found.last_read_at = self.moved_bytes
         idle.append(found)
         return found
+
+    def _returned(self, written: Iterable[list[Message]]) -> list[Message]:
+        """What the pack returns for all results, as they are written."""
+        returned: list[Message] = []
+        held: list[Message] = []
+        size_bytes = 0
+        for results in written:
+            for result in map(self._flat, results):
+                if self.held_bytes is None or not _is_real(shape_of(result.shape)):
+                    returned.append(result)
+                    continue
+                held.append(result)
+                size_bytes += shape_of(result.shape).size_bytes
+            if self.held_bytes is not None and (size_bytes > self.held_bytes or len(held) > _MOST_HELD):
+                returned += self._touched(held)
+                held, size_bytes = [], 0
+        return returned + self._touched(held)
+
+    def _touched(self, vectors: Sequence[Message]) -> list[Message]:
+        """Kernels that add up the first elements of ``vectors``, so that nobody need keep these."""
+        made = []
+        for start in range(0, len(vectors), _MOST_HELD):
+            some = vectors[start : start + _MOST_HELD]
+            body = self._writer(f"touch{self.written}_computation")
+            single = shape_to_proto(Shape("f32", (1,), (0,)))
+            reads = [body.parameter(i, vector.shape, "vector") for i, vector in enumerate(some)]
+            firsts = [body.slice("first", read, 0, 1) for read in reads]
+            firsts = [
+                first
+                if shape_of(first.shape).dtype == "f32"
+                else body.add("number", "convert", single, [first])
+                for first in firsts
+            ]
+            total = firsts[0]
+            for first in firsts[1:]:
+                total = body.add("total", "add", single, [total, first])
+            if len(firsts) == 1:
+                total = body.add("total", "negate", single, [total])
+            self.called.append(body.finish(total, is_fusion=True))
+            made.append(self.entry.add("touch", "fusion", single, some))
+            made[-1].fusion_kind = "kLoop"
+            made[-1].called_computation_ids.append(body.proto.id)
+        return made
 
     def _flat(self, value: Message) -> Message:
         shape = shape_of(value.shape)
@@ -313,6 +362,11 @@ class _PackWriter:
             self.called.append(writer.finish(root, is_fusion=original.is_fusion_computation))
             self.copies[key] = writer.proto.id
         return self.copies[key]
+
+
+def _is_real(shape: Shape) -> bool:
+    """Whether a first element exists and is a number that converts to another."""
+    return shape.element_count > 0 and not shape.dtype.startswith("c")
 
 
 def _reads(kernel: PackedKernel) -> list[int]:

@@ -7,12 +7,14 @@ Between two runs the inputs change places, so that no kernel finds in a cache wh
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +38,7 @@ FEWEST_RUNS = 6
 _PATIENCE = 4
 """How many times its own time limit the fewest runs of a pack may take."""
 _PATTERN_ELEMENTS = 1 << 16
+_MADE_ON_HOST_BYTES = 8 << 20
 _GPU_OPTIONS = {"xla_gpu_enable_command_buffer": ""}
 """Kernels inside a command buffer do not show in a trace under their own names."""
 
@@ -87,15 +90,29 @@ def _device_vector(vector: Vector, seed: int) -> Any:
     else:
         values = random.uniform(0.5, 1.5, count)
     with _x64():
-        return jax.device_put(np.resize(values.astype(dtype), vector.length))
+        if vector.size_bytes < _MADE_ON_HOST_BYTES:
+            return jax.device_put(np.resize(values.astype(dtype), vector.length))
+        return _tiler()(jax.device_put(values.astype(dtype)), vector.length)
+
+
+@functools.cache
+def _tiler() -> Any:
+    """Makes a long vector of a short one on the device, which is quicker than to send it there."""
+    import jax
+
+    def tiled(values: Any, length: int) -> Any:
+        return jax.numpy.tile(values, -(-length // values.size))[:length]
+
+    return jax.jit(tiled, static_argnums=1)
 
 
 class PackCompiler:
     """Compiles packs while it is open; takes JAX's compiles over for as long (see ``jaxlink.install``)."""
 
-    def __init__(self, parallelism: int, reuse_after_bytes: int) -> None:
+    def __init__(self, parallelism: int, reuse_after_bytes: int, held_bytes: int | None = None) -> None:
         self.parallelism = parallelism
         self.reuse_after_bytes = reuse_after_bytes
+        self.held_bytes = held_bytes
         self._waiting: dict[str, Pack] = {}
         self._number = itertools.count()
         self._lock = threading.Lock()
@@ -118,7 +135,7 @@ class PackCompiler:
 
         with self._lock:
             name = f"disco_pack_{next(self._number)}"
-        made = pack(kernels, f"jit_{name}", self.parallelism, self.reuse_after_bytes)
+        made = pack(kernels, f"jit_{name}", self.parallelism, self.reuse_after_bytes, self.held_bytes)
         for vector in (*made.inputs, *made.outputs):
             if vector.dtype not in DTYPES:
                 raise IllegalStrategyError(
@@ -174,16 +191,31 @@ class CompiledPack:
         self._compiled = compiled
         self._turn = 0
 
-    def measure(self, inputs: Inputs, sessions: int, repeats: int, seconds: float) -> NDArray[np.int64]:
+    def measure(
+        self,
+        inputs: Inputs,
+        sessions: int,
+        repeats: int,
+        seconds: float,
+        alone: AbstractContextManager[object] | None = None,
+    ) -> NDArray[np.int64]:
         """Nanoseconds of every kernel in every run, ``[kernels, runs]``; 0 where the trace lacks it.
 
         The runs are spread over ``sessions`` traces of ``repeats`` runs; fewer (but ``FEWEST_RUNS``)
-        where they would take longer than ``seconds``.
+        where they would take longer than ``seconds``. The device is used only inside ``alone``, which
+        other processes that measure on it wait for.
 
         Raises:
             UnsupportedError: even those take far too long, or the trace lacks a run.
         """
-        arguments = inputs.take(self.pack.inputs)
+        with alone or nullcontext():
+            traces = self._traces(inputs.take(self.pack.inputs), sessions, repeats, seconds)
+        return np.concatenate([self._times(taken, runs) for taken, runs in traces], axis=1)
+
+    def _traces(
+        self, arguments: Sequence[Any], sessions: int, repeats: int, seconds: float
+    ) -> list[tuple[bytes, int]]:
+        """Traces, and how many runs are in each."""
         self._run(arguments)
         started = time.perf_counter()
         self._run(arguments)
@@ -193,7 +225,7 @@ class CompiledPack:
                 f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
             )
         repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
-        return np.concatenate([self._session(arguments, repeats) for _ in range(sessions)], axis=1)
+        return [(trace.collect(lambda: self._run(arguments), repeats), repeats) for _ in range(sessions)]
 
     def outputs(self, inputs: Inputs) -> list[Any]:
         """Run once; the results of all kernels as vectors, in their order."""
@@ -217,13 +249,9 @@ class CompiledPack:
                 rotated[place] = arguments[same[(i + self._turn) % len(same)]]
         return rotated
 
-    def _session(self, arguments: Sequence[Any], repeats: int) -> NDArray[np.int64]:
+    def _times(self, xspace: bytes, repeats: int) -> NDArray[np.int64]:
         row = {name: i for i, name in enumerate(self.pack.names)}
-
-        def run_once() -> None:
-            self._run(arguments)
-
-        taken = trace.read(trace.collect(run_once, repeats))
+        taken = trace.read(xspace)
         ours = [e for e in taken.executions if e.module == self._module_name and e.op in row]
         runs = {run: i for i, run in enumerate(sorted({e.run for e in ours}))}
         if len(runs) != repeats:

@@ -26,6 +26,8 @@ scalar_flops = 2e9
 [measure]
 pack_samples = 90
 pack_bytes = 100_000_000
+held_bytes = 20_000
+processes = 2
 by_model = true
 reuse_after_bytes = 1_000_000
 input_bytes = 10_000_000
