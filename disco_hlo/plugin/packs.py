@@ -92,18 +92,20 @@ def _device_vector(vector: Vector, seed: int) -> Any:
     with _x64():
         if vector.size_bytes < _MADE_ON_HOST_BYTES:
             return jax.device_put(np.resize(values.astype(dtype), vector.length))
-        return _tiler()(jax.device_put(values.astype(dtype)), vector.length)
+        return _tiler(vector)(jax.device_put(values.astype(dtype)))
 
 
 @functools.cache
-def _tiler() -> Any:
+def _tiler(vector: Vector) -> Any:
     """Makes a long vector of a short one on the device, which is quicker than to send it there."""
     import jax
 
-    def tiled(values: Any, length: int) -> Any:
-        return jax.numpy.tile(values, -(-length // values.size))[:length]
+    def tiled(values: Any) -> Any:
+        return jax.numpy.tile(values, -(-vector.length // _PATTERN_ELEMENTS))[: vector.length]
 
-    return jax.jit(tiled, static_argnums=1)
+    with _x64():
+        short = jax.ShapeDtypeStruct((_PATTERN_ELEMENTS,), DTYPES[vector.dtype])
+        return jax.jit(tiled).lower(short).compile()
 
 
 class PackCompiler:
@@ -141,6 +143,9 @@ class PackCompiler:
                 raise IllegalStrategyError(
                     f"{vector.dtype} arrays cannot stand in a pack; expected one of {', '.join(DTYPES)}"
                 )
+        for vector in made.inputs:
+            if vector.size_bytes >= _MADE_ON_HOST_BYTES:
+                _tiler(vector)
         self._waiting[f"jit_{name}"] = made
         try:
             with _x64():
