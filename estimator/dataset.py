@@ -128,8 +128,10 @@ class Dataset:
                 raise ProfileError(
                     f"{self.path} was measured with {name} = {known[name]!r}, this is {value!r}; use another file"
                 )
+        rows = [
+            (name, json.dumps(value, sort_keys=True)) for name, value in facts.items() if name not in known
+        ]
         with self._writing() as connection:
-            rows = [(name, json.dumps(value, sort_keys=True)) for name, value in facts.items()]
             connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 
     # Sources and samples ------------------------------------------------------------------------

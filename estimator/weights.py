@@ -208,5 +208,5 @@ def shipped_name(backend: str, device_kind: str) -> str:
 def shipped(backend: str, device_kind: str) -> Weights | None:
     """The weights that come with the package for this kind of device, or None where there are none."""
     name = shipped_name(backend, device_kind)
-    file = resources.files("disco_hlo.estimator") / "weights" / name
+    file = resources.files("disco_hlo") / "data" / "weights" / name
     return from_bytes(file.read_bytes(), f"the package's {name}") if file.is_file() else None

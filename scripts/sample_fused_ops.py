@@ -93,13 +93,18 @@ class Crew:
         running: dict[subprocess.Popen[bytes], int] = {}
         try:
             while waiting or running:
+                if time.time() >= until:
+                    codes += [_OUT_OF_TIME] * len(waiting)
+                    waiting.clear()
                 while waiting and len(running) < at_once:
                     number = waiting.pop(0)
                     command = [*self.command, task, str(number)]
                     running[subprocess.Popen(command, env=environment)] = number
                 for process in [p for p in running if has_ended(p, until + _GRACE_SECONDS)]:
                     number, code = running.pop(process), process.returncode
-                    if code < 0 and time.time() < until and self.may_start_again(f"{task} {number}", code):
+                    if code < 0 and time.time() >= until:
+                        codes.append(_OUT_OF_TIME)
+                    elif code < 0 and self.may_start_again(f"{task} {number}", code):
                         waiting.append(number)
                     else:
                         codes.append(code)
@@ -137,11 +142,14 @@ def parent(args: argparse.Namespace, config: Config) -> int:
         if drawn_mark(step) not in there and (not args.models or step.model in args.models)
     ]
     drawing_until = time.time() + _DRAWING_SHARE * args.seconds
-    refused = [code for code in crew.run("--draw", missing, cores(), drawing_until) if code]
-    say(f"{len(missing) - len(refused)} of {len(missing)} missing steps drawn from")
+    drawn = crew.run("--draw", missing, cores(), drawing_until)
+    say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
+    refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
+    if refused and len(refused) == len(missing):
+        return max(refused)
     processes = range(config.measure.processes)
     codes = crew.run("--measure", processes, len(processes), crew.until)
-    finished = not any(codes)
+    finished = not any(codes) and not any(drawn)
     with Dataset(args.out) as data:
         print_totals(data)
     if refused or any(code not in (0, _OUT_OF_TIME) for code in codes):

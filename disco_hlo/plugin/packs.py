@@ -133,6 +133,7 @@ class PackCompiler:
 
         Raises:
             IllegalStrategyError: a kernel cannot stand in a pack, or XLA refused one of them.
+            UnsupportedError: JAX did not ask us to compile.
         """
 
         with self._lock:
@@ -149,16 +150,17 @@ class PackCompiler:
         self._waiting[f"jit_{name}"] = made
         try:
             with _x64():
-                return CompiledPack(made, f"jit_{name}", _carrier(made, name).compile())
+                compiled = _carrier(made, name).compile()
         except _RefusedError as refusal:
             raise IllegalStrategyError(
                 f"XLA refused a pack of {len(kernels)}: {refusal}"
             ) from refusal.__cause__
-        finally:
-            del self._waiting[f"jit_{name}"]
+        if self._waiting.pop(f"jit_{name}", None) is not None:
+            raise UnsupportedError(f"{name} was compiled past us: something else took over JAX's compiles")
+        return CompiledPack(made, f"jit_{name}", compiled)
 
     def _compile(self, request: CompileRequest) -> LoadedExecutable | None:
-        made = self._waiting.get(request.module_name)
+        made = self._waiting.pop(request.module_name, None)
         if made is None:
             return None
         options = {} if request.backend.platform == "cpu" else _GPU_OPTIONS

@@ -82,6 +82,23 @@ def test_a_pack_that_never_ended_is_known_when_the_file_is_opened_again(path: Pa
         assert data.interrupted() == []
 
 
+def test_processes_that_claim_at_once_get_different_samples(path: Path) -> None:
+    with filled(path) as data, Dataset(path) as other:
+        first, second, third = data.samples()
+        assert data.claim(1, lambda ids: ids[:2], worker=0) == (1, [first.id, second.id])
+        assert other.claim(1, lambda ids: ids[:2], worker=1) == (2, [third.id])
+        assert data.claim(1, lambda ids: ids) == (3, [])
+        assert data.interrupted(worker=1, workers=2) == [[third]]
+        assert data.interrupted(worker=0, workers=2) == [[first, second]]
+
+
+def test_samples_to_measure_again_can_be_claimed_alone(path: Path) -> None:
+    with filled(path) as data:
+        first, *_ = data.samples()
+        data.record(data.begin([first]), {first.id: measured(100)})
+        assert data.claim(2, lambda ids: ids, at_least=1) == (2, [first.id])
+
+
 def test_times_measured_otherwise_are_not_mixed_in(path: Path) -> None:
     with filled(path) as data:
         data.describe({"device_kind": "A"})

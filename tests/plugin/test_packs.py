@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import jax
@@ -15,7 +17,7 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import jaxlink, packs
 from disco_hlo.plugin.packs import CompiledPack, Inputs, PackCompiler
 
 
@@ -57,6 +59,7 @@ def kernels() -> list[PackedKernel]:
 
 @pytest.fixture
 def compiler() -> Iterator[PackCompiler]:
+    source()  # takes the compiles over for as long
     with PackCompiler(parallelism=2, reuse_after_bytes=1 << 20) as compiler:
         yield compiler
 
@@ -97,7 +100,6 @@ NUMPY = {
     "bitcast": lambda node, a: np.reshape(a, node.shape.dims),
     "transpose": lambda node, a: np.transpose(a, node.dimensions),
     "concatenate": lambda node, *parts: np.concatenate(parts, node.dimensions[0]),
-    "copy": lambda node, a: a,
 }
 
 
@@ -139,11 +141,48 @@ def test_every_kernel_gets_a_time_in_every_run(compiler: PackCompiler) -> None:
     assert (times > 0).all()
 
 
-def test_runs_are_cut_down_to_the_time_there_is(compiler: PackCompiler) -> None:
+def test_results_need_not_be_kept_and_the_device_is_used_alone() -> None:
+    entered = []
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        entered.append(True)
+        yield
+
+    with PackCompiler(2, 1 << 20, held_bytes=256) as compiler:
+        compiled = compiler.compile([*kernels(), *kernels()])
+    times = compiled.measure(Inputs(1 << 20), sessions=1, repeats=3, seconds=60.0, alone=alone())
+    assert (times > 0).all()
+    assert entered == [True]
+    kept = sum(len(kernel.results) for kernel in kernels()) * 2
+    assert 0 < len(compiled.pack.outputs) < kept
+    assert all(np.isfinite(np.asarray(output)).all() for output in compiled.outputs(Inputs(1 << 20)))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s64", "pred"])
+def test_long_inputs_are_made_on_the_device_of_the_same_values(dtype: str) -> None:
+    first, second = Inputs(1 << 30).take([Vector(dtype, 9_000_001), Vector(dtype, 9_000_001)])
+    short = np.asarray(Inputs(1 << 30).take([Vector(dtype, 1 << 16)])[0])
+    assert first.shape == (9_000_001,)
+    assert first.dtype == short.dtype
+    np.testing.assert_array_equal(np.asarray(first), np.resize(short, 9_000_001))
+    assert (np.asarray(first) != np.asarray(second)).any()
+
+
+def test_runs_are_cut_down_to_the_time_there_is(
+    compiler: PackCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = compiler.compile(kernels())
-    assert compiled.measure(Inputs(1 << 20), 2, 50, seconds=0.02).shape[1] < 100
-    with pytest.raises(UnsupportedError, match="too long to repeat"):
-        compiled.measure(Inputs(1 << 20), 2, 50, seconds=1e-9)
+    monkeypatch.setattr(packs.time, "perf_counter", itertools.count(0.0, 0.1).__next__)
+    assert compiled.measure(Inputs(1 << 20), 2, 50, seconds=1.05).shape[1] == 10
+    with pytest.raises(UnsupportedError, match=r"one run of \d+ kernels takes 0.1 s, too long to repeat"):
+        compiled.measure(Inputs(1 << 20), 2, 50, seconds=0.1)
+
+
+def test_a_carrier_that_jax_compiles_by_itself_is_refused(compiler: PackCompiler) -> None:
+    jaxlink.uninstall()
+    with pytest.raises(UnsupportedError, match="compiled past us"):
+        compiler.compile(kernels())
 
 
 def test_what_xla_refuses_is_an_error_and_the_carrier_does_not_run_instead(compiler: PackCompiler) -> None:
