@@ -55,6 +55,8 @@ class ReportConfig(msgspec.Struct, forbid_unknown_fields=True):
     """What is tried beside the model itself."""
 
     leave_one_out: bool = True
+    left_out: dict[str, Any] = {}
+    """Settings of those trainings that differ."""
     fine_tune: list[int] = []
     """Numbers of samples of a left-out model to fine-tune on."""
     compare: dict[str, dict[str, Any]] = {}
@@ -205,10 +207,15 @@ class Run:
         if weights is not None:
             save_file(exported, weights)
         self.report["inference"] = self.inference(exported, split)
+        self.write()
+
+    def comparisons(self) -> None:
+        """Other networks and losses on split (a)."""
+        config, section = self.config.split, self.report["unseen_structures"]
+        split = random_split(self.data, config.seed, config.test, config.validation)
         for name, changes in self.config.report.compare.items():
-            other = settings_of({**self.config.train, **changes})
-            compared = self.trained(name, split, other)
-            section[name] = self.judged(training.predict(compared, data, split.test), split)
+            compared = self.trained(name, split, settings_of({**self.config.train, **changes}))
+            section[name] = self.judged(training.predict(compared, self.data, split.test), split)
         self.write()
 
     def inference(self, exported: Any, split: Split) -> dict[str, Any]:
@@ -233,9 +240,10 @@ class Run:
         """Split (b): every model once left out; then a little of it to fine-tune on."""
         section: dict[str, Any] = {}
         self.report["leave_one_model_out"] = section
+        settings = settings_of({**self.config.train, **self.config.report.left_out})
         for model in sorted(set(self.data.model.tolist())):
             split = model_split(self.data, model, self.config.split.seed, self.config.split.validation)
-            network = self.trained(f"without_{model}", split, self.settings)
+            network = self.trained(f"without_{model}", split, settings)
             section[model] = {
                 "network": self.judged(training.predict(network, self.data, split.test), split),
                 **self.baselines(split),
@@ -326,6 +334,7 @@ def main() -> int:
         run.unseen_structures(args.weights, start)
         if config.report.leave_one_out and not args.start:
             run.left_out_models()
+        run.comparisons()
         run.figures()
         run.write()
     except (DiscoError, OSError, ValueError, TypeError) as error:
