@@ -156,7 +156,7 @@ def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) ->
     for member in members[:count]:
         for slot in range(tables.node[at.OPERANDS_AT, member], tables.node[at.EXTENTS_AT, member], 2):
             _, count = _local(members, count, tables.edge[slot], scratch)
-    return min(count, scratch.value.shape[1])
+    return int(min(count, scratch.value.shape[1]))
 
 
 @compiled
@@ -288,7 +288,7 @@ def _kernel_row(
     row[column + 3] = rank
     row[column + 4] = np.log2(minor + 1.0)
     row[column + 5] = np.log2(major + 1.0)
-    return estimate
+    return float(estimate)
 
 
 @compiled

@@ -82,7 +82,7 @@ def digests(batch: Batch) -> NDArray[np.uint64]:
 
 
 @compiled
-def _mixed(a: int, b: int, value: int) -> tuple[int, int]:
+def _mixed(a: np.uint64, b: np.uint64, value: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Two multiplicative hashes side by side."""
     a = (a ^ value) * np.uint64(0x9E3779B97F4A7C15)
     b = (b + value + np.uint64(1)) * np.uint64(0xD1342543DE82EF95)

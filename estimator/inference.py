@@ -336,4 +336,4 @@ def _dense(net: Network, pooled: Array) -> float:
     result = np.float32(net.output)
     for j in range(second.size):
         result += max(second[0, j], np.float32(0)) * net.dense3[j]
-    return result
+    return float(result)

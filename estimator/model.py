@@ -54,7 +54,7 @@ class GraphBatch(NamedTuple):
         )  # fmt: skip
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(nn.Module):  # type: ignore[misc]
     """A multi-head graph attention layer: equation 1, heads side by side."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -90,7 +90,7 @@ class AttentionLayer(nn.Module):
         return nodes + heard if self.is_residual else heard
 
 
-class FusedOpNet(nn.Module):
+class FusedOpNet(nn.Module):  # type: ignore[misc]
     """The whole network. Inputs are standardised by ``*_mean`` and ``*_scale``, set by :meth:`standardise`."""
 
     def __init__(self, architecture: Architecture) -> None:

@@ -98,7 +98,7 @@ class Grower:
         return all(reader in inside for reader in readers(self.graph, node))
 
     def _target_size(self) -> int:
-        return round(2 * (self.growth.most_members / 2) ** self.dice.random())
+        return round(2.0 * float((self.growth.most_members / 2) ** self.dice.random()))
 
     def _grown(self, group: _Group) -> _Group | None:
         if self.dice.random() < self.growth.by_reader:

@@ -230,7 +230,8 @@ def imported(weights: Weights) -> FusedOpNet:
     network.load_state_dict(
         {name: torch.from_numpy(tensor.copy()) for name, tensor in weights.tensors.items()}
     )
-    return network.eval()
+    network.eval()
+    return network
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -144,7 +144,9 @@ def _architecture(body: Any) -> Architecture:
     names = {field.name for field in fields(Architecture)}
     if set(body) != names:
         raise ValueError(f"the architecture has {sorted(body)}, expected {sorted(names)}")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in body.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in body.items()
+    }
     return Architecture(**values)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
-from disco_hlo.estimator.model import estimator_for
+from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile

@@ -232,7 +232,11 @@ class CompiledPack:
                 f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
             )
         repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
-        return [(trace.collect(lambda: self._run(arguments), repeats), repeats) for _ in range(sessions)]
+
+        def run_once() -> None:
+            self._run(arguments)
+
+        return [(trace.collect(run_once, repeats), repeats) for _ in range(sessions)]
 
     def outputs(self, inputs: Inputs) -> list[Any]:
         """Run once; the results of all kernels as vectors, in their order."""

@@ -30,7 +30,9 @@ def test_rows_are_the_measured_samples(path: Path, data: TrainingData) -> None:
     with Dataset(path) as dataset:
         measured, samples = dataset.measurements(), dataset.samples()
     assert len(data) == len(samples) == len(data.known.estimate_ns) == len(data.blind.estimate_ns)
-    expected = [np.log(label_ns(measured[s.id])) for s in sorted(samples, key=lambda s: (s.source, s.id))]
+    expected = [
+        np.log(label_ns(measured[s.id], "gpu")) for s in sorted(samples, key=lambda s: (s.source, s.id))
+    ]
     np.testing.assert_allclose(data.log_ns, expected)
     assert sorted(set(data.model.tolist())) == ["one", "two"]
     assert data.is_single.sum() == 60
@@ -47,8 +49,13 @@ def test_known_features_hold_the_measured_single_ops_and_blind_ones_do_not(data:
 
 def test_the_label_is_the_middle_of_the_packs() -> None:
     times = [Measurement(low, low + 10, 1, 30, 0.0) for low in (100, 300, 110)]
-    assert label_ns(times) == 110
-    assert label_ns(times[:2]) == 200
+    assert label_ns(times, "gpu") == 110
+    assert label_ns(times[:2], "gpu") == 200
+
+
+def test_the_label_is_the_least_of_the_packs_where_other_work_disturbs() -> None:
+    times = [Measurement(low, low + 10, 1, 30, 0.5) for low in (110, 300, 100)]
+    assert label_ns(times, "cpu") == 100
 
 
 def test_a_random_split_tests_fused_ops_that_training_never_sees(data: TrainingData) -> None:
