@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
-from disco_hlo.estimator.jit import compiled
 from disco_hlo.estimator.kernel_cost import (
     MAXIMUM_CONTEXTS,
     Scratch,
@@ -24,6 +23,8 @@ from disco_hlo.estimator.kernel_cost import (
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
 from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled
 
 _IS_READ: Final = spec.NODE.index("is_read")
 _IS_RESULT: Final = spec.NODE.index("is_result")

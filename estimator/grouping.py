@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.jit import compiled
 from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled
 
 Ids = NDArray[np.int32]
 Starts = NDArray[np.int64]

@@ -15,10 +15,10 @@ import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.jit import compiled_fast
 from disco_hlo.estimator.weights import Weights
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled_fast
 from disco_hlo.errors import ProfileError
 
 Array = NDArray[np.float32]
