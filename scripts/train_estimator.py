@@ -273,7 +273,9 @@ class Run:
     def figures(self) -> None:
         """Curves and error distribution as SVG."""
         curves = {
-            name: [(e.number + 1, e.validation_error) for e in curve] for name, curve in self.curves.items()
+            name: [(e.number + 1, e.validation_error) for e in curve]
+            for name, curve in self.curves.items()
+            if not name.startswith("without_")
         }
         (self.out / "curves.svg").write_text(lines(curves, "epoch", "validation error"))
         found = self.report["error_distribution"]
