@@ -43,6 +43,11 @@ def compiled_fast(function: Function) -> Function:
     return _compiled(function, {"fastmath": _FAST})
 
 
+def inner_fast(function: Function) -> Function:
+    """:func:`compiled_fast` for what only compiled functions call."""
+    return _compiled(function, {"fastmath": _FAST, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
 def _compiled(function: Function, options: dict[str, Any]) -> Function:
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     if directory is None:

@@ -24,7 +24,7 @@ from disco_hlo.estimator.kernel_cost import (
 from disco_hlo.estimator.kernel_tables import KernelTables
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 _IS_READ: Final = spec.NODE.index("is_read")
 _IS_RESULT: Final = spec.NODE.index("is_result")
@@ -148,7 +148,7 @@ def encode_kernels(graph: GraphFeatures, kernels: Kernels, scratch: Scratch, bat
         _edge_rows(graph.tables, members, count, nodes, values, scratch, start, batch)
 
 
-@compiled
+@inner
 def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) -> int:
     """Register members and reads, each computed once; the number of values."""
     count = min(members.size, scratch.value.shape[1])
@@ -160,7 +160,7 @@ def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) ->
     return int(min(count, scratch.value.shape[1]))
 
 
-@compiled
+@inner
 def _values(
     tables: KernelTables,
     members: NDArray[np.int32],
@@ -198,7 +198,7 @@ def _values(
     return found
 
 
-@compiled
+@inner
 def _post_order(
     tables: KernelTables,
     members: NDArray[np.int32],
@@ -241,7 +241,7 @@ def _post_order(
     return numbered
 
 
-@compiled
+@inner
 def _kernel_row(
     graph: GraphFeatures,
     members: NDArray[np.int32],
@@ -292,7 +292,7 @@ def _kernel_row(
     return float(estimate)
 
 
-@compiled
+@inner
 def _node_rows(
     graph: GraphFeatures,
     members: NDArray[np.int32],
@@ -326,7 +326,7 @@ def _node_rows(
         batch.node[start + values.number[_place(members, result)], _IS_RESULT] = 1
 
 
-@compiled
+@inner
 def _edge_rows(
     tables: KernelTables,
     members: NDArray[np.int32],
@@ -382,7 +382,7 @@ def _edge_rows(
             filled[other] += 1
 
 
-@compiled
+@inner
 def _relation(tables: KernelTables, reader: int, slot: int, row: NDArray[np.float32]) -> None:
     """How the index of ``reader`` becomes that of its operand at ``slot``."""
     operand, map_at = tables.edge[slot], tables.edge[slot + 1]

@@ -6,7 +6,7 @@ import numpy as np
 from disco_hlo.estimator.encoding import Batch
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 
 Ids = NDArray[np.int32]
 Starts = NDArray[np.int64]
@@ -82,7 +82,7 @@ def digests(batch: Batch) -> NDArray[np.uint64]:
     return found
 
 
-@compiled
+@inner
 def _mixed(a: np.uint64, b: np.uint64, value: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Two multiplicative hashes side by side."""
     a = (a ^ value) * np.uint64(0x9E3779B97F4A7C15)

@@ -18,7 +18,7 @@ from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.weights import Weights
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled_fast
+from disco_hlo.compiled import compiled_fast, inner_fast
 from disco_hlo.errors import ProfileError
 
 Array = NDArray[np.float32]
@@ -182,7 +182,7 @@ def _predict(net: Network, batch: Batch, out: Array) -> None:
         out[kernel] = min(max(_dense(net, pooled), net.lowest), net.highest)
 
 
-@compiled_fast
+@inner_fast
 def _multiply(vectors: Array, matrix: Array, bias: Array, out: Array) -> None:
     """``vectors`` [r, n] times ``matrix`` [n, m], plus ``bias`` [m], into the first rows of ``out`` [.., m]."""
     for r in range(vectors.shape[0]):
@@ -201,7 +201,7 @@ def _multiply(vectors: Array, matrix: Array, bias: Array, out: Array) -> None:
                 row[j] += v0 * m0[j]
 
 
-@compiled_fast
+@inner_fast
 def _embed(
     op: Array, matrix: Array, columns: NDArray[np.int64], ops: NDArray[np.int32], numbers: Array, out: Array
 ) -> None:
@@ -215,7 +215,7 @@ def _embed(
                 row[j] += value * line[j]
 
 
-@compiled_fast
+@inner_fast
 def _send(node: Array, message: Array, bias: Array, sent: Array) -> None:
     """What every node says, and its scores as source and as target, from its normalised numbers."""
     count, width = node.shape
@@ -235,7 +235,7 @@ def _send(node: Array, message: Array, bias: Array, sent: Array) -> None:
     _multiply(normed, message, bias, sent)
 
 
-@compiled_fast
+@inner_fast
 def _attend(sent: Array, incoming: NDArray[np.int64], source: NDArray[np.int64], score: Array) -> None:
     """Scores of edges become shares of attention: for every node and head, a softmax over the incoming edges."""
     heads = score.shape[1]
@@ -259,7 +259,7 @@ def _attend(sent: Array, incoming: NDArray[np.int64], source: NDArray[np.int64],
                 score[edge, head] /= total
 
 
-@compiled_fast
+@inner_fast
 def _receive(
     sent: Array,
     incoming: NDArray[np.int64],
@@ -296,7 +296,7 @@ def _receive(
             out[j] += heard[j] if heard[j] > 0 else heard[j] * _NODE_SLOPE
 
 
-@compiled_fast
+@inner_fast
 def _pooled(pooling: NDArray[np.int64], node: Array, numbers: Array, kernel: Array) -> Array:
     """The embeddings of all nodes as one, and the kernel's numbers behind it."""
     count, width = node.shape
@@ -327,7 +327,7 @@ def _pooled(pooling: NDArray[np.int64], node: Array, numbers: Array, kernel: Arr
     return pooled
 
 
-@compiled_fast
+@inner_fast
 def _dense(net: Network, pooled: Array) -> float:
     first = np.empty((1, net.dense1_bias.size), np.float32)
     _multiply(pooled.reshape(1, -1), net.dense1, net.dense1_bias, first)
