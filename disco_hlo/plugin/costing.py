@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
+from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
@@ -14,12 +15,12 @@ from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, spee
 
 
 def costs_of(profile: Profile, graphs: Sequence[Graph]) -> MeasuredCosts:
-    """Measured times where the profile has them, else the analytical model calibrated by it."""
-    base = DeviceModel(
-        profile.memory_bandwidth, profile.flops_per_s, hoists=profile.platform.backend == "cpu"
-    )
+    """Measured times where the profile has them, else the estimator for its device, calibrated by it."""
+    platform = profile.platform
+    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=platform.backend == "cpu")
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
-    return MeasuredCosts(profile, AnalyticModel(calibrated(base, measured_ops(graphs, times))))
+    device = calibrated(base, measured_ops(graphs, times))
+    return MeasuredCosts(profile, estimator_for(platform.backend, platform.device_kind, device, times))
 
 
 def machine_of(profile: Profile) -> MachineModel:

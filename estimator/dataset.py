@@ -1,0 +1,337 @@
+"""The file that measured fused ops live in: samples, their times, and where both came from.
+
+One SQLite file for one kind of device (DisCo, section 5.2). It holds the modules themselves, so
+that features can be computed again when their definition changes, and every single measurement,
+so that the noise of measuring is known. Samples are told apart by their structural key; a second
+one of the same structure is not stored, whatever model it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from disco_hlo.estimator.samples import FusedOp
+
+from disco_hlo.errors import ProfileError
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x64697366  # "disf"
+_MOST_MODULE_BYTES = 1 << 30
+_TABLES = (
+    "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE source (id INTEGER PRIMARY KEY, model TEXT NOT NULL, name TEXT NOT NULL UNIQUE,"
+    " fingerprint TEXT NOT NULL, module BLOB NOT NULL)",
+    "CREATE TABLE sample (id INTEGER PRIMARY KEY, source INTEGER NOT NULL REFERENCES source,"
+    " key TEXT NOT NULL UNIQUE, members BLOB NOT NULL, results BLOB NOT NULL, kind TEXT NOT NULL,"
+    " config TEXT NOT NULL)",
+    "CREATE TABLE measurement (sample INTEGER NOT NULL REFERENCES sample, pack INTEGER NOT NULL,"
+    " low_ns INTEGER NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL,"
+    " repeats INTEGER NOT NULL, load REAL NOT NULL)",
+    "CREATE INDEX measurement_sample ON measurement (sample)",
+    "CREATE TABLE failure (sample INTEGER PRIMARY KEY REFERENCES sample, reason TEXT NOT NULL)",
+    "CREATE TABLE attempt (sample INTEGER PRIMARY KEY REFERENCES sample, pack INTEGER NOT NULL,"
+    " worker INTEGER NOT NULL)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A captured training step."""
+
+    id: int
+    model: str
+    """Its model (``bert``): leave-one-model-out leaves out all sources of one."""
+    name: str
+    """Model, size and what was changed in it."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A fused op of a source."""
+
+    id: int
+    source: int
+    key: str
+    op: FusedOp
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Times of one sample in one pack, over all its runs."""
+
+    low_ns: int
+    """Lower quartile: on a busy CPU the others only add to it."""
+    median_ns: int
+    spread_ns: int
+    """Half the distance between the quartiles."""
+    repeats: int
+    load: float
+    """Processes that wanted to run, per core, while it was measured (0 on GPU)."""
+
+
+class Dataset:
+    """The data set in the file ``path``, created where it does not exist.
+
+    Raises:
+        ProfileError: the file is no data set, is damaged, or is of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._errors():
+            self._connection = sqlite3.connect(path, timeout=30)
+            self._connection.execute("PRAGMA foreign_keys = ON")
+        try:
+            with self._errors():
+                self._prepare()
+        except ProfileError:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the object is of no use afterwards."""
+        self._connection.close()
+
+    # What it is about ---------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """Provenance: device, versions, how it was measured."""
+        rows = self._rows("SELECT name, value FROM about ORDER BY name")
+        try:
+            return {name: json.loads(value) for name, value in rows}
+        except ValueError as error:
+            raise ProfileError(f"{self.path} is damaged: its provenance is no JSON: {error}") from error
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Note provenance; :class:`ProfileError` where it contradicts what is noted already."""
+        known = self.about()
+        for name, value in facts.items():
+            if name in known and known[name] != value:
+                raise ProfileError(
+                    f"{self.path} was measured with {name} = {known[name]!r}, this is {value!r}; use another file"
+                )
+        rows = [
+            (name, json.dumps(value, sort_keys=True)) for name, value in facts.items() if name not in known
+        ]
+        with self._writing() as connection:
+            connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
+
+    # Sources and samples ------------------------------------------------------------------------
+
+    def add_source(self, model: str, name: str, fingerprint: str, module: bytes) -> Source:
+        """Store a captured module; the one already there under this name where its fingerprint is the same."""
+        for found in self.sources():
+            if found.name == name:
+                if found.fingerprint != fingerprint:
+                    raise ProfileError(
+                        f"{self.path} holds another {name}: the model has changed; use another file"
+                    )
+                return found
+        with self._writing() as connection:
+            cursor = connection.execute(
+                "INSERT INTO source (model, name, fingerprint, module) VALUES (?, ?, ?, ?)",
+                (model, name, fingerprint, zlib.compress(module, 9)),
+            )
+        assert cursor.lastrowid is not None
+        return Source(cursor.lastrowid, model, name, fingerprint)
+
+    def sources(self) -> list[Source]:
+        """All captured steps, in the order they came."""
+        return [
+            Source(*row) for row in self._rows("SELECT id, model, name, fingerprint FROM source ORDER BY id")
+        ]
+
+    def module(self, source: Source) -> bytes:
+        """The serialized module of a source."""
+        ((packed,),) = self._rows("SELECT module FROM source WHERE id = ?", (source.id,))
+        try:
+            unpacker = zlib.decompressobj()
+            return unpacker.decompress(packed, _MOST_MODULE_BYTES)
+        except zlib.error as error:
+            raise ProfileError(
+                f"{self.path} is damaged: the module of {source.name} does not unpack"
+            ) from error
+
+    def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:
+        """Store fused ops by structural key; returns how many were new."""
+        rows = [
+            (source.id, key, _packed(op.members), _packed(op.results), op.kind, op.config)
+            for key, op in ops.items()
+        ]
+        with self._writing() as connection:
+            before = connection.total_changes
+            connection.executemany(
+                "INSERT OR IGNORE INTO sample (source, key, members, results, kind, config) VALUES (?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+            return connection.total_changes - before
+
+    def samples(self, source: Source | None = None) -> list[Sample]:
+        """The fused ops (of one source), in the order they came."""
+        where, values = ("WHERE source = ?", (source.id,)) if source else ("", ())
+        query = f"SELECT id, source, key, members, results, kind, config FROM sample {where} ORDER BY id"
+        found = []
+        for id_, source_id, key, members, results, kind, config in self._rows(query, values):
+            found.append(
+                Sample(id_, source_id, key, FusedOp(_unpacked(members), _unpacked(results), kind, config))
+            )
+        return found
+
+    # Measurements -------------------------------------------------------------------------------
+
+    def pending(self, times: int = 1) -> list[Sample]:
+        """Samples measured fewer than ``times`` times that have not failed."""
+        wanted = set(self._pending_ids(times))
+        return [sample for sample in self.samples() if sample.id in wanted]
+
+    def _pending_ids(self, times: int, at_least: int = 0) -> list[int]:
+        query = (
+            "SELECT sample.id FROM sample LEFT JOIN measurement ON measurement.sample = sample.id"
+            " WHERE sample.id NOT IN (SELECT sample FROM failure)"
+            " GROUP BY sample.id HAVING COUNT(measurement.pack) BETWEEN ? AND ? ORDER BY sample.id"
+        )
+        return [row[0] for row in self._rows(query, (at_least, times - 1))]
+
+    def claim(
+        self,
+        times: int,
+        choose: Callable[[Sequence[int]], Sequence[int]],
+        worker: int = 0,
+        at_least: int = 0,
+    ) -> tuple[int, list[int]]:
+        """Note that a pack is about to be compiled: its number, and the ids of its samples, none when all is done.
+
+        ``choose`` picks from the ids that :meth:`pending` would give, less those that another pack holds, and
+        those measured fewer than ``at_least`` times.
+        Processes that claim at once get different samples. What is claimed and neither recorded, failed nor
+        forgotten when the file is next opened killed the process.
+        """
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+        with self._writing() as connection:
+            held = {row[0] for row in connection.execute("SELECT sample FROM attempt")}
+            chosen = list(choose([id_ for id_ in self._pending_ids(times, at_least) if id_ not in held]))
+            return self._attempt(connection, chosen, worker), chosen
+
+    def begin(self, samples: Iterable[Sample], worker: int = 0) -> int:
+        """:meth:`claim` for samples that are known already; returns the number of the pack."""
+        with self._writing() as connection:
+            return self._attempt(connection, [sample.id for sample in samples], worker)
+
+    def _attempt(self, connection: sqlite3.Connection, ids: Sequence[int], worker: int) -> int:
+        query = "SELECT MAX(pack) FROM (SELECT pack FROM measurement UNION ALL SELECT pack FROM attempt)"
+        ((last,),) = connection.execute(query).fetchall()
+        pack = (last or 0) + 1
+        rows = [(id_, pack, worker) for id_ in ids]
+        connection.executemany("INSERT OR REPLACE INTO attempt VALUES (?, ?, ?)", rows)
+        return pack
+
+    def interrupted(self, worker: int = 0, workers: int = 1) -> list[list[Sample]]:
+        """The packs that this of ``workers`` processes began and never ended, each by its samples."""
+        query = "SELECT sample, pack FROM attempt WHERE worker % ? = ?"
+        attempts = dict(self._rows(query, (workers, worker)))
+        packs: dict[int, list[Sample]] = {}
+        for sample in self.samples() if attempts else []:
+            if sample.id in attempts:
+                packs.setdefault(attempts[sample.id], []).append(sample)
+        return [packs[pack] for pack in sorted(packs)]
+
+    def record(self, pack: int, measured: Mapping[int, Measurement]) -> None:
+        """Store the times of a pack by sample id, and that it ended."""
+        rows = [
+            (sample, pack, m.low_ns, m.median_ns, m.spread_ns, m.repeats, m.load)
+            for sample, m in measured.items()
+        ]
+        with self._writing() as connection:
+            connection.executemany("INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            connection.execute("DELETE FROM attempt WHERE pack = ?", (pack,))
+
+    def forget(self, pack: int) -> None:
+        """Note that a pack ended without times, for a reason that is none of its samples'."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM attempt WHERE pack = ?", (pack,))
+
+    def fail(self, sample: Sample, reason: str) -> None:
+        """Note why a sample cannot be measured; it is not tried again."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO failure VALUES (?, ?)", (sample.id, reason[:1000]))
+            connection.execute("DELETE FROM attempt WHERE sample = ?", (sample.id,))
+
+    def measurements(self) -> dict[int, list[Measurement]]:
+        """All measurements by sample id, in the order they were taken."""
+        found: dict[int, list[Measurement]] = {}
+        query = (
+            "SELECT sample, low_ns, median_ns, spread_ns, repeats, load FROM measurement ORDER BY pack, rowid"
+        )
+        for sample, *values in self._rows(query):
+            found.setdefault(sample, []).append(Measurement(*values))
+        return found
+
+    def failures(self) -> dict[int, str]:
+        """Reasons by sample id."""
+        return dict(self._rows("SELECT sample, reason FROM failure ORDER BY sample"))
+
+    # The file -----------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        ((version,),) = self._rows("PRAGMA user_version")
+        ((application,),) = self._rows("PRAGMA application_id")
+        tables = self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if not tables and not version:
+            with self._writing() as connection:
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            return
+        if application != _APPLICATION_ID:
+            raise ProfileError(f"{self.path} is no data set of fused ops")
+        if version != SCHEMA_VERSION:
+            raise ProfileError(
+                f"{self.path} is of version {version}; this program reads version {SCHEMA_VERSION}"
+            )
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        with self._errors():
+            return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._errors(), self._connection:
+            yield self._connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ProfileError(f"{self.path} cannot be used as a data set of fused ops: {error}") from error
+
+
+def _packed(ids: Iterable[int]) -> bytes:
+    return np.array(list(ids), "<i4").tobytes()
+
+
+def _unpacked(data: bytes) -> tuple[int, ...]:
+    try:
+        return tuple(np.frombuffer(data, "<i4").tolist())
+    except ValueError as error:
+        raise ProfileError(f"a sample of {len(data)} bytes is damaged: {error}") from error

@@ -1,0 +1,157 @@
+"""What the estimator sees of a fused op: a small graph with numbers on its nodes and edges.
+
+DisCo, section 4.3.1: op type, input and output sizes and the measured time of each op, and who
+feeds whom. Added is what the analytical estimate knows: how often each value is computed inside
+the kernel, whether memory is read along or across its grain, and the estimate itself. Times are
+learned relative to it (``log(time / estimate)``), so that an error means the same at one microsecond
+and at ten milliseconds.
+
+Values are numbered in post-order from the kernel's results, so equal structure gives equal features,
+wherever and in whatever step it stands. ``feature_spec`` names the numbers, ``encoding`` computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator import kernel_tables as at
+from disco_hlo.estimator.analytic import AnalyticModel
+from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernels, room
+from disco_hlo.estimator.kernel_cost import Scratch
+from disco_hlo.estimator.kernel_tables import array_of
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph, Node, Shape
+
+_TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
+_FLOATS = ("f", "b", "c")
+_SHAPE_NUMBERS = spec.NODE.index("evaluation_ns")
+
+
+def kernels_of(
+    members: Sequence[Sequence[int]], results: Sequence[Sequence[int]], tiled: Sequence[bool]
+) -> Kernels:
+    """:class:`Kernels` from lists; members and results ascending, at least one result each."""
+    return Kernels(*_flat(members), *_flat(results), np.array(tiled, np.bool_))
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    start = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(ids) for ids in lists], out=start[1:])
+    return np.array([id_ for ids in lists for id_ in ids], np.int32), start
+
+
+def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str, float]) -> GraphFeatures:
+    """The numbers of a step's own ops; ``times_ns`` are measured times of single ops by ``Node.key``."""
+    tables = analytic.tables(graph)
+    estimated = np.maximum(analytic.nodes_ns(graph), 1).astype(np.float64)
+    alone = np.array([times_ns.get(node.key, 0.0) for node in graph.nodes], np.float64)
+    is_measured = alone > 0
+    alone = np.where(is_measured, alone, estimated)
+    static = np.zeros((len(graph), spec.STATIC), np.float32)
+    for node in graph.nodes:
+        static[node.id, :_SHAPE_NUMBERS] = _shape_numbers(graph, node)
+    static[:, _SHAPE_NUMBERS] = np.log2(1000 * tables.value[at.ELEMENT_NS] + 1)
+    static[:, _SHAPE_NUMBERS + 1] = np.log2(alone + 1)
+    static[:, _SHAPE_NUMBERS + 2] = np.log2(alone / estimated)
+    static[:, _SHAPE_NUMBERS + 3] = is_measured
+    op = np.array([_TYPE_OF.get(node.opcode, spec.OTHER) for node in graph.nodes], np.int32)
+    work = np.array([[n.flops for n in graph.nodes], [n.transcendentals for n in graph.nodes]], np.float64)
+    return GraphFeatures(tables, op, static, alone, work)
+
+
+def _shape_numbers(graph: Graph, node: Node) -> list[float]:
+    shape = array_of(node.shape)
+    extents = [shape.dims[dimension] for dimension in shape.layout] or [1]
+    operands = [array_of(graph.nodes[operand].shape) for operand in node.operands]
+    reduced, reduces_minor = _reduction(node, operands)
+    return [
+        float(np.log2(shape.element_count + 1)),
+        float(np.log2(shape.size_bytes + 1)),
+        float(np.log2(sum(operand.size_bytes for operand in operands) + 1)),
+        shape.size_bytes / max(shape.element_count, 1),
+        float(shape.dtype.startswith(_FLOATS)),
+        float(len(shape.dims)),
+        float(np.log2(extents[0] + 1)),
+        float(np.log2((*extents, 1)[1] + 1)),
+        float(min((extents[0] & -extents[0]).bit_length() - 1, 7)) if extents[0] else 0.0,
+        float(np.log2(reduced)),
+        reduces_minor,
+    ]
+
+
+def _reduction(node: Node, operands: Sequence[Shape]) -> tuple[int, float]:
+    """(elements that go into one, whether the operand's minor dimension is among what is reduced)."""
+    if node.opcode != "reduce" or not operands:
+        return 1, 0.0
+    result = max(array_of(node.shape).element_count, 1)
+    layout = [dimension for dimension in operands[0].layout if operands[0].dims[dimension] > 1]
+    return max(operands[0].element_count // result, 1), float(bool(layout) and layout[0] in node.dimensions)
+
+
+def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:
+    """Features of fused ops of one step, in their order."""
+    count = kernels.tiled.size
+    most_nodes, most_edges = room(graph.tables, kernels)
+    batch = Batch(
+        node_start=np.zeros(count + 1, np.int64),
+        edge_start=np.zeros(most_nodes + 1, np.int64),
+        op=np.zeros(most_nodes, np.int32),
+        node=np.zeros((most_nodes, len(spec.NODE)), np.float32),
+        neighbour=np.zeros(most_edges, np.int32),
+        edge=np.zeros((most_edges, len(spec.EDGE)), np.float32),
+        kernel=np.zeros((count, len(spec.KERNEL)), np.float32),
+        estimate_ns=np.zeros(count, np.float64),
+    )
+    encode_kernels(graph, kernels, scratch, batch)
+    nodes = int(batch.node_start[-1])
+    edges = int(batch.edge_start[nodes])
+    return batch._replace(
+        edge_start=batch.edge_start[: nodes + 1], op=batch.op[:nodes], node=batch.node[:nodes],
+        neighbour=batch.neighbour[:edges], edge=batch.edge[:edges],
+    )  # fmt: skip
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One batch of several, in their order."""
+    nodes = np.cumsum([0, *(batch.op.size for batch in batches)])
+    edges = np.cumsum([0, *(batch.neighbour.size for batch in batches)])
+    return Batch(
+        node_start=_starts([batch.node_start for batch in batches], nodes),
+        edge_start=_starts([batch.edge_start for batch in batches], edges),
+        op=np.concatenate([batch.op for batch in batches]),
+        node=np.concatenate([batch.node for batch in batches]),
+        neighbour=np.concatenate([b.neighbour + n for b, n in zip(batches, nodes, strict=False)]).astype(
+            np.int32
+        ),
+        edge=np.concatenate([batch.edge for batch in batches]),
+        kernel=np.concatenate([batch.kernel for batch in batches]),
+        estimate_ns=np.concatenate([batch.estimate_ns for batch in batches]),
+    )
+
+
+def _starts(starts: Sequence[NDArray[np.int64]], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    moved = [start[:-1] + offset for start, offset in zip(starts, offsets, strict=False)]
+    return np.concatenate([*moved, offsets[-1:]])
+
+
+def selected(batch: Batch, kernels: NDArray[np.int64]) -> Batch:
+    """The batch of these kernels of ``batch``, in this order."""
+    nodes, node_start = _rows(batch.node_start, kernels)
+    edges, edge_start = _rows(batch.edge_start, nodes)
+    moved = np.repeat(node_start[:-1] - batch.node_start[kernels], np.diff(node_start))
+    moved = np.repeat(moved, np.diff(edge_start))
+    return Batch(
+        node_start, edge_start, batch.op[nodes], batch.node[nodes], (batch.neighbour[edges] + moved).astype(np.int32),
+        batch.edge[edges], batch.kernel[kernels], batch.estimate_ns[kernels],
+    )  # fmt: skip
+
+
+def _rows(start: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(rows of the chosen stretches, where each of these begins among them)."""
+    lengths = start[chosen + 1] - start[chosen]
+    new_start = np.concatenate([[0], np.cumsum(lengths)])
+    rows = np.arange(new_start[-1]) + np.repeat(start[chosen] - new_start[:-1], lengths)
+    return rows, new_start

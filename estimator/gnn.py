@@ -1,0 +1,165 @@
+"""The trained estimator as a cost model: times of op groups that nobody ever ran (DisCo, section 4.3).
+
+The interface is that of :class:`~disco_hlo.estimator.analytic.AnalyticModel`, which it corrects: the network says
+how far the analytical estimate is off. Kernels of equal structure are computed once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from weakref import ref
+
+import numpy as np
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, FusedOps
+from disco_hlo.estimator.encoding import GraphFeatures, Kernels
+from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
+from disco_hlo.estimator.grouping import digests, members_and_results
+from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.weights import Weights, shipped
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.graph import Graph, Kind
+
+_LOGGER = logging.getLogger("disco_hlo")
+_BATCH = 256
+"""Kernels encoded at a time: what they need stays in the second cache."""
+_MOST_KNOWN = 1 << 20
+"""Kernels remembered."""
+
+
+class _Step:
+    """What is kept of one graph."""
+
+    def __init__(self, graph: Graph, features: GraphFeatures) -> None:
+        self.graph = ref(graph)
+        self.features = features
+        counts = [len(users) for users in graph.users]
+        self.user_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.users = np.fromiter(chain.from_iterable(graph.users), np.int32, sum(counts))
+
+
+class GnnModel:
+    """Estimated times of single ops and op groups of any graph on one device.
+
+    Args:
+        weights: a trained network.
+        times_ns: measured times of single ops by ``Node.key``, as far as there are any.
+        device: the analytical estimate to correct, instead of the one it was trained with.
+
+    Raises:
+        ProfileError: the weights are of a network that has no compiled form.
+    """
+
+    def __init__(
+        self, weights: Weights, times_ns: Mapping[str, float] | None = None, device: DeviceModel | None = None
+    ) -> None:
+        self.weights = weights
+        self.analytic = AnalyticModel(device or weights.device)
+        self._network = network(weights)
+        self._times_ns = dict(times_ns or {})
+        self._steps: dict[int, _Step] = {}
+        self._known: dict[tuple[int, int], float] = {}
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
+
+        Library calls and loops are the analytical model's; parameters, constants, free nodes and
+        all-reduces are 0.
+        """
+        times = self.analytic.nodes_ns(graph)
+        alone = [(node.id,) for node in graph.nodes if node.kind is Kind.FUSIBLE]
+        if alone:
+            kernels = kernels_of(alone, alone, [False] * len(alone))
+            times[[node for (node,) in alone]] = self._times(graph, kernels)
+        return times
+
+    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
+        """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
+        times = np.zeros(len(groups), np.int64)
+        for first in range(0, len(groups), _BATCH):
+            part = groups[first : first + _BATCH]
+            times[first : first + _BATCH] = self._times(graph, self._kernels(graph, part))
+        return times
+
+    def kernels_ns(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending, and
+        returns results[result_at[i] : result_at[i + 1]]; launch not included."""
+        times = np.zeros(len(member_at) - 1, np.int64)
+        for first in range(0, len(times), _BATCH):
+            start, back = member_at[first : first + _BATCH + 1], result_at[first : first + _BATCH + 1]
+            kernels = Kernels(
+                members[start[0] : start[-1]].astype(np.int32), start - start[0],
+                results[back[0] : back[-1]].astype(np.int32), back - back[0], np.zeros(len(start) - 1, np.bool_),
+            )  # fmt: skip
+            times[first : first + _BATCH] = self._times(graph, kernels)
+        return times
+
+    def _step(self, graph: Graph) -> _Step:
+        """By identity: hashing a graph takes longer than estimating a group of it."""
+        known = self._steps.get(id(graph))
+        if known is None or known.graph() is not graph:
+            known = _Step(graph, graph_features(graph, self.analytic, self._times_ns))
+            self._steps[id(graph)] = known
+        return known
+
+    def _kernels(self, graph: Graph, groups: Sequence[FusedOps]) -> Kernels:
+        step = self._step(graph)
+        start = np.zeros((2, len(groups) + 1), np.int64)
+        np.cumsum([len(group.nodes) for group in groups], out=start[0, 1:])
+        np.cumsum([len(group.duplicates) for group in groups], out=start[1, 1:])
+        owned = np.fromiter(chain.from_iterable(g.nodes for g in groups), np.int32, start[0, -1])
+        copied = np.fromiter(chain.from_iterable(g.duplicates for g in groups), np.int32, start[1, -1])
+        flat = members_and_results(owned, start[0], copied, start[1], step.users, step.user_start, graph.root)
+        return Kernels(*flat, np.array([group.kind == "triton" for group in groups], np.bool_))
+
+    def _times(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        batch = encode(self._step(graph).features, kernels, self.analytic.scratch(graph))
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        first, second = digests(batch).T.tolist()
+        keys = list(zip(first, second, strict=True))
+        fresh = {key: position for position, key in enumerate(keys) if key not in self._known}
+        if fresh:
+            chosen = np.fromiter(fresh.values(), np.int64, len(fresh))
+            computed = predicted_ns(self._network, selected(batch, chosen))
+            self._known.update(zip(fresh, computed.tolist(), strict=True))
+        times: NDArray[np.float64] = np.array([self._known[key] for key in keys])
+        return np.maximum(np.rint(times), 1).astype(np.int64)
+
+
+def estimator_for(
+    backend: str, device_kind: str, local: DeviceModel, times_ns: Mapping[str, float] | None = None
+) -> AnalyticModel | GnnModel:
+    """The best estimator there is for a device: trained where weights ship for it, else the analytical one.
+
+    Args:
+        backend: ``cpu`` or ``gpu``.
+        device_kind: as the profile names it.
+        local: the analytical model as calibrated on this very device.
+        times_ns: measured times of single ops by ``Node.key``.
+    """
+    try:
+        weights = shipped(backend, device_kind)
+        if weights is not None and weights.device_kind == device_kind:
+            return GnnModel(weights, times_ns)
+        if weights is not None:
+            _LOGGER.info(
+                "fused ops on %s: the estimator trained on %s corrects this machine's own analytical estimate",
+                device_kind, weights.device_kind,
+            )  # fmt: skip
+            return GnnModel(weights, times_ns, local)
+        reason = "no estimator was trained for it"
+    except ProfileError as error:
+        reason = str(error)
+    _LOGGER.warning("fused ops on %s are estimated analytically: %s", device_kind, reason)
+    return AnalyticModel(local)

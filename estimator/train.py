@@ -1,0 +1,306 @@
+"""Training of the estimator (DisCo, sections 4.3.3 and 5.2): Adam on mini-batches, stopped by held-out samples.
+
+Which loss: the paper prints ``mean log((y - y')^2)``. Near zero it falls without bound, so a few samples that are
+met exactly outweigh all others, and far off its gradient fades; it is here as ``paper``, cut off at
+``PAPER_FLOOR_US``. The default, ``huber``, is Huber's loss on the difference of logarithms: a relative error
+counts the same at every size, and a badly measured sample does not count more than linearly.
+
+Everything random follows from the seed and the epoch, so a run that was interrupted goes on exactly where its last
+checkpoint left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from disco_hlo.estimator.architecture import Architecture
+from disco_hlo.estimator.features import joined, selected
+from disco_hlo.estimator.model import FusedOpNet, GraphBatch
+from disco_hlo.estimator.training_data import Indices, Split, TrainingData
+from disco_hlo.estimator.weights import Weights
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from disco_hlo.errors import ProfileError
+
+PAPER_FLOOR_US = 1e-3
+LOSSES = ("huber", "relative", "paper")
+_EVALUATED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train."""
+
+    seed: int = 0
+    epochs: int = 80
+    patience: int = 25
+    """Stop after this many epochs without a better validation error."""
+    batch: int = 128
+    learning_rate: float = 2e-3
+    warm_up: float = 0.1
+    """Share of the steps in which the learning rate rises; after that it falls as a cosine."""
+    weight_decay: float = 1e-4
+    loss: str = "huber"
+    huber_delta: float = 0.05
+    """Difference of logarithms beyond which an error counts linearly."""
+    blind_share: float = 0.15
+    """How often a fused op is shown without the measured times of its ops (single ops always are)."""
+    threads: int = 1
+    architecture: Architecture = field(default_factory=Architecture)
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ProfileError(f"loss {self.loss!r}: expected one of {', '.join(LOSSES)}")
+        if min(self.epochs, self.batch, self.patience, self.threads) < 1 or self.learning_rate <= 0:
+            raise ProfileError(
+                "expected at least one epoch, batch size, patience and thread, and a positive learning rate"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One point of the training curves."""
+
+    number: int
+    train_loss: float
+    validation_error: float
+    """Mean relative error."""
+    seconds: float
+
+
+OnEpoch = Callable[[Epoch], None]
+
+
+@dataclass
+class _Progress:
+    network: FusedOpNet
+    optimizer: torch.optim.Optimizer
+    best: dict[str, Tensor]
+    curve: list[Epoch] = field(default_factory=list)
+
+    @property
+    def best_epoch(self) -> Epoch | None:
+        return min(self.curve, key=lambda epoch: epoch.validation_error, default=None)
+
+
+def train(
+    data: TrainingData,
+    split: Split,
+    settings: TrainSettings,
+    *,
+    checkpoint: Path | None = None,
+    start: FusedOpNet | None = None,
+    on_epoch: OnEpoch = lambda _: None,
+) -> tuple[FusedOpNet, list[Epoch]]:
+    """The network of the epoch with the best validation error, and the curves.
+
+    Args:
+        data: all samples.
+        split: which of them to learn from and to stop by.
+        settings: how.
+        checkpoint: written after each epoch; where it exists, training goes on from it.
+        start: a trained network to go on from (fine-tuning); it is not changed.
+        on_epoch: called after each epoch.
+
+    Raises:
+        ProfileError: the checkpoint is damaged or of another training.
+    """
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    network = FusedOpNet(settings.architecture)
+    if start is None:
+        network.standardise(
+            selected(data.known, split.train), _targets(data, settings.architecture)[split.train]
+        )
+    else:
+        network.load_state_dict(start.state_dict())
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    progress = _Progress(network, optimizer, _copied(network))
+    identity = _identity(data, split, settings)
+    if checkpoint is not None and checkpoint.exists():
+        _restore(progress, checkpoint, identity)
+    for number in range(len(progress.curve), settings.epochs):
+        best = progress.best_epoch
+        if best is not None and number - best.number > settings.patience:
+            break
+        epoch = _epoch(progress, data, split, settings, number)
+        progress.curve.append(epoch)
+        if progress.best_epoch is epoch:
+            progress.best = _copied(network)
+        if checkpoint is not None:
+            _save(progress, checkpoint, identity)
+        on_epoch(epoch)
+    network.load_state_dict(progress.best)
+    network.eval()
+    return network, progress.curve
+
+
+def _copied(network: FusedOpNet) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+def _targets(data: TrainingData, architecture: Architecture) -> NDArray[np.float64]:
+    return data.log_ns - np.log(data.known.estimate_ns) if architecture.is_relative else data.log_ns
+
+
+def _epoch(
+    progress: _Progress, data: TrainingData, split: Split, settings: TrainSettings, number: int
+) -> Epoch:
+    started = time.perf_counter()
+    dice = np.random.default_rng([settings.seed, number])
+    order = dice.permutation(split.train)
+    steps = -(-len(order) // settings.batch)
+    network, losses = progress.network.train(), []
+    for step in range(steps):
+        rate = learning_rate(settings, (number * steps + step) / (settings.epochs * steps))
+        for group in progress.optimizer.param_groups:
+            group["lr"] = rate
+        chosen = order[step * settings.batch : (step + 1) * settings.batch]
+        is_blind = data.is_single[chosen] | (dice.random(len(chosen)) < settings.blind_share)
+        batch, log_ns = _batch(data, chosen[~is_blind], chosen[is_blind])
+        loss = loss_of(network.log_times(batch), log_ns, settings)
+        progress.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        progress.optimizer.step()
+        losses.append(loss.item())
+    error = np.abs(np.expm1(predict(network, data, split.validation) - data.log_ns[split.validation]))
+    return Epoch(number, float(np.mean(losses)), float(error.mean()), time.perf_counter() - started)
+
+
+def learning_rate(settings: TrainSettings, progress: float) -> float:
+    """The learning rate after this share of all steps."""
+    if progress < settings.warm_up:
+        return settings.learning_rate * (0.05 + 0.95 * progress / settings.warm_up)
+    after = (progress - settings.warm_up) / max(1 - settings.warm_up, 1e-9)
+    return settings.learning_rate * (0.005 + 0.995 * 0.5 * (1 + float(np.cos(np.pi * min(after, 1.0)))))
+
+
+def _batch(data: TrainingData, known: Indices, blind: Indices) -> tuple[GraphBatch, Tensor]:
+    batch = joined([selected(data.known, known), selected(data.blind, blind)])
+    return GraphBatch.of(batch), torch.from_numpy(data.log_ns[np.concatenate([known, blind])]).float()
+
+
+def loss_of(log_times: Tensor, log_ns: Tensor, settings: TrainSettings) -> Tensor:
+    """The loss of predicted logarithms of times in ns."""
+    if settings.loss == "huber":
+        return torch.nn.functional.smooth_l1_loss(log_times, log_ns, beta=settings.huber_delta)
+    if settings.loss == "relative":
+        return torch.expm1((log_times - log_ns).clamp(max=3.0)).abs().mean()
+    difference = (log_times.clamp(max=25.0).exp() - log_ns.exp()) / 1e3
+    return torch.log(difference.square() + PAPER_FLOOR_US**2).mean()
+
+
+def predict(
+    network: FusedOpNet, data: TrainingData, chosen: Indices, *, blind: bool = False
+) -> NDArray[np.float64]:
+    """log(time in ns) of the chosen samples."""
+    network.eval()
+    features = data.blind if blind else data.known
+    found = []
+    with torch.no_grad():
+        for first in range(0, len(chosen), _EVALUATED_AT_ONCE):
+            batch = selected(features, chosen[first : first + _EVALUATED_AT_ONCE])
+            found.append(network.log_times(GraphBatch.of(batch)).double().numpy())
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def exported(network: FusedOpNet, data: TrainingData, about: Mapping[str, Any]) -> Weights:
+    """The network as ``inference`` loads it."""
+    tensors = {name: tensor.detach().numpy().copy() for name, tensor in network.state_dict().items()}
+    return Weights(network.architecture, data.device, tensors, about)
+
+
+def imported(weights: Weights) -> FusedOpNet:
+    """Exported weights as a network again, to go on training."""
+    network = FusedOpNet(weights.architecture)
+    network.load_state_dict(
+        {name: torch.from_numpy(tensor.copy()) for name, tensor in weights.tensors.items()}
+    )
+    network.eval()
+    return network
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def _identity(data: TrainingData, split: Split, settings: TrainSettings) -> dict[str, Any]:
+    """What a checkpoint must agree with to be gone on from."""
+    body: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return {
+        **body,
+        "samples": len(data),
+        "train": len(split.train),
+        "labels": round(float(data.log_ns.sum()), 6),
+    }
+
+
+def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
+    tensors = {
+        f"network.{name}": tensor.contiguous() for name, tensor in progress.network.state_dict().items()
+    }
+    tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in progress.best.items()}
+    for number, state in progress.optimizer.state_dict()["state"].items():
+        tensors |= {
+            f"optimizer.{number}.{name}": value.reshape(-1).contiguous() for name, value in state.items()
+        }
+    head = {"training": dict(identity), "curve": [asdict(epoch) for epoch in progress.curve]}
+    draft = path.with_name(f".{path.name}.part")
+    with draft.open("wb") as file:
+        file.write(save_tensors(tensors, {"disco_hlo": json.dumps(head)}))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
+    try:
+        data = path.read_bytes()
+        tensors = load_tensors(data)
+        length = int.from_bytes(data[:8], "little")
+        head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["disco_hlo"])
+        if head["training"] != dict(identity):
+            raise ProfileError(
+                f"{path} is of another training (data, split or settings differ); remove it to start anew"
+            )
+        progress.curve = [Epoch(**epoch) for epoch in head["curve"]]
+        _restore_tensors(progress, tensors)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ProfileError(f"{path} is no usable checkpoint: {error}; remove it to start anew") from error
+
+
+def _restore_tensors(progress: _Progress, tensors: Mapping[str, Tensor]) -> None:
+    for part, target in (("network.", progress.network), ("best.", None)):
+        found = {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+        if target is None:
+            progress.best = found
+        else:
+            target.load_state_dict(found)
+    parameters = [p for group in progress.optimizer.param_groups for p in group["params"]]
+    body = progress.optimizer.state_dict()
+    body["state"] = {}
+    for number, parameter in enumerate(parameters):
+        prefix = f"optimizer.{number}."
+        state = {
+            name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+        }
+        if state:
+            shapes = {
+                name: value.reshape(()) if name == "step" else value.view_as(parameter)
+                for name, value in state.items()
+            }
+            body["state"][number] = shapes
+    progress.optimizer.load_state_dict(body)

@@ -1,0 +1,214 @@
+"""Weights files: safetensors with the architecture and the feature specification they belong to.
+
+A file also carries the device model of the analytical estimate that the network corrects, and
+where its training data came from. Nothing in it is executed, and nothing is believed unchecked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.estimator.architecture import Architecture
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from disco_hlo.errors import DiscoError, ProfileError
+
+FORMAT = "disco-hlo fused-op estimator"
+VERSION = 1
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A trained network, ready for ``inference``."""
+
+    architecture: Architecture
+    device: DeviceModel
+    """Of the analytical estimate it was trained to correct."""
+    tensors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    """By their names in ``model.FusedOpNet``."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Provenance: device kind, versions, data, errors on held-out samples."""
+
+    @property
+    def device_kind(self) -> str:
+        """What the training data was measured on."""
+        return str(self.about.get("device_kind", ""))
+
+
+def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a network."""
+    width, heads, columns = architecture.width, architecture.heads, len(architecture.columns)
+    first, second = architecture.dense
+    shapes: dict[str, tuple[int, ...]] = {
+        "output_mean": (1,),
+        "output_range": (2,),
+        "op_embedding.weight": (len(spec.VOCABULARY), width),
+        "node_input.weight": (width, columns),
+        "node_input.bias": (width,),
+        "dense1.weight": (first, architecture.pooled_width),
+        "dense1.bias": (first,),
+        "dense2.weight": (second, first),
+        "dense2.bias": (second,),
+        "dense3.weight": (1, second),
+        "dense3.bias": (1,),
+    }
+    for name, count in (("node", columns), ("edge", len(spec.EDGE)), ("kernel", len(spec.KERNEL))):
+        shapes |= {f"{name}_mean": (count,), f"{name}_scale": (count,)}
+    for number in range(architecture.layers):
+        layer = {
+            "message.weight": (width, width),
+            "source": (heads, width // heads),
+            "target": (heads, width // heads),
+            "bias": (width,),
+        }
+        if architecture.is_residual:
+            layer |= {"norm.weight": (width,), "norm.bias": (width,)}
+        if architecture.uses_edges:
+            layer |= {
+                "edge_score.weight": (heads, len(spec.EDGE)),
+                "edge_message.weight": (width, len(spec.EDGE)),
+            }
+        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def to_bytes(weights: Weights) -> bytes:
+    """The file's contents; equal weights give equal bytes."""
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "features": spec.FEATURES,
+        "architecture": asdict(weights.architecture),
+        "device": asdict(weights.device),
+        "about": dict(weights.about),
+    }
+    tensors = {name: np.ascontiguousarray(weights.tensors[name]) for name in sorted(weights.tensors)}
+    return bytes(save(tensors, {"disco_hlo": json.dumps(about, sort_keys=True, allow_nan=False)}))
+
+
+def from_bytes(data: bytes, source: str) -> Weights:
+    """Read and check a weights file; ``source`` names it in the messages.
+
+    Raises:
+        ProfileError: it is damaged, no weights file, of another version, or made for other features.
+    """
+    head = _head(data, source)
+    if head.get("format") != FORMAT:
+        raise ProfileError(
+            f"{source} holds no weights of the fused-op estimator; make some with scripts/train_estimator.py"
+        )
+    if head.get("version") != VERSION:
+        raise ProfileError(
+            f"{source} is of version {head.get('version')!r}; this program reads version {VERSION}"
+        )
+    if head.get("features") != spec.FEATURES:
+        raise ProfileError(f"{source} was trained on other features than this program computes; train again")
+    try:
+        architecture = _architecture(head["architecture"])
+        device = _device(head["device"])
+        tensors = load(data)
+    except (KeyError, TypeError, ValueError, SafetensorError, DiscoError) as error:
+        raise ProfileError(f"{source} is damaged: {type(error).__name__}: {error}") from error
+    _check(tensors, expected_shapes(architecture), source)
+    about = head.get("about")
+    return Weights(architecture, device, tensors, about if isinstance(about, dict) else {})
+
+
+def _head(data: bytes, source: str) -> dict[str, Any]:
+    """The metadata. safetensors gives it for files only, and reads none it has not checked itself."""
+    try:
+        load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        head = json.loads(metadata.get("disco_hlo", "{}"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ProfileError(f"{source} is no readable safetensors file: {error}") from error
+    return head if isinstance(head, dict) else {}
+
+
+def _architecture(body: Any) -> Architecture:
+    names = {field.name for field in fields(Architecture)}
+    if set(body) != names:
+        raise ValueError(f"the architecture has {sorted(body)}, expected {sorted(names)}")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in body.items()
+    }
+    return Architecture(**values)
+
+
+def _device(body: Any) -> DeviceModel:
+    names = {field.name for field in fields(DeviceModel)}
+    if set(body) != names:
+        raise ValueError(f"the device model has {sorted(body)}, expected {sorted(names)}")
+    streaming = tuple((float(moved), float(time)) for moved, time in body["streaming"])
+    element_ns = {str(opcode): float(time) for opcode, time in body["element_ns"].items()}
+    return DeviceModel(**{**body, "streaming": streaming, "element_ns": element_ns})
+
+
+def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+    if set(tensors) != set(shapes):
+        odd = sorted(set(tensors) ^ set(shapes))
+        raise ProfileError(f"{source} is damaged: missing or unknown tensors {', '.join(odd[:5])}")
+    for name, shape in shapes.items():
+        found = tensors[name]
+        if found.shape != shape or found.dtype != np.float32:
+            raise ProfileError(
+                f"{source} is damaged: {name} is {found.dtype}{list(found.shape)}, expected float32{list(shape)}"
+            )
+        if not np.isfinite(found).all():
+            raise ProfileError(f"{source} is damaged: {name} holds numbers that are not finite")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def save_file(weights: Weights, path: Path) -> None:
+    """Write a weights file, whole or not at all. :class:`ProfileError` where it cannot be written."""
+    try:
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(to_bytes(weights))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise ProfileError(f"cannot write the weights {path}: {error}") from error
+
+
+def load_file(path: Path) -> Weights:
+    """Read a weights file. :class:`ProfileError` says what is wrong with it."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ProfileError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; those are no weights")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(f"cannot read the weights {path}: {error}") from error
+    return from_bytes(data, str(path))
+
+
+def shipped_name(backend: str, device_kind: str) -> str:
+    """File name of the weights of a device: of the GPU's kind; on CPU one file serves every kind."""
+    if backend == "cpu":
+        return "cpu.safetensors"
+    return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-") + ".safetensors"
+
+
+def shipped(backend: str, device_kind: str) -> Weights | None:
+    """The weights that come with the package for this kind of device, or None where there are none."""
+    name = shipped_name(backend, device_kind)
+    file = resources.files("disco_hlo") / "data" / "weights" / name
+    return from_bytes(file.read_bytes(), f"the package's {name}") if file.is_file() else None

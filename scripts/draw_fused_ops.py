@@ -1,0 +1,273 @@
+"""What scripts/sample_fused_ops.py measures: its configuration, captured steps, and fused ops drawn from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import importlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import disco_hlo  # noqa: E402
+
+for place in (str(ROOT), str(ROOT / "disco_hlo")):
+    if place not in disco_hlo.__path__:
+        # profiler/ and others lie beside disco_hlo where nothing is installed.
+        disco_hlo.__path__.append(place)
+
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
+from disco_hlo.estimator.dataset import Dataset  # noqa: E402
+from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
+from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
+from disco_hlo.profiler.keys import group_key  # noqa: E402
+
+from disco_hlo.errors import UnsupportedError  # noqa: E402
+from disco_hlo.hlo.attributes import backend_config  # noqa: E402
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
+from disco_hlo.plan.pack import PackedKernel  # noqa: E402
+from disco_hlo.plugin import jaxlink  # noqa: E402
+
+_ATTEMPTS = 20
+"""Draws for each sample wanted, before a step counts as exhausted."""
+_STORED_AT_ONCE = 400
+
+
+class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """A training step to capture: a model of ``examples/models``, or a file with a module."""
+
+    model: str
+    size: str = ""
+    change: dict[str, Any] = {}
+    """Fields of the model's configuration that differ from its size."""
+    share: float = 1.0
+    """Weight among the model's steps when its samples are divided among them."""
+    file: str = ""
+    """Instead: a serialized HloModuleProto (.pb or .pb.gz), relative to the repository."""
+
+    @property
+    def name(self) -> str:
+        """Model, size and changes."""
+        if self.file:
+            return f"{self.model} {Path(self.file).name}"
+        return f"{self.model} {self.size}" + "".join(
+            f" {key}={self.change[key]}" for key in sorted(self.change)
+        )
+
+
+class MeasureConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """How packs are made and timed."""
+
+    pack_samples: int
+    pack_bytes: int
+    """Most bytes that the kernels of one pack read and return together."""
+    held_bytes: int
+    """Results kept at a time (see ``plan.pack``); 0 keeps all of a pack."""
+    processes: int
+    """Processes that compile; only one of them uses the device at a time."""
+    by_model: bool
+    """Whether a pack holds samples of one step only, so that inputs serve many packs; else of all."""
+    reuse_after_bytes: int
+    """An input is read again only after this much other traffic: a few times the largest cache."""
+    input_bytes: int
+    """Most bytes of inputs kept on the device between packs."""
+    compile_threads: int
+    """Packs compiled while another is measured; 0 where compiling would disturb measuring (CPU)."""
+    sessions: int
+    repeats: int
+    """Runs in each of the sessions, each a trace of its own."""
+    pack_seconds: float
+    """Most time the runs of one pack may take."""
+    rounds: float
+    """How often a sample is measured, each time in another pack: 1.1 measures each once and a tenth twice."""
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    seed: int
+    samples_per_model: int
+    """Drawn for each model; ``samples`` has exceptions."""
+    most_members: int
+    sample_bytes: int
+    """Samples that move more are not taken."""
+    longest_ms: float
+    """Samples that the analytical estimate expects to take longer are not taken."""
+    bandwidth: float
+    """Bytes per second of the device's memory: of that estimate, and of the one that training calibrates."""
+    flops: float
+    """Flops per second of a large matrix multiplication, for the estimate that training calibrates."""
+    scalar_flops: float
+    """Flops per second of code that is not vectorised, for what may take too long."""
+    measure: MeasureConfig
+    steps: list[StepConfig]
+    samples: dict[str, int] = {}
+
+    def count(self, step: StepConfig) -> int:
+        """Samples wanted of one step."""
+        total = sum(other.share for other in self.steps if other.model == step.model)
+        return round(self.samples.get(step.model, self.samples_per_model) * step.share / total)
+
+
+def read_config(path: Path) -> Config:
+    """The configuration file; ValueError or OSError where it is bad."""
+    return msgspec.toml.decode(path.read_bytes(), type=Config)
+
+
+# --- capture --------------------------------------------------------------------------------------
+
+
+class _Captured(BaseException):
+    """Ends a compile of which only the module was wanted."""
+
+
+def captured(step: StepConfig) -> bytes:
+    """The module of a training step as XLA would run it on one device here.
+
+    Raises ValueError or OSError where there is no such model, size, field or file.
+    """
+    if step.file:
+        data = (ROOT / step.file).read_bytes()
+        return gzip.decompress(data) if step.file.endswith(".gz") else data
+    lowered = _lowered(step)
+    found: list[bytes] = []
+
+    def handler(request: jaxlink.CompileRequest) -> Any:
+        found.append(jaxlink.capture(request))
+        raise _Captured
+
+    jaxlink.install(handler)
+    try:
+        lowered.compile()
+    except _Captured:
+        return found[0]
+    finally:
+        jaxlink.uninstall()
+    raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
+
+
+def _lowered(step: StepConfig) -> Any:
+    import jax
+
+    sys.path.insert(0, str(ROOT / "examples"))
+    from models import training
+
+    try:
+        module = importlib.import_module(f"models.{step.model}")
+        path = ROOT / "configs" / "models" / f"{step.model}.toml"
+        changes = {name: tuple(v) if isinstance(v, list) else v for name, v in step.change.items()}
+        made = module.build(
+            dataclasses.replace(training.read_config(module.Config, path, step.size), **changes)
+        )
+    except (ImportError, TypeError) as error:
+        raise ValueError(f"step {step.name!r}: {error}") from error
+    arguments = training.abstract_arguments(made, made.batch_per_device)
+    return jax.jit(made.step, donate_argnums=0).lower(*arguments)
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def key_of(source: CanonicalModule, op: FusedOp) -> str:
+    """The cost key under which a profile would store the kernel's time."""
+    if len(op.members) == 1 and op.kind != "triton":
+        return source.graph.nodes[op.members[0]].key
+    emitter = f"triton {op.config}" if op.kind == "triton" else ""
+    return group_key(source.graph, set(op.members), op.results, emitter)
+
+
+def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
+    """The kernels that XLA itself formed; Triton's with their tiles."""
+    found = []
+    for origin in source.origins:
+        if origin.role != "fusion" or not origin.results:
+            continue
+        kind, config = emitter_of(origin.proto), ""
+        if kind == "triton":
+            settings = backend_config(origin.proto)["fusion_backend_config"]
+            config = msgspec.json.encode(settings, order="deterministic").decode()
+        found.append(FusedOp(origin.nodes, origin.results, kind, config))
+    return found
+
+
+class Affordable:
+    """Whether a fused op is small and quick enough to be measured."""
+
+    def __init__(self, config: Config, source: CanonicalModule) -> None:
+        self.config = config
+        self.source = source
+        hoists = source.graph.backend == "cpu"
+        self.model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
+
+    def __call__(self, op: FusedOp) -> bool:
+        """By its bytes, then by the analytical estimate."""
+        graph = self.source.graph
+        if not is_plain(graph, op.members, op.results):
+            return False
+        if PackedKernel(self.source, op.members, op.results).moved_bytes > self.config.sample_bytes:
+            return False
+        members, results = (np.array(ids, np.int32) for ids in (op.members, op.results))
+        tables, scratch = self.model.tables(graph), self.model.scratch(graph)
+        expected_ns = kernel_ns(tables, members, results, op.kind == "triton", scratch)
+        return expected_ns <= 1e6 * self.config.longest_ms
+
+
+def draw(
+    config: Config, source: CanonicalModule, count: int, seed: int, known: set[str]
+) -> Iterator[tuple[str, FusedOp]]:
+    """New fused ops with their keys: all single ops, XLA's own, and random ones until there are ``count``."""
+    affordable = Affordable(config, source)
+    own = xla_kernels(source)
+    grower = Grower(source.graph, own, Growth(config.most_members), seed)
+    attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
+    certain = [*single_ops(source.graph), *own]
+    found = set(known)
+    for number, op in enumerate(itertools.chain(certain, attempts)):
+        if number >= len(certain) and len(found) >= count + len(known):
+            return
+        if op is None:
+            continue
+        key = key_of(source, op)
+        if key not in found and affordable(op):
+            found.add(key)
+            yield key, op
+
+
+def drawn_mark(step: StepConfig) -> str:
+    """The fact that a file holds once a step's samples are in it."""
+    return f"drawn: {step.name}"
+
+
+def prepare(config: Config, data: Dataset, step: StepConfig) -> None:
+    """Capture a step and store samples of it, bit by bit: what ends this leaves a file of use."""
+    started = time.time()
+    module = captured(step)
+    captured_s = time.time() - started
+    source = canonicalize(module)
+    stored = data.add_source(step.model, step.name, source.graph.fingerprint, module)
+    known = {sample.key for sample in data.samples()}
+    count = config.count(step) - len(data.samples(stored))
+    drawn = draw(config, source, count, config.seed + config.steps.index(step), known)
+    added = 0
+    while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
+        added += data.add_samples(stored, some)
+    data.describe({drawn_mark(step): True})
+    say(
+        f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
+        f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"
+    )
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)

@@ -1,0 +1,369 @@
+"""Train the fused-op estimator on measured samples, and report how good it is.
+
+    python scripts/train_estimator.py configs/estimator/train.toml cpu.sqlite -o out/cpu --weights cpu.safetensors
+    python scripts/train_estimator.py configs/estimator/train.toml new.sqlite -o out/new --start cpu.safetensors
+
+The first trains from scratch, the second fine-tunes: a few hundred samples of a new model or device will do. What
+was interrupted goes on from its checkpoints when started again with the same output directory. `report.json` holds
+all figures, `*.svg` the curves and the error distribution (DisCo, figure 9). Needs the extra `train` (Python 3.11).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from disco_hlo.estimator import evaluation
+from disco_hlo.estimator.architecture import PAPER, Architecture
+from disco_hlo.estimator.baselines import Ridge, pooled
+from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.estimator.features import selected
+from disco_hlo.estimator.figures import bars_and_curves, lines
+from disco_hlo.estimator.inference import network as compiled_network
+from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.training_data import Split, TrainingData, load, model_split, noise, random_split
+from disco_hlo.estimator.weights import load_file, save_file
+
+from disco_hlo.errors import DiscoError, ProfileError
+
+try:
+    from disco_hlo.estimator import train as training
+    from disco_hlo.estimator.train import Epoch, TrainSettings
+except ImportError as error:
+    print(f"train_estimator.py: {error}; install the extra `train` on Python 3.11", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+class SplitConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """How samples are put aside."""
+
+    seed: int = 0
+    test: int = 2000
+    validation: int = 500
+
+
+class ReportConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """What is tried beside the model itself."""
+
+    leave_one_out: bool = True
+    left_out: dict[str, Any] = {}
+    """Settings of those trainings that differ."""
+    fine_tune: list[int] = []
+    """Numbers of samples of a left-out model to fine-tune on."""
+    compare: dict[str, dict[str, Any]] = {}
+    """Other settings by name: the paper's model has the architecture "paper"."""
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    train: dict[str, Any] = {}
+    split: SplitConfig = msgspec.field(default_factory=SplitConfig)
+    report: ReportConfig = msgspec.field(default_factory=ReportConfig)
+
+
+def settings_of(values: Mapping[str, Any]) -> TrainSettings:
+    """Settings from a table of the file; ValueError or TypeError where it is bad."""
+    values = dict(values)
+    architecture = values.pop("architecture", {})
+    made = PAPER if architecture == "paper" else Architecture(**{
+        name: tuple(value) if isinstance(value, list) else value for name, value in architecture.items()
+    })  # fmt: skip
+    return TrainSettings(**values, architecture=made)
+
+
+class Run:
+    """One data set, one output directory."""
+
+    def __init__(self, config: Config, data: TrainingData, out: Path) -> None:
+        self.config = config
+        self.data = data
+        self.out = out
+        self.settings = settings_of(config.train)
+        self.report: dict[str, Any] = {}
+        self.curves: dict[str, list[Epoch]] = {}
+        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    def trained(self, name: str, split: Split, settings: TrainSettings, start: Any = None) -> Any:
+        """The network of a training called ``name``, which goes on from its checkpoint."""
+        started = time.perf_counter()
+
+        def say(epoch: Epoch) -> None:
+            line = f"loss {epoch.train_loss:.4f}, validation error {epoch.validation_error:.3f}, {epoch.seconds:.1f} s"
+            print(f"{name}: epoch {epoch.number + 1}/{settings.epochs}, {line}", flush=True)
+
+        path = self.out / "checkpoints" / f"{name}.safetensors"
+        network, curve = training.train(
+            self.data, split, settings, checkpoint=path, start=start, on_epoch=say
+        )
+        self.curves[name] = curve
+        best = min(curve, key=lambda epoch: epoch.validation_error)
+        self.report.setdefault("trainings", {})[name] = {
+            "epochs": len(curve),
+            "best_epoch": best.number + 1,
+            "seconds": round(sum(epoch.seconds for epoch in curve), 1),
+            "train_samples": len(split.train),
+            "curve": [[e.number, round(e.train_loss, 5), round(e.validation_error, 5)] for e in curve],
+        }
+        self.write()
+        if time.perf_counter() - started > 1:
+            print(f"{name}: done", flush=True)
+        return network
+
+    def write(self) -> None:
+        """Everything known so far."""
+        draft = self.out / ".report.json.part"
+        draft.write_text(json.dumps(self.report, indent=1) + "\n")
+        draft.replace(self.out / "report.json")
+
+    # Parts of the report ----------------------------------------------------------------------
+
+    def describe(self) -> None:
+        """The data and its noise."""
+        data = self.data
+        floor = noise(data, data.fused)
+        repeated = np.array([i for i in data.fused if len(data.repeated_ns[i]) > 1], np.int64)
+        self.report["data"] = {
+            "about": data.about,
+            "samples": len(data),
+            "fused": len(data.fused),
+            "fused_per_model": dict(Counter(data.model[data.fused].tolist())),
+            "measurements_per_sample": round(float(np.mean([len(t) for t in data.repeated_ns])), 2),
+            "shortest_ns": round(float(np.exp(data.log_ns.min()))),
+            "longest_ns": round(float(np.exp(data.log_ns.max()))),
+        }
+        self.report["noise_floor"] = {
+            **evaluation.summary(floor),
+            "by_decade": evaluation.by_decade(floor, data.log_ns[repeated]),
+            "distribution": evaluation.distribution(floor),
+        }
+
+    def judged(self, predicted: Any, split: Split) -> dict[str, Any]:
+        """All figures of predictions for the test samples."""
+        truth = self.data.log_ns[split.test]
+        error = evaluation.errors(predicted, truth)
+        return {
+            **evaluation.summary(error),
+            "kendall_tau": evaluation.kendall_tau(predicted, truth),
+            "by_decade": evaluation.by_decade(error, truth),
+        }
+
+    def baselines(self, split: Split) -> dict[str, Any]:
+        """The analytical estimate, and models without a graph."""
+        data, estimate = self.data, np.log(self.data.known.estimate_ns)
+        inputs = pooled(data.known)
+        targets = data.log_ns - estimate
+        learned = split.train[~data.is_single[split.train]]
+        ridge = Ridge(inputs[learned], targets[learned])
+        found = {
+            "analytical": self.judged(estimate[split.test], split),
+            "linear": self.judged(estimate[split.test] + ridge.predict(inputs[split.test]), split),
+        }
+        boosted = boosted_trees()
+        if boosted is not None:
+            boosted.fit(inputs[learned], targets[learned])
+            found["boosted"] = self.judged(estimate[split.test] + boosted.predict(inputs[split.test]), split)
+        return found
+
+    def unseen_structures(self, weights: Path | None, start: Any) -> None:
+        """Split (a), and the weights that ship."""
+        config, data = self.config.split, self.data
+        split = random_split(data, config.seed, config.test, config.validation)
+        network = self.trained("main", split, self.settings, start)
+        predicted = training.predict(network, data, split.test)
+        truth = data.log_ns[split.test]
+        opcodes = [data.opcodes[i] for i in split.test]
+        members = np.round(2 ** data.known.kernel[split.test, evaluation.MEMBERS] - 1).astype(np.int64)
+        error = evaluation.errors(predicted, truth)
+        section = {
+            "network": self.judged(predicted, split),
+            "network_without_op_times": self.judged(
+                training.predict(network, data, split.test, blind=True), split
+            ),
+            **self.baselines(split),
+            "noise_floor": evaluation.summary(noise(data, split.test)),
+        }
+        self.report["unseen_structures"] = section
+        self.report["error_distribution"] = evaluation.distribution(error)
+        self.report["by_op_type"] = evaluation.by_op_type(predicted, truth, opcodes)
+        self.report["by_size"] = evaluation.by_size(predicted, truth, members)
+        about = {
+            **{name: data.about[name] for name in ("device_kind", "backend", "jax") if name in data.about},
+            "samples": len(split.train),
+            "test": evaluation.summary(error),
+            "settings": json.loads(json.dumps(asdict(self.settings))),
+        }
+        exported = training.exported(network, data, about)
+        save_file(exported, self.out / "weights.safetensors")
+        if weights is not None:
+            save_file(exported, weights)
+        self.report["inference"] = self.inference(exported, split)
+        self.write()
+
+    def comparisons(self) -> None:
+        """Other networks and losses on split (a)."""
+        config, section = self.config.split, self.report["unseen_structures"]
+        split = random_split(self.data, config.seed, config.test, config.validation)
+        for name, changes in self.config.report.compare.items():
+            compared = self.trained(name, split, settings_of({**self.config.train, **changes}))
+            section[name] = self.judged(training.predict(compared, self.data, split.test), split)
+        self.write()
+
+    def inference(self, exported: Any, split: Split) -> dict[str, Any]:
+        """Cost of the exported network, and how far it is from the trained one."""
+        ready = compiled_network(exported)
+        chosen = split.test[:256]
+        batch = selected(self.data.known, chosen)
+        found = np.log(predicted_ns(ready, batch))
+        reference = training.predict(training.imported(exported), self.data, chosen)
+        spent = []
+        for _ in range(50):
+            started = time.perf_counter()
+            predicted_ns(ready, batch)
+            spent.append(1e6 * (time.perf_counter() - started) / len(chosen))
+        return {
+            "us_per_kernel_median": round(float(np.median(spent)), 2),
+            "us_per_kernel_best": round(min(spent), 2),
+            "largest_difference_from_torch": float(np.abs(found - reference).max()),
+        }
+
+    def left_out_models(self) -> None:
+        """Split (b): every model once left out; then a little of it to fine-tune on."""
+        section: dict[str, Any] = {}
+        self.report["leave_one_model_out"] = section
+        settings = settings_of({**self.config.train, **self.config.report.left_out})
+        for model in sorted(set(self.data.model.tolist())):
+            split = model_split(self.data, model, self.config.split.seed, self.config.split.validation)
+            network = self.trained(f"without_{model}", split, settings)
+            section[model] = {
+                "network": self.judged(training.predict(network, self.data, split.test), split),
+                **self.baselines(split),
+                "noise_floor": evaluation.summary(noise(self.data, split.test)),
+            }
+            for count in self.config.report.fine_tune:
+                section[model][f"fine_tuned_{count}"] = self.fine_tuned(model, network, split, count)
+            self.write()
+        for name in ("network", "analytical", "linear", "boosted"):
+            judged = [parts[name] for parts in section.values() if name in parts]
+            if judged:
+                self.report.setdefault("mean_of_models", {})[name] = {
+                    "mean": round(float(np.mean([j["mean"] for j in judged])), 4),
+                    "kendall_tau": round(float(np.mean([j["kendall_tau"] for j in judged])), 4),
+                }
+
+    def fine_tuned(self, model: str, network: Any, split: Split, count: int) -> dict[str, Any]:
+        """The network after ``count`` samples of the model that it had never seen, judged on the others."""
+        dice = np.random.default_rng(self.config.split.seed)
+        shuffled = dice.permutation(split.test)
+        learned, rest = shuffled[:count], np.sort(shuffled[count:])
+        tuning = Split(np.sort(learned[: count * 4 // 5]), np.sort(learned[count * 4 // 5 :]), rest)
+        settings = fine_tuning(self.settings)
+        tuned = self.trained(f"without_{model}_tuned_{count}", tuning, settings, network)
+        return self.judged(training.predict(tuned, self.data, rest), tuning)
+
+    def figures(self) -> None:
+        """Curves and error distribution as SVG."""
+        curves = {
+            name: [(e.number + 1, e.validation_error) for e in curve]
+            for name, curve in self.curves.items()
+            if not name.startswith("without_")
+        }
+        (self.out / "curves.svg").write_text(lines(curves, "epoch", "validation error"))
+        found = self.report["error_distribution"]
+        floor = self.report["noise_floor"]["distribution"]
+        text = bars_and_curves(
+            found["right_end"], found["pdf"], {"CDF": found["cdf"], "noise floor": floor["cdf"]}
+        )
+        (self.out / "errors.svg").write_text(text)
+
+
+def fine_tuning(settings: TrainSettings) -> TrainSettings:
+    """Fewer and smaller steps than from scratch."""
+    return replace(
+        settings, epochs=30, learning_rate=settings.learning_rate / 4, batch=min(settings.batch, 32)
+    )
+
+
+def boosted_trees() -> Any:
+    """scikit-learn's gradient boosting, where it is installed."""
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        return None
+    return HistGradientBoostingRegressor(
+        loss="absolute_error", max_iter=600, learning_rate=0.05, random_state=0
+    )
+
+
+def main() -> int:
+    """Parse, check, train, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "config", type=Path, help="configuration file, for instance configs/estimator/train.toml"
+    )
+    parser.add_argument("data", type=Path, help="data set made by scripts/sample_fused_ops.py")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="DIR", help="where everything is written"
+    )
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="also write the trained weights here")
+    parser.add_argument(
+        "--start", type=Path, metavar="FILE", help="weights to fine-tune instead of training anew"
+    )
+    args = parser.parse_args()
+    try:
+        config = msgspec.toml.decode(args.config.read_bytes(), type=Config)
+        if not args.data.is_file():
+            raise ProfileError(f"there is no data set {args.data}; make one with scripts/sample_fused_ops.py")
+        with Dataset(args.data) as dataset:
+            data = load(dataset)
+        run = Run(config, data, args.out)
+        start = None
+        if args.start:
+            start = training.imported(load_file(args.start))
+            run.settings = replace(fine_tuning(run.settings), architecture=start.architecture)
+        run.describe()
+        run.unseen_structures(args.weights, start)
+        if config.report.leave_one_out and not args.start:
+            run.left_out_models()
+        run.comparisons()
+        run.figures()
+        run.write()
+    except (DiscoError, OSError, ValueError, TypeError) as error:
+        print(f"train_estimator.py: {error}", file=sys.stderr)
+        return 2
+    print_summary(run.report)
+    return 0
+
+
+def print_summary(report: Mapping[str, Any]) -> None:
+    """The main figures as a table."""
+    print(f"\n{'unseen structures':28} {'mean':>7} {'median':>7} {'p90':>7} {'<=10 %':>7} {'tau':>7}")
+    for name, row in report["unseen_structures"].items():
+        if "mean" in row:
+            tau = f"{row['kendall_tau']:7.3f}" if "kendall_tau" in row else ""
+            print(
+                f"{name:28} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} {tau}"
+            )
+    for model, parts in report.get("leave_one_model_out", {}).items():
+        row, plain = parts["network"], parts["analytical"]
+        figures = " ".join(
+            f"{row[name]:7.3f}" for name in ("mean", "median", "p90", "within_10", "kendall_tau")
+        )
+        print(
+            f"without {model:20} {figures}   analytical {plain['mean']:.3f}, tau {plain['kendall_tau']:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""Features: what they say of small kernels by hand, and what they must not depend on."""
+
+from dataclasses import replace
+
+import numpy as np
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.encoding import Batch
+from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of, selected
+from disco_hlo.estimator.kernel_cost import kernel_ns
+from disco_hlo.estimator.samples import Grower, Growth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.graph import Graph
+from tests.estimator.kernels import f32, graph_of
+from tests.estimator.steps import DEVICE, transformer
+
+CPU = DeviceModel(1e9, 1e9, hoists=True, element_ns={"log": 2.0, "add": 0.5, "reduce": 1.0})
+
+SOFTENED = graph_of(
+    ("parameter", f32(4, 8), ()),
+    ("log", f32(4, 8), (0,)),
+    ("reduce", f32(4), (1,), (1,)),
+    ("broadcast", f32(4, 8), (2,), (0,)),
+    ("add", f32(4, 8), (1, 3)),
+    ("tuple", f32(4, 8), (4,)),
+)
+
+
+def encoded(
+    graph: Graph, members, results, times=None, device: DeviceModel = CPU, tiled: bool = False
+) -> Batch:
+    model = AnalyticModel(device)
+    features = graph_features(graph, model, times or {})
+    return encode(features, kernels_of([members], [results], [tiled]), model.scratch(graph))
+
+
+def column(batch: Batch, name: str) -> list[float]:
+    return batch.node[:, spec.NODE.index(name)].tolist()
+
+
+def edges(batch: Batch, name: str) -> list[tuple[int, int]]:
+    """(from, to) of the edges that have this flag."""
+    target = np.repeat(np.arange(batch.op.size), np.diff(batch.edge_start))
+    chosen = batch.edge[:, spec.EDGE.index(name)] > 0
+    return sorted(zip(batch.neighbour[chosen].tolist(), target[chosen].tolist(), strict=True))
+
+
+def test_nodes_are_the_values_of_the_kernel_in_post_order() -> None:
+    batch = encoded(SOFTENED, (1, 2, 3, 4), (4,))
+    assert [spec.VOCABULARY[op] for op in batch.op] == ["read", "log", "reduce", "broadcast", "add"]
+    assert column(batch, "is_read") == [1, 0, 0, 0, 0]
+    assert column(batch, "is_result") == [0, 0, 0, 0, 1]
+    assert column(batch, "elements") == [np.float32(np.log2(n + 1)) for n in (32, 32, 4, 32, 32)]
+    assert column(batch, "reduced") == [0, 0, 3, 0, 0]
+    assert column(batch, "reduces_minor") == [0, 0, 1, 0, 0]
+    assert column(batch, "readers") == [1, np.float32(np.log2(3)), 1, 1, 0]
+    # The log is evaluated for the result, and once more inside the reduction.
+    assert column(batch, "evaluations")[1] == np.float32(np.log2(65))
+    assert column(batch, "contexts") == [2, 2, 1, 1, 1]
+
+
+def test_edges_say_how_one_index_follows_from_the_other() -> None:
+    batch = encoded(SOFTENED, (1, 2, 3, 4), (4,))
+    assert edges(batch, "itself") == [(n, n) for n in range(5)]
+    assert edges(batch, "forward") == [(0, 1), (1, 2), (1, 4), (2, 3), (3, 4)]
+    assert edges(batch, "backward") == [(1, 0), (2, 1), (3, 2), (4, 1), (4, 3)]
+    assert edges(batch, "identity") == sorted([(0, 1), (1, 0), (1, 4), (4, 1), (3, 4), (4, 3)])
+    assert edges(batch, "reduced") == [(1, 2), (2, 1)]
+    assert (2, 3) in edges(batch, "broadcast")
+
+
+def test_the_estimate_is_the_analytical_model_s() -> None:
+    graph = transformer().graph
+    model = AnalyticModel(DEVICE)
+    features = graph_features(graph, model, {})
+    grower = Grower(graph, [], Growth(), 1)
+    ops = [op for op in (grower.draw() for _ in range(80)) if op]
+    batch = encode(
+        features,
+        kernels_of([o.members for o in ops], [o.results for o in ops], [False] * len(ops)),
+        model.scratch(graph),
+    )
+    for op, estimate in zip(ops, batch.estimate_ns, strict=True):
+        arrays = (np.array(ids, np.int32) for ids in (op.members, op.results))
+        assert estimate == max(kernel_ns(model.tables(graph), *arrays, False, model.scratch(graph)), 1.0)
+    assert np.isfinite(batch.node).all()
+    assert np.isfinite(batch.edge).all()
+    assert np.isfinite(batch.kernel).all()
+
+
+def test_equal_structure_gives_equal_features_wherever_it_stands() -> None:
+    again = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("parameter", f32(4, 8), ()),
+        ("multiply", f32(4, 8), (0, 1)),
+        ("log", f32(4, 8), (1,)),
+        ("negate", f32(4, 8), (3,)),
+        ("reduce", f32(4), (3,), (1,)),
+        ("broadcast", f32(4, 8), (5,), (0,)),
+        ("add", f32(4, 8), (3, 6)),
+        ("tuple", f32(4, 8), (7, 4, 2)),
+    )
+    here, there = encoded(SOFTENED, (1, 2, 3, 4), (4,)), encoded(again, (3, 5, 6, 7), (7,))
+    for mine, theirs in zip(here, there, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_measured_times_show_where_they_should_and_nowhere_else() -> None:
+    blind, known = (
+        encoded(SOFTENED, (1, 4), (4,), times) for times in ({}, {SOFTENED.nodes[1].key: 12345.0})
+    )
+    changed = {name for name in spec.NODE if column(blind, name) != column(known, name)}
+    assert changed == {"alone_ns", "alone_ratio", "is_measured", "alone_share"}
+    changed = {n for i, n in enumerate(spec.KERNEL) if blind.kernel[0, i] != known.kernel[0, i]}
+    assert changed == {"alone_sum"}
+    assert column(known, "is_measured") == [0, 1, 0, 0]
+    assert column(known, "alone_ns")[1] == np.float32(np.log2(12346))
+
+
+def test_ops_of_no_known_type_are_other() -> None:
+    odd = replace(SOFTENED.nodes[1], opcode="ragged-dot")
+    graph = replace(SOFTENED, nodes=(SOFTENED.nodes[0], odd, *SOFTENED.nodes[2:]))
+    assert encoded(graph, (1, 4), (4,)).op.tolist().count(spec.OTHER) == 1
+
+
+def test_triton_computes_every_value_once() -> None:
+    batch = encoded(SOFTENED, (1, 2, 3, 4), (4,), tiled=True)
+    assert column(batch, "evaluations") == column(batch, "elements")
+    assert batch.kernel[0, spec.KERNEL.index("tiled")] == 1
+
+
+def test_bitcasts_are_looked_through() -> None:
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("log", f32(4, 8), (0,)),
+        ("bitcast", f32(32), (1,)),
+        ("add", f32(32), (2, 2)),
+    )
+    assert [spec.VOCABULARY[op] for op in encoded(graph, (1, 2, 3), (3,)).op] == ["read", "log", "add"]
+
+
+def many() -> Batch:
+    graph = transformer().graph
+    model = AnalyticModel(DEVICE)
+    grower = Grower(graph, [], Growth(most_members=12), 2)
+    ops = [op for op in (grower.draw() for _ in range(40)) if op][:20]
+    kernels = kernels_of([o.members for o in ops], [o.results for o in ops], [False] * len(ops))
+    return encode(graph_features(graph, model, {}), kernels, model.scratch(graph))
+
+
+MANY = many()
+
+
+@given(st.lists(st.integers(0, 19), max_size=30))
+def test_selecting_and_joining_kernels_changes_none_of_them(chosen: list[int]) -> None:
+    together = selected(MANY, np.array(chosen, np.int64))
+    assert together.estimate_ns.tolist() == MANY.estimate_ns[chosen].tolist()
+    if chosen:
+        alone = joined([selected(MANY, np.array([kernel])) for kernel in chosen])
+        for mine, theirs in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(mine, theirs)

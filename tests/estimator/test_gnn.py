@@ -1,0 +1,151 @@
+"""The estimator as a cost model: the interface of the analytical one, and what it does without weights."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from disco_hlo.estimator import gnn
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.gnn import GnnModel, estimator_for
+from disco_hlo.estimator.grouping import digests
+from disco_hlo.estimator.inference import network, predicted_ns
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Group
+from tests.estimator.kernels import f32, graph_of
+from tests.estimator.steps import DEVICE, random_weights, transformer
+from tests.estimator.test_features import MANY
+
+GRAPH = transformer().graph
+GROUPS = read(transformer()).groups
+
+
+@pytest.fixture(scope="module")
+def model() -> GnnModel:
+    return GnnModel(random_weights())
+
+
+def test_groups_are_the_network_s_correction_of_the_analytical_estimate(model: GnnModel) -> None:
+    times = model.groups_ns(GRAPH, GROUPS)
+    ratio = times / AnalyticModel(DEVICE).groups_ns(GRAPH, GROUPS)
+    assert times.dtype == np.int64
+    assert len(times) == len(GROUPS) > 256
+    assert np.exp(-3.01) < ratio.min() < ratio.max() < np.exp(3.01)
+    assert len(set(np.round(ratio, 3))) > 20
+
+
+def test_one_group_costs_the_same_alone_and_among_others(model: GnnModel) -> None:
+    times = model.groups_ns(GRAPH, GROUPS)
+    fresh = GnnModel(random_weights())
+    for place in (0, 7, len(GROUPS) - 1):
+        assert fresh.groups_ns(GRAPH, [GROUPS[place]])[0] == times[place]
+
+
+def test_the_order_in_which_members_are_listed_does_not_matter(model: GnnModel) -> None:
+    group = max(GROUPS, key=lambda group: len(group.nodes))
+    listed = replace(group, nodes=group.nodes[::-1], duplicates=group.duplicates[::-1])
+    assert model.groups_ns(GRAPH, [listed]).tolist() == model.groups_ns(GRAPH, [group]).tolist()
+
+
+def test_kernels_as_flat_arrays_cost_what_groups_do(model: GnnModel) -> None:
+    loops = [group for group in GROUPS if group.kind != "triton"]
+    members = [sorted({*group.nodes, *group.duplicates}) for group in loops]
+    results = []
+    for group, inside in zip(loops, members, strict=True):
+        results.append([n for n in group.nodes if any(user not in inside for user in GRAPH.users[n])])
+    flat = [
+        (np.cumsum([0, *map(len, lists)]), np.concatenate([np.array(ids, np.int64) for ids in lists]))
+        for lists in (members, results)
+    ]
+    times = model.kernels_ns(GRAPH, *flat[0], *flat[1])
+    assert times.tolist() == model.groups_ns(GRAPH, loops).tolist()
+
+
+def test_layers_share_one_prediction() -> None:
+    model = GnnModel(random_weights())
+    model.groups_ns(GRAPH, GROUPS)
+    assert len(model._known) < len(GROUPS) / 2
+
+
+def test_single_ops_are_estimated_too(model: GnnModel) -> None:
+    times = model.nodes_ns(GRAPH)
+    analytic = AnalyticModel(DEVICE).nodes_ns(GRAPH)
+    for node in GRAPH.nodes:
+        if node.kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE, Kind.ALL_REDUCE):
+            assert times[node.id] == 0
+        if node.kind is Kind.FIXED:
+            assert times[node.id] == analytic[node.id]
+    fusible = [node.id for node in GRAPH.nodes if node.kind is Kind.FUSIBLE]
+    alone = model.groups_ns(GRAPH, [Group((node,)) for node in fusible[:50]])
+    assert times[fusible[:50]].tolist() == alone.tolist()
+
+
+def test_a_graph_without_fusible_ops_is_no_trouble(model: GnnModel) -> None:
+    graph = graph_of(("parameter", f32(4), ()), ("tuple", f32(4), (0,)))
+    assert model.nodes_ns(graph).tolist() == [0, 0]
+    assert model.groups_ns(graph, []).tolist() == []
+
+
+def test_measured_times_of_single_ops_are_heard() -> None:
+    key = GRAPH.nodes[GROUPS[0].nodes[0]].key
+    told = GnnModel(random_weights(), {key: 1e6})
+    assert told.groups_ns(GRAPH, GROUPS[:1])[0] != GnnModel(random_weights()).groups_ns(GRAPH, GROUPS[:1])[0]
+
+
+def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gnn, "_MOST_KNOWN", 3)
+    model = GnnModel(random_weights())
+    times = model.groups_ns(GRAPH, GROUPS)
+    assert times.tolist() == GnnModel(random_weights()).groups_ns(GRAPH, GROUPS).tolist()
+
+
+def test_kernels_of_different_features_have_different_digests() -> None:
+    predictions = predicted_ns(network(random_weights()), MANY)
+    found = {tuple(row) for row in digests(MANY).tolist()}
+    assert len(found) == len(set(predictions.tolist()))
+
+
+LOCAL = DeviceModel(2e11, 1e12, hoists=True)
+
+
+def test_a_device_without_weights_gets_the_analytical_model_and_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = estimator_for("gpu", "Nobody's GPU", LOCAL)
+    assert isinstance(found, AnalyticModel)
+    assert found.device == LOCAL
+    assert "Nobody's GPU are estimated analytically: no estimator was trained for it" in caplog.text
+
+
+def test_damaged_weights_do_not_stop_anything(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(backend: str, device_kind: str) -> None:
+        raise ProfileError("the package's cpu.safetensors is damaged")
+
+    monkeypatch.setattr(gnn, "shipped", refuse)
+    assert isinstance(estimator_for("cpu", "Some CPU", LOCAL), AnalyticModel)
+    assert "the package's cpu.safetensors is damaged" in caplog.text
+
+
+def test_on_its_own_device_the_estimator_corrects_the_estimate_it_was_trained_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gnn, "shipped", lambda *_: random_weights())
+    found = estimator_for("gpu", "Test GPU", LOCAL)
+    assert isinstance(found, GnnModel)
+    assert found.analytic.device == DEVICE
+
+
+def test_on_another_cpu_it_corrects_that_machine_s_own_estimate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "disco_hlo")
+    monkeypatch.setattr(gnn, "shipped", lambda *_: random_weights(device_kind="Old CPU, 2 cores"))
+    found = estimator_for("cpu", "New CPU, 64 cores", LOCAL)
+    assert isinstance(found, GnnModel)
+    assert found.analytic.device == LOCAL
+    assert "New CPU, 64 cores: the estimator trained on Old CPU, 2 cores corrects" in caplog.text

@@ -1,0 +1,121 @@
+"""The compiled network: equal to its formulas, to itself in any company, and blind to node order."""
+
+import numpy as np
+import pytest
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.architecture import PAPER, Architecture
+from disco_hlo.estimator.encoding import Batch
+from disco_hlo.estimator.features import selected
+from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.weights import Weights
+
+from disco_hlo.errors import ProfileError
+from tests.estimator.steps import SMALL, random_weights
+from tests.estimator.test_features import MANY
+
+WIDE = Architecture(
+    layers=6, heads=3, width=21, dense=(10, 7), pooling=("bytes", "sum", "max", "mean", "work")
+)
+
+
+def by_the_formulas(weights: Weights, batch: Batch) -> np.ndarray:
+    """log(time / estimate), one kernel and one node at a time, in double precision."""
+    t = {name: tensor.astype(np.float64) for name, tensor in weights.tensors.items()}
+    architecture = weights.architecture
+    found = []
+    for kernel in range(len(batch.estimate_ns)):
+        start, end = batch.node_start[kernel : kernel + 2]
+        numbers = (batch.node[start:end, architecture.columns] - t["node_mean"]) * t["node_scale"]
+        node = (
+            t["op_embedding.weight"][batch.op[start:end]]
+            + numbers @ t["node_input.weight"].T
+            + t["node_input.bias"]
+        )
+        for layer in range(architecture.layers):
+            node = node + heard(t, f"layers.{layer}.", node, batch, start)
+        parts = [pooled(name, node, batch.node[start:end]) for name in architecture.pooling]
+        x = np.concatenate([*parts, (batch.kernel[kernel] - t["kernel_mean"]) * t["kernel_scale"]])
+        for dense in ("dense1", "dense2"):
+            x = np.maximum(t[f"{dense}.weight"] @ x + t[f"{dense}.bias"], 0)
+        output = (t["dense3.weight"] @ x + t["dense3.bias"] + t["output_mean"])[0]
+        found.append(np.clip(output, *t["output_range"]))
+    return np.array(found)
+
+
+def heard(t, prefix: str, node: np.ndarray, batch: Batch, start: int) -> np.ndarray:
+    centred = node - node.mean(axis=1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    heads, size = t[f"{prefix}source"].shape
+    sent = (normed * t[f"{prefix}norm.weight"] + t[f"{prefix}norm.bias"]) @ t[f"{prefix}message.weight"].T
+    sent = sent.reshape(len(node), heads, size)
+    rows = []
+    for target in range(len(node)):
+        incoming = range(*batch.edge_start[start + target : start + target + 2])
+        source = batch.neighbour[incoming] - start
+        edge = (batch.edge[incoming] - t["edge_mean"]) * t["edge_scale"]
+        score = (sent[source] * t[f"{prefix}source"]).sum(-1) + (sent[target] * t[f"{prefix}target"]).sum(-1)
+        score = score + edge @ t[f"{prefix}edge_score.weight"].T
+        score = np.exp(np.where(score > 0, score, 0.2 * score))
+        share = (score / score.sum(axis=0))[:, :, None]
+        said = (edge @ t[f"{prefix}edge_message.weight"].T).reshape(len(edge), heads, size)
+        total = ((sent[source] + said) * share).sum(axis=0).ravel() + t[f"{prefix}bias"]
+        rows.append(np.where(total > 0, total, 0.1 * total))
+    return np.array(rows)
+
+
+def pooled(name: str, node: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    if name in ("work", "bytes"):
+        share = np.clip(numbers[:, spec.NODE.index(f"{name}_share")], 0, 1)
+        return (node * share[:, None]).sum(axis=0)
+    if name == "sum":
+        return np.maximum(node.sum(axis=0), 0)
+    return node.max(axis=0) if name == "max" else node.mean(axis=0)
+
+
+@pytest.mark.parametrize("architecture", [SMALL, WIDE])
+def test_it_computes_what_the_formulas_say(architecture: Architecture) -> None:
+    weights = random_weights(architecture, seed=1)
+    expected = by_the_formulas(weights, MANY)
+    assert expected.std() > 0.05
+    found = np.log(predicted_ns(network(weights), MANY) / MANY.estimate_ns)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_prediction_does_not_depend_on_what_else_is_in_the_batch() -> None:
+    net = network(random_weights())
+    together = predicted_ns(net, MANY)
+    for kernel in range(len(MANY.estimate_ns)):
+        assert predicted_ns(net, selected(MANY, np.array([kernel])))[0] == together[kernel]
+
+
+def test_the_order_of_nodes_and_edges_changes_nothing() -> None:
+    net = network(random_weights(WIDE))
+    for kernel in range(len(MANY.estimate_ns)):
+        one = selected(MANY, np.array([kernel]))
+        shuffled = reordered(one, np.random.default_rng(kernel).permutation(one.op.size))
+        np.testing.assert_allclose(predicted_ns(net, shuffled), predicted_ns(net, one), rtol=1e-5)
+
+
+def reordered(batch: Batch, order: np.ndarray) -> Batch:
+    """The same kernel with its nodes in another order."""
+    place = np.argsort(order)
+    incoming = [np.arange(*batch.edge_start[node : node + 2])[::-1] for node in order]
+    edges = np.concatenate(incoming)
+    return batch._replace(
+        edge_start=np.concatenate([[0], np.cumsum([len(rows) for rows in incoming])]),
+        op=batch.op[order],
+        node=batch.node[order],
+        neighbour=place[batch.neighbour[edges]].astype(np.int32),
+        edge=batch.edge[edges],
+    )
+
+
+def test_predictions_stay_in_the_range_that_training_saw() -> None:
+    weights = random_weights()
+    weights.tensors["output_mean"][:] = 50
+    np.testing.assert_allclose(predicted_ns(network(weights), MANY), np.exp(3.0) * MANY.estimate_ns)
+
+
+def test_networks_made_for_comparison_have_no_compiled_form() -> None:
+    with pytest.raises(ProfileError, match="made for comparison"):
+        network(random_weights(PAPER))

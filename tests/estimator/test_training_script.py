@@ -1,0 +1,106 @@
+"""The training script as a user runs it, on a data set whose rule is known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from disco_hlo.estimator.inference import network
+from disco_hlo.estimator.weights import load_file
+
+from tests.estimator import synthetic
+
+if sys.version_info >= (3, 12):
+    pytest.skip("DGL has no wheel past Python 3.11; the 3.11 leg runs this", allow_module_level=True)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_estimator.py"
+CONFIG = """
+[train]
+epochs = 3
+batch = 32
+
+[train.architecture]
+layers = 6
+heads = 2
+width = 16
+dense = [16, 8]
+
+[split]
+test = 40
+validation = 20
+
+[report]
+fine_tune = [50]
+compare.paper = { architecture = "paper", loss = "paper", epochs = 1 }
+"""
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    synthetic.write(folder / "s.sqlite")
+    (folder / "c.toml").write_text(CONFIG)
+    done = run(
+        folder / "c.toml", folder / "s.sqlite", "-o", folder / "out", "--weights", folder / "w.safetensors"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_report_has_both_splits_with_baselines_and_noise_beside(folder: Path) -> None:
+    report = json.loads((folder / "out" / "report.json").read_text())
+    section = report["unseen_structures"]
+    assert {"network", "network_without_op_times", "analytical", "linear", "paper", "noise_floor"} <= set(
+        section
+    )
+    assert section["network"]["samples"] == 40
+    assert section["network"]["mean"] < section["analytical"]["mean"]
+    assert sorted(report["leave_one_model_out"]) == ["one", "two"]
+    assert report["leave_one_model_out"]["one"]["fine_tuned_50"]["samples"] == 70
+    assert report["error_distribution"]["cdf"][-1] == 1.0
+    assert report["inference"]["largest_difference_from_torch"] < 1e-5
+    assert report["data"]["about"]["device_kind"] == "Test GPU"
+    for name in ("curves.svg", "errors.svg"):
+        assert (folder / "out" / name).read_text().startswith("<svg")
+
+
+def test_the_weights_it_writes_are_ready_for_inference(folder: Path) -> None:
+    weights = load_file(folder / "w.safetensors")
+    assert weights.device_kind == "Test GPU"
+    assert network(weights).message.shape[0] == 6
+
+
+def test_a_finished_run_is_not_trained_again(folder: Path) -> None:
+    before = (folder / "w.safetensors").read_bytes()
+    done = run(
+        folder / "c.toml", folder / "s.sqlite", "-o", folder / "out", "--weights", folder / "w.safetensors"
+    )
+    assert done.returncode == 0
+    assert "epoch" not in done.stdout.split("unseen structures")[0]
+    assert (folder / "w.safetensors").read_bytes() == before
+
+
+def test_bad_input_exits_with_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[train]\nepoch = 3\n")
+    for arguments, message in (
+        ((tmp_path / "none.toml", folder / "s.sqlite"), "No such file"),
+        ((tmp_path / "bad.toml", folder / "s.sqlite"), "epoch"),
+        ((folder / "c.toml", tmp_path / "none.sqlite"), "there is no data set"),
+        ((folder / "c.toml", folder / "c.toml"), "cannot be used as a data set"),
+        (
+            (folder / "c.toml", folder / "s.sqlite", "--start", folder / "c.toml"),
+            "is no readable safetensors file",
+        ),
+    ):
+        done = run(*arguments, "-o", tmp_path / "out")
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

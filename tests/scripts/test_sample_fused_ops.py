@@ -1,0 +1,136 @@
+"""The sampling script as a user runs it: measures, goes on where it stopped, and says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.estimator.samples import is_plain
+
+from disco_hlo.hlo.canonical import canonicalize
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+seed = 0
+samples_per_model = 12
+most_members = 8
+sample_bytes = 1_000_000
+longest_ms = 5.0
+bandwidth = 1e10
+flops = 1e11
+scalar_flops = 2e9
+
+[measure]
+pack_samples = 90
+pack_bytes = 100_000_000
+held_bytes = 20_000
+processes = 2
+by_model = true
+reuse_after_bytes = 1_000_000
+input_bytes = 10_000_000
+compile_threads = 1
+sessions = 2
+repeats = 3
+pack_seconds = 5.0
+rounds = 1.1
+
+[[steps]]
+model = "rnnlm"
+size = "tiny"
+change = { width = 16, length = 4 }
+"""
+
+
+def run(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "sample_fused_ops.py"),
+        str(config),
+        "-o",
+        str(out),
+        *more,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("samples")
+    (folder / "c.toml").write_text(CONFIG)
+    done = run(folder / "c.toml", folder / "s.sqlite")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "c.toml", folder / "s.sqlite"
+
+
+def test_every_sample_is_measured_with_its_provenance(measured: tuple[Path, Path]) -> None:
+    with Dataset(measured[1]) as data:
+        samples, times, about = data.samples(), data.measurements(), data.about()
+        (source,) = data.sources()
+        graph = canonicalize(data.module(source)).graph
+        assert data.failures() == {}
+    assert source.name == "rnnlm tiny length=4 width=16"
+    assert source.fingerprint == graph.fingerprint
+    assert set(times) == {sample.id for sample in samples}
+    assert len({sample.key for sample in samples}) == len(samples) > 50
+    assert all(is_plain(graph, sample.op.members, sample.op.results) for sample in samples)
+    assert all(m.low_ns > 0 and m.repeats == 6 for taken in times.values() for m in taken)
+    assert 0 < sum(len(taken) > 1 for taken in times.values()) < len(samples)
+    assert about["backend"] == "cpu"
+    assert about["config"]["seed"] == 0
+
+
+def test_a_second_run_has_nothing_left_to_do(measured: tuple[Path, Path]) -> None:
+    before = measured[1].read_bytes()
+    done = run(*measured)
+    assert done.returncode == 0
+    assert "0 failed" in done.stdout
+    assert "captured" not in done.stdout
+    assert "measured 0." not in done.stdout
+    assert measured[1].read_bytes() == before
+
+
+def test_a_run_without_time_stops_and_says_how_to_go_on(measured: tuple[Path, Path], tmp_path: Path) -> None:
+    done = run(measured[0], tmp_path / "s.sqlite", "--seconds", "0")
+    assert done.returncode == 3
+    assert "out of time: run again to go on" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("seed = ", "sample_fused_ops.py: "),
+        (CONFIG.replace("rounds = 1.1", "round = 1.1"), "round"),
+        (CONFIG.replace('"rnnlm"', '"nonesuch"'), "step 'nonesuch tiny"),
+        (CONFIG.replace('"tiny"', '"huge"'), "has no table [huge]"),
+        (CONFIG.replace("width", "girth"), "girth"),
+    ],
+)
+def test_bad_configuration_exits_with_one_line(tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "c.toml").write_text(config)
+    done = run(tmp_path / "c.toml", tmp_path / "s.sqlite")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_folder_or_a_foreign_file_is_named(measured: tuple[Path, Path], tmp_path: Path) -> None:
+    assert "does not exist" in run(measured[0], tmp_path / "no" / "s.sqlite").stderr
+    (tmp_path / "s.sqlite").write_bytes(b"something else" * 99)
+    done = run(measured[0], tmp_path / "s.sqlite")
+    assert done.returncode == 2
+    assert "cannot be used as a data set" in done.stderr
+
+
+def test_the_configurations_that_ship_are_read() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import draw_fused_ops
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    for device in ("cpu", "h200"):
+        config = draw_fused_ops.read_config(ROOT / "configs" / "estimator" / f"samples_{device}.toml")
+        assert len({step.model for step in config.steps}) == 7
+        assert len({step.name for step in config.steps}) == len(config.steps)
