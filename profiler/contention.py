@@ -34,20 +34,23 @@ def is_transfer(execution: Execution) -> bool:
     return execution.kernel.lower().startswith("nccl")
 
 
-def contention(alone: Trace, beside: Trace, module_name: str) -> Contention | None:
+def contention(
+    alone: Trace, beside: Trace, alone_module: str, beside_module: str | None = None
+) -> Contention | None:
     """Slow-down of compute beside transfers and of transfers beside compute, each at least 1.
 
     Args:
         alone: a trace of the module whose order lets no kernel run beside a transfer.
         beside: a trace of the same kernels, by the same names, in an order that does.
-        module_name: the name of both modules.
+        alone_module: the name of the first module.
+        beside_module: the name of the second; by default the same.
 
     Returns:
         None where too little ran at the same time to tell (a fast link).
     """
-    usual, contended = _compute_ns(alone, module_name, False), _compute_ns(beside, module_name, True)
-    compute = _ratio(contended, usual)
-    communication = _ratio(_transfer_ns(beside, module_name), _transfer_ns(alone, module_name))
+    beside_module = alone_module if beside_module is None else beside_module
+    compute = _ratio(_compute_ns(beside, beside_module, True), _compute_ns(alone, alone_module, False))
+    communication = _ratio(_transfer_ns(beside, beside_module), _transfer_ns(alone, alone_module))
     if compute is None or communication is None:
         return None
     return Contention(compute, communication)

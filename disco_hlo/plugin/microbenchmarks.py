@@ -75,25 +75,27 @@ def is_constant(key: str) -> bool:
     return key in (_LAUNCH, _MOVE, _COMPUTE) or key.startswith(_LINK)
 
 
-def contention_as_times(contention: Contention, link: Link) -> dict[str, OpTime]:
-    """The slow-downs on ``link`` as times of what takes a second alone."""
-    compute, communication = _contention_keys(link)
+def contention_as_times(contention: Contention, link: Link, fingerprint: str) -> dict[str, OpTime]:
+    """The slow-downs of one step's kernels on ``link`` as times of what takes a second alone."""
+    compute, communication = _contention_keys(link, fingerprint)
     return {
         compute: OpTime(round(1e9 * contention.compute), 0, 1),
         communication: OpTime(round(1e9 * contention.communication), 0, 1),
     }
 
 
-def contention_in(times: Mapping[str, OpTime], link: Link) -> Contention | None:
-    """The slow-downs on ``link`` among stored times; None where they are not there."""
-    compute, communication = (times.get(key) for key in _contention_keys(link))
+def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> Contention | None:
+    """The slow-downs of one step's kernels on ``link`` among stored times; None where they are not there."""
+    compute, communication = (times.get(key) for key in _contention_keys(link, fingerprint))
     if compute is None or communication is None:
         return None
     return Contention(max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
 
 
-def _contention_keys(link: Link) -> tuple[str, str]:
-    name = f"{_LINK}{link.label} {link.device_count}/{link.process_count}"
+def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str]:
+    """Kernels differ in what they share with transfers: convolutions were slowed by a third where a
+    transformer's matmuls were not."""
+    name = f"{_LINK}{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
     return f"{name}: a second of compute", f"{name}: a second of transfers"
 
 

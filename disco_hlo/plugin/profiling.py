@@ -26,6 +26,7 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
+from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
 from disco_hlo.plugin.links import all_reduce_times, link_label
 from disco_hlo.plugin.logs import LOGGER
@@ -114,7 +115,7 @@ def profile_step(
     if known is not None and wanted["ops"]:
         known.add_ops(source.graph.fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if known is not None and wanted["contention"]:
-        known.add_contention(_slow_downs(taken, source.graph.module_name))
+        known.add_contention(_slow_downs(taken), source.graph.fingerprint)
     if wanted["all-reduces"]:
         swept = _sweep(session, wanted["all-reduces"])
         if known is not None:
@@ -122,7 +123,7 @@ def profile_step(
     if known is None:
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    return Profiled(known.profile(), measured or "nothing: all known")
+    return Profiled(known.profile(source.graph.fingerprint), measured or "nothing: all known")
 
 
 class _Known:
@@ -151,7 +152,8 @@ class _Known:
     def _lacks_contention(self, source: CanonicalModule) -> bool:
         """Where transfers and kernels never run beside each other, neither slows the other."""
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
-        return gpus > 1 and bool(source.graph.all_reduces) and contention_in(self._ops, self._link) is None
+        known = contention_in(self._ops, self._link, source.graph.fingerprint)
+        return gpus > 1 and bool(source.graph.all_reduces) and known is None
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
         missing = _step_keys(source, xla) - set(self._ops)
@@ -180,8 +182,8 @@ class _Known:
             median = OpTime(int(statistics.median(step_ns)), 0, len(step_ns))
             self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED_STEP, median))
 
-    def add_contention(self, contention: Contention) -> None:
-        self._add(contention_as_times(contention, self._link))
+    def add_contention(self, contention: Contention, fingerprint: str) -> None:
+        self._add(contention_as_times(contention, self._link, fingerprint))
 
     def _add(self, times: dict[str, OpTime]) -> None:
         self._ops |= times
@@ -195,7 +197,7 @@ class _Known:
             self._store.add_sweep(self._platform, self._link, points)
             self._read()
 
-    def profile(self) -> Profile:
+    def profile(self, fingerprint: str) -> Profile:
         constants = constants_in(self._ops)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
@@ -206,7 +208,7 @@ class _Known:
             flops_per_s=constants.flops_per_s,
             all_reduce=fit(self._points) if len(self._points) >= 3 else None,
             link=self._link,
-            contention=contention_in(self._ops, self._link),
+            contention=contention_in(self._ops, self._link, fingerprint),
             noise=constants.noise,
         )
 
@@ -232,6 +234,8 @@ class _Traced:
     """What a trace of one module shows; nothing where it could not be taken."""
 
     trace: tracing.Trace | None = None
+    module_name: str = ""
+    """Modules that are compiled at once go by different names."""
     walls_ns: Sequence[int] = ()
     times: Mapping[str, OpTime] = field(default_factory=dict)
 
@@ -270,7 +274,8 @@ def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
             times = _times(trial, trace) if trial.name != _BESIDE else {}
-        found[trial.name] = _Traced(trace, walls, times)
+            name = module_name(jaxlink.read_executable(trial.executable))
+        found[trial.name] = _Traced(trace, name, walls, times)
         trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
     with session.stage("profile"):
@@ -283,12 +288,14 @@ def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:
     return {**taken[_UNFUSED].times, **taken[_ALONE].times}
 
 
-def _slow_downs(taken: Mapping[str, _Traced], module_name: str) -> Contention:
+def _slow_downs(taken: Mapping[str, _Traced]) -> Contention:
     """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
-    alone, beside = taken[_ALONE].trace, taken[_BESIDE].trace
-    if alone is None or beside is None:
+    alone, beside = taken[_ALONE], taken[_BESIDE]
+    if alone.trace is None or beside.trace is None:
         return _NO_CONTENTION
-    return contention(alone, beside, module_name) or _NO_CONTENTION
+    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name)
+    LOGGER.debug("contention: %s", found)
+    return found or _NO_CONTENTION
 
 
 def profiling_options(session: Session) -> dict[str, str]:

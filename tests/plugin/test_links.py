@@ -26,14 +26,15 @@ def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.M
     assert link_label() == "NCCL_P2P_DISABLE=1,NCCL_SHM_DISABLE=1"
 
 
-def test_slow_downs_are_kept_for_each_link_apart() -> None:
+def test_slow_downs_are_kept_for_each_link_and_step_apart() -> None:
     fast, slow = Link(2, 1), Link(2, 1, "NCCL_P2P_DISABLE=1")
-    times = contention_as_times(Contention(1.25, 1.5), fast) | contention_as_times(
-        Contention(1.0, 1.0625), slow
+    times = contention_as_times(Contention(1.25, 1.5), fast, "f00d") | contention_as_times(
+        Contention(1.0, 1.0625), slow, "f00d"
     )
-    assert contention_in(times, fast) == Contention(1.25, 1.5)
-    assert contention_in(times, slow) == Contention(1.0, 1.0625)
-    assert contention_in(times, Link(4, 1)) is None
+    assert contention_in(times, fast, "f00d") == Contention(1.25, 1.5)
+    assert contention_in(times, slow, "f00d") == Contention(1.0, 1.0625)
+    assert contention_in(times, Link(4, 1), "f00d") is None
+    assert contention_in(times, fast, "beef") is None
     assert all(map(is_constant, times))
 
 

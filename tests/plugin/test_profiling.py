@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.microbenchmarks import as_times
-from disco_hlo.plugin.profiling import _Known
+from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _Known, _slow_downs, _Traced
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -53,8 +54,8 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
     first.add_sweep(points(*lacking["all-reduces"]))
     second = _Known(PLATFORM, Link(2, 1), store)
     assert not any(second.lacks(step, read(step)).values())
-    assert second.profile() == first.profile()
-    assert set(second.profile().ops) == {"dot"}
+    assert second.profile("f00d") == first.profile("f00d")
+    assert set(second.profile("f00d").ops) == {"dot"}
 
 
 def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> None:
@@ -80,7 +81,27 @@ def test_without_a_store_a_search_still_has_its_numbers() -> None:
     known = _Known(PLATFORM, Link(2, 1), None)
     known.add_constants(CONSTANTS)
     known.add_sweep(points(1024, 2048, 4096))
-    profile = known.profile()
+    profile = known.profile("f00d")
     assert profile.launch_ns == 400
     assert profile.all_reduce is not None
     assert not set(profile.ops) & set(as_times(CONSTANTS))
+
+
+def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:
+    def taken(name: str, *kernels: tuple[str, int, int]) -> _Traced:
+        return _Traced(
+            tracing.Trace(
+                tuple(
+                    tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, "", 1000 * end, kernel)
+                    for op, start, end in kernels
+                    for kernel in ("nccl" if op == "b0" else op,)
+                ),
+                (),
+                "gpu",
+            ),
+            name,
+        )
+
+    alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 140))
+    beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 60))
+    assert _slow_downs({_ALONE: alone, _BESIDE: beside}) == Contention(1.25, 1.2)
