@@ -13,7 +13,7 @@ class SearchSettings:
     """How to search. The defaults are the paper's recommendation (section 6.7)."""
 
     method: str = "joint"
-    """``joint``, or ``backtracking``: the paper's Algorithm 1, which alpha, beta, unchanged, moves and tries
+    """``joint``, or ``backtracking``: the paper's Algorithm 1, which alpha, beta, moves and tries
     are for."""
     alpha: float = 1.05
     """A candidate is explored further while its cost is at most alpha times the best."""

@@ -212,16 +212,19 @@ class _Run:
     def reports(self) -> Iterator[Report]:
         self._offer()
         yield self._report()
-        idle = 0
+        idle, improved_at = 0, 0
         while not self.stopped:
-            before_ns = self.best_ns
+            before_ns, began_at = self.best_ns, self.climber.evaluations
             for _ in self._cycle(idle):
                 self._offer()
                 yield self._report()
                 if self.stopped:
                     break
             idle = 0 if self.best_ns < before_ns * (1 - GAIN) else idle + 1
-            if idle >= IDLE_CYCLES and not self.stopped:
+            ended_at = self.climber.evaluations
+            improved_at = improved_at if idle else ended_at
+            patient = began_at < ended_at < improved_at + self.island.settings.unchanged
+            if idle >= IDLE_CYCLES and not patient and not self.stopped:
                 self.stopped = "unchanged"
         yield self._report()
 

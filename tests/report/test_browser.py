@@ -184,8 +184,11 @@ def test_a_click_in_the_timeline_opens_the_row_that_explains_it(browser: Any, h2
     opened = Opened(browser, h200_file, DESKTOP)
     opened.page.locator("#when").scroll_into_view_if_needed()
     over = opened.over()
-    opened.page.mouse.click(over["x"] + over["width"] * 0.9, over["y"] + over["height"] * 0.875)
     found = opened.page.locator("details.found")
+    for share in (0.9, 0.8, 0.7, 0.6, 0.5):  # wherever the link is busy
+        opened.page.mouse.click(over["x"] + over["width"] * share, over["y"] + over["height"] * 0.875)
+        if found.count():
+            break
     assert found.count() == 1
     assert found.get_attribute("open") is not None
     assert (found.get_attribute("id") or "").startswith("unit-b")
