@@ -149,6 +149,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         _save_timelines(slot, winner, timelines)
     with session.stage("taking the winner"):
         executable = winner.executable
+    for trial in trials:  # their code lies on the devices as long as they live
+        trial.executable = None
     digest = hashlib.sha256(winner.module).hexdigest()
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)

@@ -10,6 +10,7 @@ where JAX compiled the step twice, for parameters from the host and for those th
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -41,6 +42,7 @@ def executed_steps() -> list[Any]:
     """The executables of the step that are alive in this process. Several compiled at once go by numbers."""
     import jax
 
+    gc.collect()
     alive = jax.local_devices()[0].client.live_executables()
     return [one for one in alive if one.hlo_modules()[0].name.partition("__disco_")[0].endswith(STEPS)]
 
