@@ -56,7 +56,7 @@ class FolderStore:
         except FileExistsError:
             return False
         finally:
-            fresh.unlink()
+            fresh.unlink(missing_ok=True)  # whoever saw the value may have deleted the folder by now
         return True
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
