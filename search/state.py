@@ -114,12 +114,18 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
     given_away = {value.node for value in unit_graph(graph, strategy).values}
     executing = [_without_bitcasts(graph, (*group.nodes, *group.duplicates)) for group in strategy.groups]
     owning = [computed & {*group.nodes} for computed, group in zip(executing, strategy.groups, strict=True)]
-    shown: set[int] = set()
+    owner = {x: i for i, owned in enumerate(owning) for x in owned}
     for i, group in enumerate(strategy.groups):
-        if not owning[i]:
-            owning[i] = {source_of(graph, x) for x in group.nodes} & executing[i] - given_away - shown
-            shown |= owning[i]
-    owning = [owned if owned <= shown else owned - shown for owned in owning]
+        if owning[i]:
+            continue
+        for x in sorted({source_of(graph, node) for node in group.nodes} & executing[i] - given_away):
+            home = owner.get(x)
+            if home is not None and len(owning[home]) == 1:
+                continue  # what owns nothing else keeps it
+            if home is not None:
+                owning[home].discard(x)
+            owning[i].add(x)
+            owner[x] = i
     stripped = [_signature(graph, *pair) for pair in zip(owning, executing, strict=True)]
     kernels = tuple(written_group(graph, *signature) for signature in stripped if signature[0])
     executed = {

@@ -15,6 +15,7 @@ from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.search.state import signatures
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 MEMORY_SHARE = 0.1
@@ -27,12 +28,17 @@ def starting_point(graph: Graph, xla: Strategy, machine: MachineModel) -> Strate
 
 
 def searchable(graph: Graph, xla: Strategy) -> Strategy:
-    """XLA's plan without the kernels whose place in the order the search would misjudge."""
+    """XLA's plan as the search can take it up: without the kernels whose place in the order it would
+    misjudge; no fusion where XLA's kernels cannot be told apart in its terms."""
     left_out = groups_with_own_copies(graph, xla.groups)
-    if not left_out:
-        return xla
     kept = tuple(group for i, group in enumerate(xla.groups) if i not in left_out)
-    return Strategy(kept, xla.buckets)
+    start = Strategy(kept, xla.buckets) if left_out else xla
+    try:
+        signatures(graph, start)
+    except IllegalStrategyError as error:
+        LOGGER.debug("the search starts without XLA's kernels: %s", one_line(error))
+        return unfused(graph)
+    return start
 
 
 def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel) -> int | None:

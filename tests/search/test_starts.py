@@ -16,7 +16,7 @@ from disco_hlo.search.entries import refusal_of, run_order
 from disco_hlo.search.legality import LEGAL
 from disco_hlo.search.run import search
 from disco_hlo.search.starts import prepare
-from disco_hlo.search.state import to_strategy
+from disco_hlo.search.state import signatures, to_strategy
 from disco_hlo.search.timeline import new_stage
 
 from disco_hlo.cli.costs import costs_for
@@ -94,3 +94,11 @@ def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: Ca
     for found in result.finalists:
         timeline = simulate(build(h200.graph, found.strategy, costs, costs.machine).problem)
         assert timeline.makespan_ns == found.predicted_ns
+
+
+def test_kernels_that_show_one_value_through_bitcasts_have_one_owner() -> None:
+    """XLA:CPU's plan of the demo's step: a copy that one kernel owns alone and another shows turned round."""
+    module = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
+    source = canonicalize(gzip.decompress(module.read_bytes()))
+    owned = [x for own, _ in signatures(source.graph, read(source)) for x in own]
+    assert len(owned) == len(set(owned))
