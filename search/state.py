@@ -258,7 +258,20 @@ def to_strategy(
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
     strategy = Strategy(tuple(groups), tuple(buckets), order)
-    return replace(strategy, groups=tuple(_settled(graph, strategy, written, kept)))
+    return _without_lone_ops(replace(strategy, groups=tuple(_settled(graph, strategy, written, kept))))
+
+
+def _without_lone_ops(strategy: Strategy) -> Strategy:
+    """A group of one op alone, as is left where a kernel no longer shows its value through a bitcast, is no
+    group: the op runs by itself."""
+    names: dict[str, str] = {}
+    groups: list[Group] = []
+    for i, group in enumerate(strategy.groups):
+        lone = len(group.nodes) == 1 and not group.duplicates and group.kind != "triton"
+        names[f"g{i}"] = f"n{group.nodes[0]}" if lone else f"g{len(groups)}"
+        groups += [] if lone else [group]
+    order = tuple(names.get(token, token) for token in strategy.order)
+    return Strategy(tuple(groups), strategy.buckets, order)
 
 
 def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kept: Given) -> Iterator[Group]:

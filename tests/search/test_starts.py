@@ -21,10 +21,12 @@ from disco_hlo.search.timeline import new_stage
 
 from disco_hlo.cli.costs import costs_for
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.verify import verify
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts
 from tests.search.states import Bench
@@ -102,3 +104,14 @@ def test_kernels_that_show_one_value_through_bitcasts_have_one_owner() -> None:
     source = canonicalize(gzip.decompress(module.read_bytes()))
     owned = [x for own, _ in signatures(source.graph, read(source)) for x in own]
     assert len(owned) == len(set(owned))
+
+
+def test_plans_found_from_the_plan_of_xla_on_cpu_are_executed_as_they_say() -> None:
+    """A kernel that stops showing its copy through a bitcast was written as a group of one op, which no
+    module can tell from the op by itself."""
+    module = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
+    source = canonicalize(gzip.decompress(module.read_bytes()))
+    settings = SearchSettings(evaluations=4000, seeds=1)
+    found = search(source.graph, ResultCosts(), CPU, start=read(source), settings=settings)
+    for one in found.finalists:
+        verify(source, apply(one.strategy, source), one.strategy)
