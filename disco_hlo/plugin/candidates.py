@@ -3,8 +3,8 @@
 DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
 default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
 same bytes; a candidate that fails anywhere is out everywhere. One that ends the process, because XLA
-crashes on it, leaves its mark in the plan's folder, and is not tried a second time; nor are those that
-were being compiled beside it, since nobody knows which of them it was.
+crashes on it, leaves its mark in the plan's folder, and is not tried a second time; of several that were
+being compiled at once, each is first tried alone.
 """
 
 from __future__ import annotations
