@@ -11,20 +11,17 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from disco_hlo.estimator.samples import FusedOp
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x64697366  # "disf"
 _MOST_MODULE_BYTES = 1 << 30
 _TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -79,36 +76,17 @@ class Measurement:
     """Processes that wanted to run, per core, while it was measured (0 on GPU)."""
 
 
-class Dataset:
+class Dataset(SqliteFile):
     """The data set in the file ``path``, created where it does not exist.
 
     Raises:
         ProfileError: the file is no data set, is damaged, or is of another version.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._errors():
-            self._connection = sqlite3.connect(path, timeout=30)
-            self._connection.execute("PRAGMA foreign_keys = ON")
-        try:
-            with self._errors():
-                self._prepare()
-        except ProfileError:
-            self._connection.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; the object is of no use afterwards."""
-        self._connection.close()
+    KIND = "data set of fused ops"
+    APPLICATION_ID = 0x64697366  # "disf"
+    VERSION = SCHEMA_VERSION
+    TABLES = _TABLES
 
     # What it is about ---------------------------------------------------------------------------
 
@@ -224,8 +202,6 @@ class Dataset:
         Processes that claim at once get different samples. What is claimed and neither recorded, failed nor
         forgotten when the file is next opened killed the process.
         """
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
         with self._writing() as connection:
             held = {row[0] for row in connection.execute("SELECT sample FROM attempt")}
             chosen = list(choose([id_ for id_ in self._pending_ids(times, at_least) if id_ not in held]))
@@ -288,42 +264,6 @@ class Dataset:
     def failures(self) -> dict[int, str]:
         """Reasons by sample id."""
         return dict(self._rows("SELECT sample, reason FROM failure ORDER BY sample"))
-
-    # The file -----------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        ((version,),) = self._rows("PRAGMA user_version")
-        ((application,),) = self._rows("PRAGMA application_id")
-        tables = self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
-        if not tables and not version:
-            with self._writing() as connection:
-                for statement in _TABLES:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            return
-        if application != _APPLICATION_ID:
-            raise ProfileError(f"{self.path} is no data set of fused ops")
-        if version != SCHEMA_VERSION:
-            raise ProfileError(
-                f"{self.path} is of version {version}; this program reads version {SCHEMA_VERSION}"
-            )
-
-    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
-        with self._errors():
-            return self._connection.execute(query, values).fetchall()
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._connection:
-            yield self._connection
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise ProfileError(f"{self.path} cannot be used as a data set of fused ops: {error}") from error
 
 
 def _packed(ids: Iterable[int]) -> bytes:

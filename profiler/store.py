@@ -8,27 +8,22 @@ the file keeps the points of all-reduce sweeps and the step times of measured fi
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
 
-from disco_hlo.errors import ProfileError
+from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 1
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
-_APPLICATION_ID = 0x64697363  # "disc"
-_BUSY_MS = 30_000
 _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
     " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
@@ -57,7 +52,7 @@ class StepTime:
     time: OpTime
 
 
-class ProfileStore:
+class ProfileStore(SqliteFile):
     """The store in the file ``path``, which is created where it does not exist.
 
     Several processes may use one file at once. Where the file cannot be written it is opened for
@@ -65,34 +60,19 @@ class ProfileStore:
     profile store, is damaged, or was written by a newer version.
     """
 
+    KIND = "profile store"
+    APPLICATION_ID = 0x64697363  # "disc"
+    VERSION = SCHEMA_VERSION
+    TABLES = _TABLES
+    WRITE_AHEAD = True
+
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writable = True
         self._check = Checker(str(path))
-        with self._errors():
-            self._connection = self._opened()
-        try:
-            with self._errors():
-                self._prepare()
-        except ProfileError:
-            self._connection.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; the store is of no use afterwards."""
-        self._connection.close()
+        super().__init__(path)
 
     def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
         """Add one measurement of each of these keys."""
-        with self._transaction():
+        with self._writing():
             number = self._platform_for_writing(platform)
             for key, time in sorted(times.items()):
                 self._insert("op", {"platform": number, "key": key}, time)
@@ -107,7 +87,7 @@ class ProfileStore:
 
     def add_sweep(self, platform: Platform, link: Link, points: Sequence[SweepPoint]) -> None:
         """Add the points of one all-reduce sweep over ``link``."""
-        with self._transaction():
+        with self._writing():
             keys: dict[str, int | str] = {"platform": self._platform_for_writing(platform), **asdict(link)}
             for point in points:
                 time = OpTime(point.median_ns, point.spread_ns, point.samples)
@@ -130,7 +110,7 @@ class ProfileStore:
 
     def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
         """Add a measured step of the module with this fingerprint."""
-        with self._transaction():
+        with self._writing():
             number = self._platform_for_writing(platform)
             self._insert(
                 "step", {"platform": number, "fingerprint": fingerprint, "plan": step.plan}, step.time
@@ -147,91 +127,6 @@ class ProfileStore:
             StepTime(self._check.text(plan, "step: plan"), time) for plan, time in self._merged(rows)
         )
 
-    def _opened(self) -> sqlite3.Connection:
-        """Open for writing where the file allows, else for reading, else without locks or journal."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return self._probed("rwc", "BEGIN IMMEDIATE")
-        except (OSError, sqlite3.OperationalError) as error:
-            if not self.path.is_file() or "locked" in str(error):
-                raise ProfileError(f"cannot open or create the profile store {self.path}: {error}") from error
-        self.writable = False
-        with suppress(sqlite3.OperationalError):
-            return self._probed("ro", "SELECT count(*) FROM sqlite_master")
-        return self._connected("ro&immutable=1")
-
-    def _probed(self, mode: str, statement: str) -> sqlite3.Connection:
-        connection = self._connected(mode)
-        try:
-            connection.execute(statement).fetchall()
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
-
-    def _connected(self, mode: str) -> sqlite3.Connection:
-        address = f"{self.path.absolute().as_uri()}?mode={mode}"
-        connection = sqlite3.connect(address, uri=True, timeout=_BUSY_MS / 1000, isolation_level=None)
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-        return connection
-
-    def _prepare(self) -> None:
-        if self._is_empty() and self.writable:
-            self._create()
-        application = self._connection.execute("PRAGMA application_id").fetchone()[0]
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != _APPLICATION_ID:
-            raise ProfileError(f"{self.path} is an SQLite file, but no profile store; name another file")
-        if version != SCHEMA_VERSION:
-            raise ProfileError(
-                f"the profile store {self.path} has version {version}, this program uses {SCHEMA_VERSION}; "
-                "remove it or name another file"
-            )
-
-    def _create(self) -> None:
-        with suppress(
-            sqlite3.OperationalError
-        ):  # a file system without shared memory, or someone else was first
-            self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        with self._transaction():
-            if not self._is_empty():
-                return
-            for statement in _TABLES:
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _is_empty(self) -> bool:
-        objects = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        return int(objects) == 0
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise ProfileError(
-                f"the profile store {self.path} cannot be used: {error}; remove it or name another file"
-            ) from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        if not self.writable:
-            raise ProfileError(
-                f"the profile store {self.path} is read-only here; measured times are not kept"
-            )
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
     def _insert(self, table: str, keys: Mapping[str, int | str], time: OpTime) -> None:
         """Add a row and drop the oldest of the same keys. Table and column names are ours, never data."""
         self._check_time(time, table)
@@ -247,10 +142,6 @@ class ProfileStore:
             f" (SELECT id FROM {table} WHERE {same} ORDER BY id DESC LIMIT {KEPT_MEASUREMENTS})",
             (*keys.values(), *keys.values()),
         )
-
-    def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        with self._errors():
-            return self._connection.execute(query, values).fetchall()
 
     def _platform(self, platform: Platform) -> int:
         """Row number of the platform, -1 if nothing was measured on it."""

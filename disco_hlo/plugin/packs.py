@@ -24,15 +24,9 @@ from numpy.typing import NDArray
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.dtypes import JAX_NAMES
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.profiler import trace
-
-DTYPES = {
-    "pred": "bool", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "u8": "uint8",
-    "u16": "uint16", "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16",
-    "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
-}  # fmt: skip
-"""jax names of the HLO element types that packs may read and return."""
 
 FEWEST_RUNS = 6
 _PATIENCE = 4
@@ -81,7 +75,7 @@ class Inputs:
 def _device_vector(vector: Vector, seed: int) -> Any:
     import jax
 
-    dtype = jax.numpy.dtype(DTYPES[vector.dtype])
+    dtype = jax.numpy.dtype(JAX_NAMES[vector.dtype])
     random = np.random.default_rng(seed)
     count = min(_PATTERN_ELEMENTS, vector.length)
     if dtype.kind in "biu":
@@ -104,7 +98,7 @@ def _tiler(vector: Vector) -> Any:
         return jax.numpy.tile(values, -(-vector.length // _PATTERN_ELEMENTS))[: vector.length]
 
     with _x64():
-        short = jax.ShapeDtypeStruct((_PATTERN_ELEMENTS,), DTYPES[vector.dtype])
+        short = jax.ShapeDtypeStruct((_PATTERN_ELEMENTS,), JAX_NAMES[vector.dtype])
         return jax.jit(tiled).lower(short).compile()
 
 
@@ -140,9 +134,9 @@ class PackCompiler:
             name = f"disco_pack_{next(self._number)}"
         made = pack(kernels, f"jit_{name}", self.parallelism, self.reuse_after_bytes, self.held_bytes)
         for vector in (*made.inputs, *made.outputs):
-            if vector.dtype not in DTYPES:
+            if vector.dtype not in JAX_NAMES:
                 raise IllegalStrategyError(
-                    f"{vector.dtype} arrays cannot stand in a pack; expected one of {', '.join(DTYPES)}"
+                    f"{vector.dtype} arrays cannot stand in a pack; expected one of {', '.join(JAX_NAMES)}"
                 )
         for vector in made.inputs:
             if vector.size_bytes >= _MADE_ON_HOST_BYTES:
@@ -182,10 +176,10 @@ def _carrier(made: Pack, name: str) -> Any:
     import jax
 
     def carrier(*_: Any) -> Any:
-        return tuple(jax.numpy.zeros(vector.length, DTYPES[vector.dtype]) for vector in made.outputs)
+        return tuple(jax.numpy.zeros(vector.length, JAX_NAMES[vector.dtype]) for vector in made.outputs)
 
     carrier.__name__ = carrier.__qualname__ = name
-    shapes = [jax.ShapeDtypeStruct((vector.length,), DTYPES[vector.dtype]) for vector in made.inputs]
+    shapes = [jax.ShapeDtypeStruct((vector.length,), JAX_NAMES[vector.dtype]) for vector in made.inputs]
     return jax.jit(carrier, keep_unused=True).lower(*shapes)
 
 

@@ -7,6 +7,7 @@ sharding replicates is equal on every device, so that all devices take the same 
 
 from __future__ import annotations
 
+import enum
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.dtypes import JAX_NAMES
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable, Parameter
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
@@ -31,11 +33,17 @@ _KERNELS_OFF = (
     ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
 )
 _PATTERN_ELEMENTS = 1 << 16
+_WORK_WIDTH = 384
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
-_NUMPY_NAMES = {
-    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    "s8": "int8", "s32": "int32", "s64": "int64", "u8": "uint8", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
+
+
+class Chain(enum.Enum):
+    """What stands between the all-reduces of a chain."""
+
+    TIGHT = "nothing"
+    AFTER_WORK = "compute before each"
+    """As in a training step: the ranks meet with busy cores, one of them later than the other."""
+    WORK_ALONE = "the same compute, without the all-reduces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,10 @@ class Runner:
             shared = _Inputs(request, parameters, seed)
         self._inputs: _Inputs = shared
 
+    def inputs(self) -> list[Any]:
+        """Arguments for one execution; what an execution takes over is not among those of the next."""
+        return self._inputs.fresh()
+
     def run(self) -> int:
         """Run once; returns wall nanoseconds from dispatch until every local device has finished."""
         arguments = self._inputs.fresh()
@@ -200,6 +212,7 @@ def all_reduce_runner(
     repeats: int = 1,
     seed: int = 0,
     inputs_of: Runner | None = None,
+    chain: Chain = Chain.TIGHT,
 ) -> Runner:
     """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
 
@@ -212,7 +225,7 @@ def all_reduce_runner(
     """
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))
-    executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats))
+    executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
     return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
 
 
@@ -220,13 +233,13 @@ def jax_dtype(name: str) -> Any:
     """The numpy dtype of an HLO element type name such as ``bf16``."""
     import jax.numpy as jnp
 
-    if name not in _NUMPY_NAMES:
-        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(_NUMPY_NAMES))}")
-    return jnp.dtype(_NUMPY_NAMES[name])
+    if name not in JAX_NAMES:
+        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(JAX_NAMES))}")
+    return jnp.dtype(JAX_NAMES[name])
 
 
 def _compile_all_reduces(
-    request: CompileRequest, count: int, element: np.dtype[Any], repeats: int
+    request: CompileRequest, count: int, element: np.dtype[Any], repeats: int, chain: Chain
 ) -> LoadedExecutable:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -236,7 +249,10 @@ def _compile_all_reduces(
 
     def disco_all_reduce(value: Any) -> Any:
         for _ in range(repeats):
-            value = jax.lax.psum(value, "device")
+            if chain is not Chain.TIGHT:
+                value = value + _some_work(value)
+            if chain is not Chain.WORK_ALONE:
+                value = jax.lax.psum(value, "device")
         return value
 
     mapped = jax.shard_map(
@@ -250,9 +266,20 @@ def _compile_all_reduces(
     compiled = _compile_without_kernels(jax.jit(mapped).lower(argument), options, request)
     executable: LoadedExecutable = compiled.runtime_executable()
     found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
-    if found != repeats:
-        raise UnsupportedError(f"expected XLA to keep {repeats} all-reduces apart, it made {found}")
+    expected = 0 if chain is Chain.WORK_ALONE else repeats
+    if found != expected:
+        raise UnsupportedError(f"expected XLA to keep {expected} all-reduces apart, it made {found}")
     return executable
+
+
+def _some_work(value: Any) -> Any:
+    """A scalar of ``value``'s type that takes a millisecond of all cores, and that no compiler sees through."""
+    import jax
+
+    first = value[0].astype(jax.numpy.float32)
+    places = jax.lax.iota(jax.numpy.float32, _WORK_WIDTH**2).reshape(_WORK_WIDTH, _WORK_WIDTH)
+    matrix = jax.numpy.cos(places + first)
+    return (matrix @ matrix).max().astype(value.dtype)
 
 
 def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:

@@ -100,7 +100,7 @@ def test_processes_share_one_file(path):
 
 def _die_while_writing(path):
     store = ProfileStore(path)
-    with store._transaction():
+    with store._writing():
         store._connection.execute("DELETE FROM op")
         os._exit(9)
 
@@ -167,7 +167,7 @@ def test_a_foreign_database_is_refused_and_left_alone(path):
 def test_a_newer_store_is_refused(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ProfileError, match="has version 7, this program uses 1"):
+    with pytest.raises(ProfileError, match="is of version 7; this program reads version 1"):
         ProfileStore(path)
 
 

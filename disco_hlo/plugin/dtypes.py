@@ -1,0 +1,10 @@
+"""What jax calls the element types of HLO."""
+
+from __future__ import annotations
+
+JAX_NAMES = {
+    "pred": "bool", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "u8": "uint8",
+    "u16": "uint16", "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16",
+    "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
+"""By HLO name. Others (``token``, fp8) neither stand in packs nor are all-reduced by a sweep."""
