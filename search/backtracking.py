@@ -2,18 +2,15 @@
 
 Where the pseudo-code leaves room: HOpt starts as Hin; n is drawn from 0 to beta, both included;
 the counter of line 17 counts candidates; random proposals that are illegal are drawn again, so
-every candidate is valid. Candidates wait in the queue as the moves that made them from their
-parent, not as copies, and are rebuilt when their turn comes.
+every candidate is valid. The loop is ``explore``, the candidates are kept in ``tree``.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
 
 import numpy as np
+from disco_hlo.search import explore as ex
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import (
     Finalist,
@@ -25,32 +22,26 @@ from disco_hlo.search.api import (
     SearchSettings,
     Stop,
 )
-from disco_hlo.search.board import State, copy_state, new_scratch
+from disco_hlo.search.board import new_scratch
 from disco_hlo.search.costing import UnitCosts
-from disco_hlo.search.entries import evaluate, propose, replay, schedule, undo
+from disco_hlo.search.entries import schedule
 from disco_hlo.search.finalists import checked, kernels_of
 from disco_hlo.search.proposals import METHODS
-from disco_hlo.search.rng import draw, seeded
+from disco_hlo.search.rng import seeded
 from disco_hlo.search.starts import prepare
 from disco_hlo.search.state import to_strategy
-from disco_hlo.search.step import production_order
 from disco_hlo.search.table import new_table, with_room
-from numpy.typing import NDArray
+from disco_hlo.search.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.timeline import simulate
 
-_KEPT_STATES = 64
 _PROGRESS_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    parent: int
-    moves: NDArray[np.int64]
-    cost_ns: int
-    digest: int
+_PARENTS = 16
+"""Candidates explored between two looks at the clock."""
 
 
 def backtracking_search(
@@ -70,10 +61,12 @@ def backtracking_search(
         IllegalStrategyError: ``start`` does not fit the graph.
     """
     del on_best  # its candidates are few and its best is at hand when it ends, however it ends
-    return _Search(graph, costs, machine, start, settings, on_progress, stop).run()
+    return Backtracking(graph, costs, machine, start, settings, on_progress, stop).run()
 
 
-class _Search:
+class Backtracking:
+    """One run of Algorithm 1, a few candidates at a time."""
+
     def __init__(
         self,
         graph: Graph,
@@ -81,132 +74,99 @@ class _Search:
         machine: MachineModel,
         start: Strategy,
         settings: SearchSettings,
-        on_progress: OnProgress | None,
-        stop: Stop | None,
+        on_progress: OnProgress | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.began = time.perf_counter()
-        self.graph, self.machine, self.settings = graph, machine, settings
+        self.graph, self.model, self.machine, self.settings = graph, costs, machine, settings
         self.on_progress, self.stop = on_progress, stop
         self.start = start
         starts = prepare(graph, [start])
-        self.step, self.kept = starts.step, starts.kept
+        self.step, self.kept, self.state = starts.step, starts.kept, starts.states[0]
         self.costs = UnitCosts(graph, self.step, costs, machine, self.kept)
         self.scratch = new_scratch(self.step)
         self.generator = seeded(settings.seed)
-        fusible = np.flatnonzero(self.step.node[at.FLAGS, : len(graph)] & at.FUSIBLE)
-        sources = [list(self._sources(x)) for x in range(len(graph))]
-        ranked = production_order(graph, sources)
-        self.pools = (fusible.astype(np.int64), np.array(ranked, np.int64))
+        node = self.step.node
+        fusible = np.flatnonzero(node[at.FLAGS, : len(graph)] & at.FUSIBLE).astype(np.int64)
+        ranked = np.array(sorted(graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
+        self.pools = (fusible, ranked)
+        self.methods = np.array([METHODS[name] for name in settings.moves], np.int64)
+        self.made = np.zeros(self.methods.size, np.int64)
+        self.moves = np.zeros((self.methods.size, settings.beta, 3), np.int64)
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
         self.speed_ppm = machine.speed_ppm()
-        self.seen = new_table(1)
-        self.moves = np.zeros((settings.beta, 3), np.int64)
-        self.evaluations = 0
-        self.unchanged = 0
         self.trace: list[Improvement] = []
-        self.candidates: list[_Candidate] = []
-        self.states: OrderedDict[int, State] = OrderedDict()
-        root = starts.states[0]
-        self.costs.price_all(root, self.scratch)
-        self.root = root
-        self.start_ns, digest = self._cost(root)
-        self.candidates.append(_Candidate(-1, np.zeros((0, 3), np.int64), self.start_ns, digest))
-        self.queue = [(self.start_ns, 0)]
-        self.best = 0
+        self.fresh = np.zeros((self.methods.size * (_PARENTS + 1), 2), np.int64)
+        self.seen = new_table(1)
+        self.costs.price_all(self.state, self.scratch)
+        self.start_ns, digest = ex.evaluate(
+            self.step, self.state, self.scratch, self.speed_ppm, self.seen, self.started
+        )
+        self.tree = new_tree(self.state)
+        self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = self.start_ns, digest, 1
+        self.control = np.zeros(ex.CONTROLS, np.int64)
+        budget = 2**62 if settings.evaluations is None else settings.evaluations
+        self.control[[ex.MOST_UNCHANGED, ex.BUDGET]] = settings.unchanged, budget
+        self.control[[ex.TRIES, ex.BETA]] = settings.tries, settings.beta
         self.reported = self.began
 
-    def _sources(self, x: int) -> list[int]:
-        first, last = self.step.node[at.SOURCES_AT, x : x + 2]
-        return [int(s) for s in self.step.edge[first:last]]
-
     def run(self) -> SearchResult:
-        stopped = "empty"
+        """Explore until the search is over."""
+        stopped = ""
         try:
-            while self.queue and not (reason := self._ended()):
-                self._explore(heapq.heappop(self.queue)[1])
-            stopped = reason if self.queue else "empty"
+            while not stopped:
+                stopped = self.explore() or self._halted()
+                self._report()
         except KeyboardInterrupt:
             stopped = "interrupted"
         return self._result(stopped)
 
-    def _ended(self) -> str:
-        settings = self.settings
-        if self.unchanged >= settings.unchanged:
+    def explore(self) -> str:
+        """Go on for a few candidates; why the search is over, where it is."""
+        self.control[[ex.LEFT, ex.TRACED]] = _PARENTS, 0
+        self.seen = with_room(self.seen, len(self.fresh))
+        while True:
+            outcome = ex.explore(
+                self.step, self.state, self.scratch, self.generator, self.pools, self.methods, self.settings.alpha,
+                self.costs.prices, self.costs.unknown, self.speed_ppm, self.seen, self.started, self.tree, self.made,
+                self.moves, self.fresh, self.control,
+            )  # fmt: skip
+            assert outcome != ex.CIRCLE, "the moves left units that wait for each other"
+            if outcome == ex.ASK:
+                self.costs.ask(int(self.control[ex.LISTED]))
+                self.control[ex.LISTED] = 0
+            elif outcome == ex.FULL:
+                self.tree = grown(self.tree)
+            else:
+                break
+        seconds = time.perf_counter() - self.began
+        improved = self.fresh[: self.control[ex.TRACED]].tolist()
+        self.trace += [Improvement(evaluation, seconds, cost_ns) for evaluation, cost_ns in improved]
+        return self._reason() if outcome == ex.ENDED else ""
+
+    def _reason(self) -> str:
+        if self.control[ex.UNCHANGED] >= self.settings.unchanged:
             return "unchanged"
-        if settings.evaluations is not None and self.evaluations >= settings.evaluations:
-            return "evaluations"
-        if settings.seconds is not None and time.perf_counter() - self.began >= settings.seconds:
+        return "evaluations" if self.control[ex.EVALUATED] >= self.control[ex.BUDGET] else "empty"
+
+    def _halted(self) -> str:
+        seconds = self.settings.seconds
+        if seconds is not None and time.perf_counter() - self.began >= seconds:
             return "seconds"
         return "stop" if self.stop is not None and self.stop() else ""
 
-    def _explore(self, number: int) -> None:
-        state = self._state(number)
-        for name in self.settings.moves:
-            if self.settings.evaluations is not None and self.evaluations >= self.settings.evaluations:
-                return
-            self._candidate(number, state, METHODS[name])
-        self._report()
-
-    def _candidate(self, parent: int, state: State, method: int) -> None:
-        """Lines 9 to 22 of the pseudo-code for one method."""
-        settings, scratch = self.settings, self.scratch
-        times = draw(self.generator, settings.beta + 1)
-        made, unknown = propose(
-            self.step, state, scratch, self.generator, self.pools, method, times, settings.tries,
-            self.moves, self.costs.prices, self.costs.unknown,
-        )  # fmt: skip
-        self.costs.ask(unknown)
-        self.costs.price_changed(state, scratch)
-        cost, digest = self._cost(state)
-        self.evaluations += 1
-        best_ns = self.candidates[self.best].cost_ns
-        improved = cost < best_ns
-        if improved or cost <= settings.alpha * best_ns:
-            self.candidates.append(_Candidate(parent, self.moves[:made].copy(), cost, digest))
-            heapq.heappush(self.queue, (cost, len(self.candidates) - 1))
-        if improved:
-            self.best = len(self.candidates) - 1
-            self.unchanged = 0
-            self.trace.append(Improvement(self.evaluations, time.perf_counter() - self.began, cost))
-        else:
-            self.unchanged += 1
-        undo(self.step, state, scratch, 0)
-
-    def _cost(self, state: State) -> tuple[int, int]:
-        self.seen = with_room(self.seen, 1)
-        cost, digest = evaluate(self.step, state, self.scratch, self.speed_ppm, self.seen, self.started)
-        assert cost >= 0, "the moves left units that wait for each other"
-        return cost, digest
-
-    def _state(self, number: int) -> State:
-        """Rebuild a candidate from its nearest ancestor at hand. The caller must leave it as it is."""
-        path = []
-        at_hand = number
-        while at_hand != 0 and at_hand not in self.states:
-            path.append(at_hand)
-            at_hand = self.candidates[at_hand].parent
-        if not path:
-            if at_hand:
-                self.states.move_to_end(at_hand)
-            return self.states[at_hand] if at_hand else self.root
-        state = copy_state(self.states[at_hand] if at_hand else self.root)
-        for ancestor in reversed(path):
-            done = replay(self.step, state, self.scratch, self.candidates[ancestor].moves)
-            assert done, "a move that was legal is refused when repeated"
-            self.costs.price_changed(state, self.scratch)
-            self.scratch.number[at.LOGGED] = 0
-        self.states[number] = state
-        if len(self.states) > _KEPT_STATES:
-            self.states.popitem(last=False)
-        return state
+    @property
+    def best_ns(self) -> int:
+        """Cost of the best candidate."""
+        return int(self.tree.cost_ns[self.tree.number[BEST]])
 
     def _report(self) -> None:
         now = time.perf_counter()
         if self.on_progress is None or now - self.reported < _PROGRESS_EVERY_S:
             return
         self.reported = now
-        best_ns = self.candidates[self.best].cost_ns
-        self.on_progress(Progress(self.evaluations, now - self.began, self.start_ns, best_ns, self.unchanged))
+        evaluated, unchanged = self.control[[ex.EVALUATED, ex.UNCHANGED]].tolist()
+        self.on_progress(Progress(evaluated, now - self.began, self.start_ns, self.best_ns, unchanged))
 
     def _result(self, stopped: str) -> SearchResult:
         finalists = self._finalists() or [Finalist(self.start, self.start_ns)]
@@ -215,7 +175,7 @@ class _Search:
             predicted_ns=finalists[0].predicted_ns,
             start_ns=self.start_ns,
             trace=tuple(self.trace),
-            evaluations=self.evaluations,
+            evaluations=int(self.control[ex.EVALUATED]),
             distinct_evaluations=int(self.seen.used[0]),
             wall_s=time.perf_counter() - self.began,
             stopped=stopped,
@@ -227,21 +187,24 @@ class _Search:
         found: list[Finalist] = []
         seen: set[int] = set()
         attested = kernels_of(self.graph, self.start)
-        for number in sorted(range(len(self.candidates)), key=lambda i: (self.candidates[i].cost_ns, i)):
-            candidate = self.candidates[number]
+        count = int(self.tree.number[CANDIDATES])
+        for number in np.argsort(self.tree.cost_ns[:count], kind="stable").tolist():
             if len(found) == max(1, self.settings.finalists):
                 break
-            if candidate.digest in seen:
+            digest = int(self.tree.digest[number])
+            if digest in seen:
                 continue
-            seen.add(candidate.digest)
+            seen.add(digest)
             strategy = checked(self.graph, self._strategy(number), self.machine.asynchronous, attested)
             if strategy is not None:
-                found.append(Finalist(strategy, candidate.cost_ns))
-        return found
+                # The queue slices a bucket apart in one go; what is promised is what the simulator says.
+                timeline = simulate(build(self.graph, strategy, self.model, self.machine).problem)
+                found.append(Finalist(strategy, timeline.makespan_ns))
+        return sorted(found, key=lambda one: one.predicted_ns)
 
     def _strategy(self, number: int) -> Strategy:
-        state = self._state(number)
-        _, count = schedule(self.step, state, self.scratch, self.speed_ppm, self.started)
+        go_to(self.tree, self.state, number)
+        _, count = schedule(self.step, self.state, self.scratch, self.speed_ppm, self.started)
         return to_strategy(
-            self.graph, self.step, state, self.kept, self.started[:count], self.machine.asynchronous
+            self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -23,6 +23,8 @@ from disco_hlo.compiled import inner
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
+VERDICTS: Final = 1 << 15
+"""Kernels whose legality is remembered; a power of two."""
 _MOVE_WORDS: Final = 1 << 19
 _NODE_WORDS: Final = 64
 """Room in the log: for one move among units of that size, and for moving every unit in the order."""
@@ -51,6 +53,8 @@ class Scratch(NamedTuple):
     """Pairs of an address and what stood there."""
     changed: NDArray[np.int64]
     """Nodes whose units may have other members or results than when they were last looked at."""
+    verdict: NDArray[np.int64]
+    """``[2 * VERDICTS]``: digests of kernels and why each may not stand, as far as nothing pushed them out."""
 
 
 def new_scratch(step: Step) -> Scratch:
@@ -61,6 +65,7 @@ def new_scratch(step: Step) -> Scratch:
         np.zeros(at.NUMBERS, np.int64),
         np.zeros(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),
         np.zeros(_NODE_WORDS * width + 4096, np.int64),
+        np.zeros(2 * VERDICTS, np.int64),
     )
 
 

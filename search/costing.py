@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
+from disco_hlo.search.digest import signature_digest
 from disco_hlo.search.entries import look_up
-from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, new_unknown
+from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, listed, new_unknown
 from disco_hlo.search.state import Given, Signature, source_of, written_group
 from disco_hlo.search.step import Step
 from disco_hlo.search.table import new_table, with_room
@@ -41,6 +42,7 @@ class UnitCosts:
             step.node[at.SLICE, x] = self._copy_ns(int(self.sizes[x]))
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph))
+        self.given_digests = {signature_digest(owned, copies) for owned, copies in kept.groups}
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -60,34 +62,36 @@ class UnitCosts:
         if not count:
             return
         self.prices = with_room(self.prices, count)
-        offset = self.unknown.member_at
         times = np.full((count, at.TIME_COLUMNS), -1, np.int64)
         times[:, at.ON_CHANNEL] = 0
-        first = self.unknown.member[offset[:count]]
-        is_bucket = (self.step.node[at.FLAGS, first] & at.ALL_REDUCE) != 0
         # Several moves of one batch may have listed the same kernel.
-        _, once, which = np.unique(self.unknown.key[:count], return_index=True, return_inverse=True)
-        for i in once[is_bucket[once]].tolist():
-            times[i] = self._bucket_ns(tuple(self.unknown.member[offset[i] : offset[i + 1]].tolist()))
-        kernels = once[~is_bucket[once]]
-        if kernels.size:
-            times[kernels, at.MAIN] = self._kernels_ns(kernels.tolist()) + self.machine.launch_ns
-        learn(self.prices, self.unknown, count, times[once[which]])
+        once = {key: row for row, key in enumerate(self.unknown.key[:count].tolist())}
+        first = self.unknown.member[self.unknown.member_at[:count]]
+        is_bucket = ((self.step.node[at.FLAGS, first] & at.ALL_REDUCE) != 0).tolist()
+        for row in once.values():
+            if is_bucket[row]:
+                times[row] = self._bucket_ns(tuple(self._row(row)[0].tolist()))
+        kernels = [row for row in once.values() if not is_bucket[row]]
+        if kernels:
+            times[kernels, at.MAIN] = self._kernels_ns(kernels) + self.machine.launch_ns
+        learn(self.prices, self.unknown, np.array(list(once.values()), np.int64), times)
 
     def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
         """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
-        groups = [self._given(row) for row in rows]
+        digests = self.unknown.digest
+        groups = {row: self._given(row) for row in rows if int(digests[row]) in self.given_digests}
+        if isinstance(self.model, KernelCosts) and not any(groups.values()):
+            return self.model.kernels_ns(self.graph, *listed(self.unknown, np.array(rows, np.int64)))
         times = np.zeros(len(rows), np.int64)
         flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         if isinstance(self.model, KernelCosts):
-            flat = {
-                i: self._kernel(row, group)
-                for i, (row, group) in enumerate(zip(rows, groups, strict=True))
-                if group is None or group.kind != "triton"
-            }
+            for i, row in enumerate(rows):
+                group = groups.get(row)
+                if group is None or group.kind != "triton":
+                    flat[i] = self._kernel(row, group)
             times[list(flat)] = kernels_ns(self.model, self.graph, list(flat.values()))
         asked = [i for i in range(len(rows)) if i not in flat]
-        written = [groups[i] or self._written(rows[i]) for i in asked]
+        written = [groups.get(rows[i]) or self._written(rows[i]) for i in asked]
         if asked:
             times[asked] = self.model.groups_ns(self.graph, written)
         return times
@@ -123,7 +127,7 @@ class UnitCosts:
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, by the rules of ``simulator.build``."""
         machine = self.machine
-        sizes = self.sizes[list(all_reduces)]
+        sizes = np.array([self.graph.transfer_bytes(node) for node in all_reduces], np.int64)
         total = int(sizes.sum())
         kept = self.kept.forms.get(all_reduces)
         variadic = kept is not None and kept.form == "variadic"

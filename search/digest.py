@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ _COPY: Final = 2
 _RESULT: Final = 3
 _READ: Final = 1 << 40
 _CLONED: Final = 1 << 41
+_SHOWN: Final = 1 << 42
 _SEED: Final = 0x5EED
 
 
@@ -32,6 +34,21 @@ def member_digest(s: Any, unit: Any) -> Any:
     while cell != -1:
         total += _share(s.cell_node[cell], _COPY)
         cell = s.next_of_unit[cell]
+    return np.int64(total)
+
+
+def signature_digest(owned: Iterable[int], copies: Iterable[int]) -> int:
+    """The :func:`member_digest` of a unit that owns and duplicates these nodes."""
+    return int(_digest_of(np.array([*owned], np.int64), np.array([*copies], np.int64)))
+
+
+@compiled
+def _digest_of(owned: Any, copies: Any) -> Any:
+    total = np.uint64(1)
+    for x in owned:
+        total += _share(x, _OWNED)
+    for x in copies:
+        total += _share(x, _COPY)
     return np.int64(total)
 
 
@@ -51,6 +68,12 @@ def _share(x: Any, role: Any) -> Any:
     return mix(np.uint64(8 * x + role))
 
 
+@compiled
+def result_share(x: Any) -> Any:
+    """What returning ``x`` adds to the :func:`result_digest` of a unit."""
+    return _share(x, _RESULT)
+
+
 @inner
 def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """Hash of what a unit returns."""
@@ -58,7 +81,7 @@ def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
     x = unit
     while x != -1:
         if is_read_outside(g, s, w, x):
-            total += _share(x, _RESULT)
+            total += result_share(x)
         x = s.next[x]
     return np.int64(total)
 
@@ -67,8 +90,8 @@ def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
 def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of the kernel whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
-    Equal for kernels in which the same ops feed each other, and leave, in the same way: the layers of
-    a model share their costs.
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
+    through bitcasts outside: the layers of a model share their costs.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))
@@ -85,9 +108,15 @@ def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
             if g.flags[operand] & at.CLONED:
                 total = mix(total ^ np.uint64(_CLONED))
                 continue
-            if w.mark[operand] != stamp:
-                w.mark[operand] = stamp
-                w.value[operand] = known
-                known += 1
-            total = mix(total ^ np.uint64(_READ + w.value[operand]))
+            while True:
+                fresh = w.mark[operand] != stamp
+                if fresh:
+                    w.mark[operand] = stamp
+                    w.value[operand] = known
+                    known += 1
+                total = mix(total ^ np.uint64(_READ + w.value[operand]))
+                if not fresh or not g.flags[operand] & at.BITCAST:
+                    break
+                total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
+                operand = g.edge[g.operands_at[operand]]
     return np.int64(total)

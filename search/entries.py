@@ -10,33 +10,12 @@ from disco_hlo.search.digest import member_digest, result_digest
 from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.pricing import price_changed
-from disco_hlo.search.proposals import make_move, random_apply
+from disco_hlo.search.proposals import make_move
 from disco_hlo.search.ready_queue import ready_queue
-from disco_hlo.search.table import claim, find
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
 from disco_hlo.compiled import compiled
-
-
-@compiled
-def propose(
-    step: Any,
-    state: Any,
-    scratch: Any,
-    generator: Any,
-    pools: Any,
-    method: Any,
-    times: Any,
-    tries: Any,
-    made: Any,
-    prices: Any,
-    unknown: Any,
-) -> Any:
-    """Change the state by random moves; (number of moves, number of kernels listed as unknown)."""
-    g, s, w = open_views(step, state, scratch)
-    count = random_apply(g, s, w, generator, pools, method, times, tries, made)
-    return count, price_changed(g, s, w, prices, unknown, 0)
 
 
 @compiled
@@ -66,36 +45,10 @@ def digests_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 
 
 @compiled
-def replay(step: Any, state: Any, scratch: Any, moves: Any) -> Any:
-    """Make moves that were legal before; False where one is refused."""
-    g, s, w = open_views(step, state, scratch)
-    for i in range(moves.shape[0]):
-        if not make_move(g, s, w, moves[i, 0], moves[i, 1], moves[i, 2]):
-            return False
-        w.number[at.LOGGED] = 0
-    return True
-
-
-@compiled
 def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
     """Fill in what the noted changes cost, as far as it is known; number of kernels listed as unknown."""
     g, s, w = open_views(step, state, scratch)
     return price_changed(g, s, w, prices, unknown, 0)
-
-
-@compiled
-def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, costs: Any, started: Any) -> Any:
-    """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
-    g, s, w = open_views(step, state, scratch)
-    digest = s.total[at.DIGEST_SUM]
-    slot = find(costs, digest)
-    if slot >= 0:
-        return costs.value[slot, 0], digest
-    end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
-    if speed_ppm.shape[1] > 1:
-        end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
-    costs.value[claim(costs, digest), 0] = end_ns
-    return end_ns, digest
 
 
 @compiled

@@ -129,14 +129,14 @@ class _Joint:
         self.latest[report.number] = report
         found = self.finalists.setdefault(report.number, [])
         found += [*report.finalists, *([report.best] if report.best else [])]
-        if report.best is not None:
-            seconds = time.perf_counter() - self.began
-            row = (seconds, report.evaluations, report.number, report.best.predicted_ns)
-            self.trace.append(row)
-            if report.best.predicted_ns < self.best.predicted_ns:
-                self.best = report.best
-                if self.on_best is not None:
-                    self.on_best(report.best)
+        began = time.perf_counter() - self.began - report.seconds
+        self.trace += [
+            (began + step.seconds, step.evaluation, report.number, step.cost_ns) for step in report.trace
+        ]
+        if report.best is not None and report.best.predicted_ns < self.best.predicted_ns:
+            self.best = report.best
+            if self.on_best is not None:
+                self.on_best(report.best)
         if self.on_progress is not None:
             seconds, best_ns = time.perf_counter() - self.began, self.best.predicted_ns
             self.on_progress(Progress(self._evaluations(), seconds, self.start_ns, best_ns, 0))
@@ -173,7 +173,7 @@ class _Joint:
             (evaluations * len(self.islands), cost_ns, seconds)
             for seconds, evaluations, _, cost_ns in self.trace
         ):
-            if not found or cost_ns < found[-1].cost_ns:
+            if cost_ns < (found[-1].cost_ns if found else self.start_ns):
                 found.append(Improvement(evaluations, seconds, cost_ns))
         return tuple(found)
 

@@ -72,6 +72,8 @@ TUPLE: Final = 1024
 UNPACKED: Final = 512
 """All-reduce whose value somebody reads who cannot find it inside a bucket: the root, or an op that is
 no generated kernel."""
+ORDERED: Final = 2048
+"""Something must run behind it though it does not read it."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0
@@ -147,7 +149,8 @@ READERS: Final = 11
 JUDGING: Final = 12
 RESULTS: Final = 13
 HEROES: Final = 14
-SCRATCH_ROWS: Final = 15
+PACKED: Final = 15
+SCRATCH_ROWS: Final = 16
 
 # Scratch.number.
 STAMP: Final = 0

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS, fresh_stamp
-from disco_hlo.search.digest import member_digest, result_digest, special_slot
+from disco_hlo.search.board import MAXIMUM_MEMBERS, VERDICTS, fresh_stamp
+from disco_hlo.search.digest import member_digest, result_share, special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
 from disco_hlo.search.neighbours import gather_members, is_read_outside
 
@@ -40,27 +41,55 @@ GPU_RULES: Final = 3
 
 @inner
 def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
-    """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may."""
+    """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may.
+
+    A search proposes the same kernels again and again, so verdicts are remembered.
+    """
     if s.count[unit] == 1 and s.copies[unit] == -1:
         return LEGAL
+    members = member_digest(s, unit)
+    owned, count = gather_members(s, unit, w.members)
+    returned, results = _find_results(g, s, w, owned, count)
+    digest = members + returned
+    place = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
+    if w.verdict[place] != digest:
+        w.verdict[place] = digest
+        w.verdict[place + 1] = _refusal(g, w, members, returned, count, results)
+    return w.verdict[place + 1]
+
+
+@inner
+def _find_results(g: Any, s: Any, w: Any, owned: Any, count: Any) -> Any:
+    """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that do.
+    Returns their digest, and how many they are."""
+    digest, results = np.uint64(0), 0
+    for i in range(count):
+        x = w.members[i]
+        leaves = i < owned and is_read_outside(g, s, w, x)
+        w.value[x] = leaves
+        if leaves:
+            w.results[results] = x
+            results += 1
+            digest += result_share(x)
+    return np.int64(digest), results
+
+
+@inner
+def _refusal(g: Any, w: Any, members: Any, returned: Any, count: Any, results: Any) -> Any:
+    """The verdict on the kernel whose members stand in row ``members``, its results in row ``results``."""
     if g.special_mask:
-        slot = special_slot(g, member_digest(s, unit))
+        slot = special_slot(g, members)
         if slot >= 0:
-            if g.special[3 * slot + 1] == result_digest(g, s, w, unit):
+            if g.special[3 * slot + 1] == returned:
                 return LEGAL
             if g.special[3 * slot + 2]:
                 return OTHER_RESULTS
-    owned, count = gather_members(s, unit, w.members)
     if count > MAXIMUM_MEMBERS:
         return TOO_MANY_MEMBERS
     for i in range(count):
         if not g.flags[w.members[i]] & at.FUSIBLE:
             return NOT_FUSIBLE
-    stamp = fresh_stamp(w)
-    for i in range(count):
-        w.judging[w.members[i]] = stamp
-    results = _mark_results(g, s, w, owned, count, stamp)
-    if results < 0:
+    if not _all_are_used(g, w, count):
         return DEAD_MEMBER
     if results == 0:
         return NO_RESULT
@@ -79,27 +108,19 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
 
 
 @inner
-def _mark_results(g: Any, s: Any, w: Any, owned: Any, count: Any, stamp: Any) -> Any:
-    """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that
-    do. Returns how many, -1 where a member is computed for nobody.
-
-    Members have the stamp in row ``judging``.
-    """
-    results = 0
+def _all_are_used(g: Any, w: Any, count: Any) -> Any:
+    """Whether every member leaves (row ``value``) or is read by another one."""
+    stamp = fresh_stamp(w)
+    for i in range(count):
+        w.judging[w.members[i]] = stamp
     for i in range(count):
         x = w.members[i]
-        leaves = i < owned and is_read_outside(g, s, w, x)
-        w.value[x] = leaves
-        if leaves:
-            w.results[results] = x
-            results += 1
-            continue
-        used = False
+        used = w.value[x] != 0
         for e in range(g.readers_at[x], g.readers_at[x + 1]):
             used = used or w.judging[g.edge[e]] == stamp
         if not used:
-            return -1
-    return results
+            return False
+    return True
 
 
 @inner

@@ -139,11 +139,12 @@ def is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
     """Whether a node's value leaves the unit that owns it."""
     if g.flags[x] & RETURNED:
         return True
-    computing = mark_computing(s, w, x)
+    home, shared = s.owner[x], s.copiers[x] != -1
+    computing = mark_computing(s, w, x) if shared else 0
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
         while True:
-            if w.inside[unit] != computing:
+            if unit != home and not (shared and w.inside[unit] == computing):
                 return True
             if cell == -1:
                 break

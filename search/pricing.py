@@ -26,6 +26,8 @@ class Unknown(NamedTuple):
     member: NDArray[np.int64]
     role: NDArray[np.int64]
     """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
+    digest: NDArray[np.int64]
+    """``member_digest`` of each."""
 
 
 INSIDE: Final = 0
@@ -44,6 +46,7 @@ def new_unknown(nodes: int) -> Unknown:
         np.zeros(nodes + 1, np.int64),
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
+        np.zeros(nodes, np.int64),
     )
 
 
@@ -89,6 +92,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         left_open = True
         if has_place(unknown, count):
             _list(g, s, w, unknown, count, unit, key, size)
+            unknown.digest[count] = members
             count += 1
     if not left_open:
         w.number[at.CHANGES] = 0
@@ -96,12 +100,32 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
 
 @compiled
-def learn(prices: Any, unknown: Any, count: Any, times: Any) -> None:
-    """Keep the times (``[count, TIME_COLUMNS]``) that were asked for."""
-    for i in range(count):
-        slot = claim(prices, unknown.key[i])
+def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
+    """Keep the times (``[listed, TIME_COLUMNS]``) of these entries."""
+    for row in rows:
+        slot = claim(prices, unknown.key[row])
         for column in range(at.TIME_COLUMNS):
-            prices.value[slot, column] = times[i, column]
+            prices.value[slot, column] = times[row, column]
+
+
+@compiled
+def listed(unknown: Any, rows: Any) -> Any:
+    """Entries as ``simulator.costs.KernelCosts`` takes them: members and results, each with its offsets."""
+    member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
+    for i in range(rows.size):
+        start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
+        member_at[i + 1] = member_at[i] + end - start
+        result_at[i + 1] = result_at[i] + np.sum(unknown.role[start:end] == RESULT)
+    members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
+    count = returned = 0
+    for row in rows:
+        for k in range(unknown.member_at[row], unknown.member_at[row + 1]):
+            members[count] = unknown.member[k]
+            count += 1
+            if unknown.role[k] == RESULT:
+                results[returned] = unknown.member[k]
+                returned += 1
+    return member_at, members, result_at, results
 
 
 @inner

@@ -95,7 +95,7 @@ def contiguous_buckets(
     ready_ns: Sequence[int],
     sizes_bytes: Sequence[int],
     kinds: Sequence[object],
-    transfer_ns: Callable[[int], int],
+    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
 ) -> list[list[int]]:
     """Split gradients, in the order in which they become ready, into runs that travel together.
 
@@ -107,28 +107,26 @@ def contiguous_buckets(
         ready_ns: when each gradient exists, ascending.
         sizes_bytes: its size.
         kinds: only equal kinds may travel together.
-        transfer_ns: time of an all-reduce of so many bytes.
+        transfer_ns: times of all-reduces of so many bytes.
     """
     count = len(ready_ns)
-    best: list[tuple[int, int]] = [(0, 0)]
-    cut = [0] * (count + 1)
+    ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
+    sizes, which = np.unique(np.maximum(ends[None, :] - ends[:, None], 0), return_inverse=True)
+    together_ns = np.asarray(transfer_ns(sizes), np.int64)[which].reshape(count + 1, count + 1)
+    finish, runs, cut = np.zeros((3, count + 1), np.int64)
+    alike = 0
     for end in range(1, count + 1):
-        options = []
-        size = 0
-        for start in range(end - 1, -1, -1):
-            if kinds[start] != kinds[end - 1]:
-                break
-            size += sizes_bytes[start]
-            begin = max(best[start][0], ready_ns[end - 1])
-            options.append((begin + transfer_ns(size), best[start][1] + 1, start))
-        finish, runs, start = min(options)
-        best.append((finish, runs))
-        cut[end] = start
+        if end > 1 and kinds[end - 1] != kinds[end - 2]:
+            alike = end - 1
+        total = np.maximum(finish[alike:end], ready_ns[end - 1]) + together_ns[alike:end, end]
+        first = np.flatnonzero(total == total.min())
+        start = alike + int(first[np.argmin(runs[alike:end][first])])
+        finish[end], runs[end], cut[end] = total.min(), runs[start] + 1, start
     found: list[list[int]] = []
     end = count
     while end:
         found.append(list(range(cut[end], end)))
-        end = cut[end]
+        end = int(cut[end])
     return found[::-1]
 
 
@@ -164,16 +162,9 @@ def _neighbours_together(
 ) -> tuple[Bucket, ...]:
     depth = all_reduce_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
-    sizes = [graph.nodes[node].shape.size_bytes for node in ranked]
+    sizes = [graph.transfer_bytes(node) for node in ranked]
     kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
-    known: dict[int, int] = {}
-
-    def transfer_ns(size_bytes: int) -> int:
-        if size_bytes not in known:
-            known[size_bytes] = int(costs.all_reduce_ns(np.array([size_bytes], np.int64))[0])
-        return known[size_bytes]
-
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
-    runs = contiguous_buckets(times, sizes, kinds, transfer_ns)
+    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce_ns)
     return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from disco_hlo.search.board import Scratch, State, new_scratch
 from disco_hlo.search.entries import digests_of
-from disco_hlo.search.state import Given, from_strategy, given, signatures, source_of
+from disco_hlo.search.state import Given, Signature, from_strategy, given, signatures, source_of
 from disco_hlo.search.step import Step, build_step
 from numpy.typing import NDArray
 
@@ -33,23 +33,30 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     Raises:
         IllegalStrategyError: a strategy does not fit the graph.
     """
-    step, kept = build_step(graph), given(graph, strategies)
-    states = tuple(from_strategy(graph, step, strategy) for strategy in strategies)
+    memberships = [signatures(graph, strategy) for strategy in strategies]
+    step, kept = build_step(graph), given(graph, strategies, memberships)
+    states = tuple(from_strategy(graph, step, *pair) for pair in zip(strategies, memberships, strict=True))
     scratch = new_scratch(step)
     rows: dict[int, tuple[int, bool]] = {}
-    for strategy, state in zip(strategies, states, strict=True):
-        for digest, row in _given_kernels(graph, step, scratch, kept, strategy, state).items():
+    for strategy, members, state in zip(strategies, memberships, states, strict=True):
+        for digest, row in _given_kernels(graph, step, scratch, kept, strategy, members, state).items():
             rows.setdefault(digest, row)
     return Starts(step._replace(special=_hashed(rows)), kept, states)
 
 
 def _given_kernels(
-    graph: Graph, step: Step, scratch: Scratch, kept: Given, strategy: Strategy, state: State
+    graph: Graph,
+    step: Step,
+    scratch: Scratch,
+    kept: Given,
+    strategy: Strategy,
+    memberships: Sequence[Signature],
+    state: State,
 ) -> dict[int, tuple[int, bool]]:
     """The kernels of a start as ``Step.special`` takes them, if what they return is what the state thinks."""
     units = unit_graph(graph, strategy)
     found: dict[int, tuple[int, bool]] = {}
-    for number, signature in enumerate(signatures(graph, strategy)):
+    for number, signature in enumerate(memberships):
         group = kept.groups.get(signature)
         if group is None or not signature[0]:
             continue

@@ -34,14 +34,20 @@ class Given:
     """Buckets by their sorted all-reduces."""
 
 
-def given(graph: Graph, strategies: Sequence[Strategy]) -> Given:
-    """The groups and buckets of ``strategies`` as they were written; the first writer of one counts."""
+def given(
+    graph: Graph, strategies: Sequence[Strategy], memberships: Sequence[Sequence[Signature]] | None = None
+) -> Given:
+    """The groups and buckets of ``strategies`` as they were written; the first writer of one counts.
+
+    ``memberships`` are their :func:`signatures`, where these are at hand.
+    """
+    memberships = memberships or [signatures(graph, strategy) for strategy in strategies]
     groups: dict[Signature, Group] = {}
     results: dict[Signature, tuple[int, ...]] = {}
     forms: dict[tuple[int, ...], Bucket] = {}
-    for strategy in strategies:
+    for strategy, found in zip(strategies, memberships, strict=True):
         returned = _returned(graph, strategy)
-        for number, signature in enumerate(signatures(graph, strategy)):
+        for number, signature in enumerate(found):
             kept = _kept(graph, strategy.groups[number])
             if kept is not None and signature not in groups:
                 groups[signature], results[signature] = kept, returned[number]
@@ -80,16 +86,18 @@ def source_of(graph: Graph, x: int) -> int:
     return x
 
 
-def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
+def from_strategy(
+    graph: Graph, step: Step, strategy: Strategy, memberships: Sequence[Signature] | None = None
+) -> State:
     """The state that stands for ``strategy``; its order becomes the order of the units.
 
     A kernel that only writes down in other dimensions what another one owns is left out: bitcasts
-    cost nothing in the search.
+    cost nothing in the search. ``memberships`` are its :func:`signatures`, where these are at hand.
 
     Raises:
         IllegalStrategyError: as :func:`unit_graph`.
     """
-    memberships = signatures(graph, strategy)
+    memberships = signatures(graph, strategy) if memberships is None else memberships
     state = empty_state(step, sum(len(copies) for _, copies in memberships))
     for x in range(len(graph)):
         if step.node[at.FLAGS, x] & at.ACTIVE:
@@ -127,7 +135,7 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
             owning[i].add(x)
             owner[x] = i
     stripped = [_signature(graph, *pair) for pair in zip(owning, executing, strict=True)]
-    kernels = tuple(written_group(graph, *signature) for signature in stripped if signature[0])
+    kernels = _unlabelled(graph, stripped)
     executed = {
         x for unit in unit_graph(graph, Strategy(kernels, strategy.buckets)).units for x in unit.nodes
     }
@@ -166,8 +174,7 @@ def _order_of_heads(
     graph: Graph, state: State, strategy: Strategy, memberships: Sequence[Signature]
 ) -> list[int]:
     """Units in a topological order: that of the strategy as far as it is one, else by smallest node."""
-    kernels = tuple(written_group(graph, *signature) for signature in memberships if signature[0])
-    units = unit_graph(graph, Strategy(kernels, strategy.buckets))
+    units = unit_graph(graph, Strategy(_unlabelled(graph, memberships), strategy.buckets))
     heads = [int(max(state.word[at.OWNER, x] for x in unit.nodes)) for unit in units.units]
     position = {
         _head(strategy, memberships, token): i
@@ -339,11 +346,19 @@ def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
     return Bucket(tuple(sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x]))))
 
 
-def written_group(graph: Graph, owned: Sequence[int], copies: Sequence[int]) -> Group:
+def _unlabelled(graph: Graph, memberships: Iterable[Signature]) -> tuple[Group, ...]:
+    """Kernels of which only the units are asked for."""
+    return tuple(written_group(graph, *pair, labelled=False) for pair in memberships if pair[0])
+
+
+def written_group(
+    graph: Graph, owned: Sequence[int], copies: Sequence[int], *, labelled: bool = True
+) -> Group:
     """A group of the search as a :class:`Group`, with the bitcasts that belong to it.
 
     These are the bitcasts between its members, and those through which it reads all-reduces (see
     ``legality.add_bitcasts``). They are given as duplicates: outside readers see the value itself.
+    Without ``labelled`` XLA's label of the kernel, which takes longest to find, is left at ``loop``.
     """
     inside = {*owned, *copies}
     bitcasts: set[int] = set()
@@ -354,7 +369,9 @@ def written_group(graph: Graph, owned: Sequence[int], copies: Sequence[int]) -> 
             if source in inside or graph.nodes[source].kind is Kind.ALL_REDUCE:
                 bitcasts.update(chain)
     duplicates = tuple(sorted({*copies, *bitcasts}))
-    return Group(tuple(owned), duplicates, kind=_emitter(graph, owned, inside | bitcasts))
+    return Group(
+        tuple(owned), duplicates, kind=_emitter(graph, owned, inside | bitcasts) if labelled else "loop"
+    )
 
 
 def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:

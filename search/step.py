@@ -16,12 +16,15 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.rng import mixed
 from numpy.typing import NDArray
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
 
 UNSUPPORTED = ("stochastic-convert",)
 """Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
+MAXIMUM_NODES = (1 << 24) - 2
+"""Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
 
@@ -41,8 +44,10 @@ class Step(NamedTuple):
 
 
 def build_step(graph: Graph) -> Step:
-    """Flat arrays of ``graph``."""
+    """Flat arrays of ``graph``; :class:`DiscoError` where it has more nodes than the search can number."""
     count = len(graph)
+    if count > MAXIMUM_NODES:
+        raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
     sources = _sources(graph)
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
@@ -63,6 +68,8 @@ def build_step(graph: Graph) -> Step:
     returned = set(_through_free(graph, (graph.root,)))
     for x in range(count):
         node[at.FLAGS, x] = _flags(graph, x, returned)
+        if node[at.LATER_AT, x] < node[at.LATER_AT, x + 1]:
+            node[at.FLAGS, x] |= at.ORDERED
     node[at.SHAPE, :count] = _numbered(
         (n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes
     )

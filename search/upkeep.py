@@ -18,8 +18,13 @@ from disco_hlo.compiled import inner
 
 @inner
 def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
-    """Hand to ``unit`` the ops it duplicates that nobody needs their owner for; returns its head."""
-    found = True
+    """Hand to ``unit`` the ops it duplicates that nobody needs their owner for.
+
+    Returns its head and the first slot of a unit that it took in as a whole. Such a unit brings the
+    duplicates it has, and with them what must run before and after these: it may have stood before
+    anything the move was about, and where it stood behind the unit, the unit goes to its place.
+    """
+    found, first = True, s.total[at.SLOTS]
     while found:
         found = False
         count = 0
@@ -44,10 +49,12 @@ def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
                 continue
             if s.count[home] > 1:
                 drop_idle_copies(g, s, w, take_out(s, w, x))
-            unit = link(s, w, x, unit)
+            else:
+                first = min(first, s.place[x])
+            unit = link(s, w, unit, x) if s.place[x] > s.place[unit] else link(s, w, x, unit)
             # With its op the unit may have taken over duplicates, which make more orphans.
             found = True
-    return unit
+    return unit, first
 
 
 @inner

@@ -88,9 +88,11 @@ class ScratchView(NamedTuple):
     judging: Any
     results: Any
     heroes: Any
+    packed: Any
     number: Any
     log: Any
     changed: Any
+    verdict: Any
 
 
 @intrinsic
@@ -187,8 +189,10 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.JUDGING),
         _row(row, at.RESULTS),
         _row(row, at.HEROES),
+        _row(row, at.PACKED),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
+        pointer_to(scratch.verdict.ctypes.data),
     )
     return graph_view, state_view, scratch_view

@@ -23,14 +23,14 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
-    low, high = s.place[producer], s.place[consumer]
-    if low > high:
+    low = s.place[producer]
+    if low > s.place[consumer]:
         return False
     count = _needed(g, s, w, consumer, producer)
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if count and _copy(s, w, consumer, count):
-        unit = adopt_orphans(g, s, w, consumer)
-        if all_stand(g, s, w, changes) and settle(g, s, w, unit, low, high):
+        unit, first = adopt_orphans(g, s, w, consumer)
+        if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
     roll_back(w, mark)
     w.number[at.CHANGES] = changes

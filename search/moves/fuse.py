@@ -20,12 +20,12 @@ def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
-    low, high = s.place[producer], s.place[consumer]
-    if low > high:
+    low = s.place[producer]
+    if low > s.place[consumer]:
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    unit = adopt_orphans(g, s, w, link(s, w, producer, consumer))
-    if all_stand(g, s, w, changes) and settle(g, s, w, unit, low, high):
+    unit, first = adopt_orphans(g, s, w, link(s, w, producer, consumer))
+    if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
         return True
     roll_back(w, mark)
     w.number[at.CHANGES] = changes

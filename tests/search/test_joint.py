@@ -10,7 +10,8 @@ from random import Random
 import pytest
 from disco_hlo.search import child, joint
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.island import KERNEL_MOVES, Climber, Island
+from disco_hlo.search.climber import Climber
+from disco_hlo.search.island import KERNEL_MOVES
 from disco_hlo.search.run import search
 from disco_hlo.search.starts import prepare
 from hypothesis import given, settings
@@ -109,7 +110,7 @@ class CountingCosts(ResultCosts):
 def test_no_kernel_is_asked_for_twice_by_a_climb() -> None:
     graph, costs = random_step(Random(9), 50), CountingCosts()
     strategies = (unfused(graph),)
-    climber = Climber(Island(graph, costs, CPU, strategies, SMALL, 0, None, None), prepare(graph, strategies))
+    climber = Climber(graph, costs, CPU, prepare(graph, strategies), 0, 0)
     for _ in range(3):
         climber.climb(KERNEL_MOVES, 2000, 1000, ordered=False)
     assert set(costs.asked.values()) == {1}

@@ -81,3 +81,12 @@ def test_a_copy_given_up_rids_a_third_kernel_of_a_result() -> None:
     bench.costs.price_changed(bench.state, bench.scratch)
     check_consistent(bench)
     check_legal(bench)
+
+
+def test_a_unit_that_takes_in_another_runs_behind_what_that_waited_for() -> None:
+    # The unit taken in recomputes what a third overwrites, and stood before everything the move was about.
+    random = Random(6540)
+    bench = Bench(random_step(random, random.randrange(12, 40)))
+    bench.random_moves(random, 60, methods=3)
+    assert bench.makespan_ns() > 0
+    check_consistent(bench)

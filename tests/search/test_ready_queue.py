@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.entries import evaluate
+from disco_hlo.search.explore import evaluate
 from disco_hlo.search.table import new_table
 from hypothesis import given, settings
 from hypothesis import strategies as st

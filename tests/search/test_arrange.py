@@ -1,0 +1,75 @@
+"""Buckets and order made in the arrays are those that the rules for strategies make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.arrange import list_order, regroup
+from disco_hlo.search.board import copy_state
+from disco_hlo.search.climber import Climber
+from disco_hlo.search.starts import prepare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.schedule import list_schedule
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.timeline import simulate
+from tests.search.cost_models import ResultCosts
+from tests.search.random_steps import random_step
+from tests.search.states import Bench, check_consistent, check_topological
+
+MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 50))
+def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
+    bench.random_moves(random, count, methods=8)
+    strategy = bench.strategy()
+    built = build(bench.graph, strategy, bench.model, MACHINE)
+    durations, transfers = [0] * len(built.units.units), [0] * len(built.units.units)
+    for task, unit in enumerate(built.unit_of):
+        times = transfers if built.problem.communicates[task] else durations
+        times[unit] += int(built.problem.duration_ns[task])
+    wanted = list_schedule(built.units, durations, transfers, asynchronous=True)
+    assert list_order(bench.step, bench.state, bench.scratch)
+    check_topological(bench)
+    heads = [x for x in bench.state.word[at.ORDER].tolist() if x != -1]
+    starts = [token.removesuffix(".start") for token in wanted if not token.endswith(".done")]
+    smallest = {unit.token: min(unit.nodes) for unit in built.units.units}
+    assert heads == [smallest[token] for token in starts]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 50))
+def test_all_reduces_made_into_other_buckets_leave_a_whole_state(seed: int, count: int) -> None:
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
+    bench.random_moves(random, count, methods=8)
+    bench.scratch.number[at.LOGGED] = 0
+    alone = np.array(bench.graph.all_reduces, np.int64)
+    regroup(bench.step, bench.state, bench.scratch, alone, np.arange(alone.size + 1))
+    bench.costs.price_changed(bench.state, bench.scratch)
+    assert list_order(bench.step, bench.state, bench.scratch)
+    check_consistent(bench)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 50))
+def test_a_state_is_never_arranged_worse_and_takes_what_the_simulator_says(seed: int, count: int) -> None:
+    graph, costs = random_step(Random(seed), count, backend="gpu"), ResultCosts()
+    climber = Climber(graph, costs, MACHINE, prepare(graph, [unfused(graph)]), 0, seed)
+    before_ns, before = climber.makespan_ns(), copy_state(climber.state)
+    climber.reschedule()
+    assert climber.makespan_ns() <= before_ns
+    assert (climber.state.word == before.word).all() or climber.makespan_ns() < before_ns
+    strategy = climber.strategy(climber.state)
+    assert simulate(build(graph, strategy, costs, MACHINE).problem).makespan_ns == climber.makespan_ns()
