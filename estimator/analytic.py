@@ -38,7 +38,7 @@ from disco_hlo.estimator.kernel_tables import (
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
@@ -119,9 +119,12 @@ class AnalyticModel:
         """
         tables, scratch = self._of(graph)
         times = np.zeros(len(graph), np.int64)
+        first = first_alike(graph)
         for node in graph.nodes:
-            alone = np.array([node.id], np.int32)
-            if node.kind is Kind.FUSIBLE:
+            if first[node.id] != node.id:
+                times[node.id] = times[first[node.id]]
+            elif node.kind is Kind.FUSIBLE:
+                alone = np.array([node.id], np.int32)
                 times[node.id] = _whole(kernel_ns(tables, alone, alone, False, scratch))
             elif node.kind is Kind.FIXED:
                 times[node.id] = _whole(self._library_call_ns(graph, node, tables))
@@ -178,6 +181,24 @@ class AnalyticModel:
         return max(
             streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s
         )
+
+
+def first_alike(graph: Graph) -> list[int]:
+    """For each node the first one that takes as long: of equal key, reading its operands through equal
+    bitcasts, whose way through memory becomes the reader's (see ``kernel_tables``)."""
+    found: dict[tuple[object, ...], int] = {}
+    first = []
+    for node in graph.nodes:
+        sight: list[object] = [node.kind, node.key]
+        shown: dict[int, int] = {}
+        for operand in node.operands:
+            x = operand
+            while graph.nodes[x].opcode == "bitcast":
+                sight.append(graph.nodes[x].key)
+                x = graph.nodes[x].operands[0]
+            sight += [shown.setdefault(x, len(shown)), is_cloned(graph.nodes[x])]
+        first.append(found.setdefault(tuple(sight), node.id))
+    return first
 
 
 def element_ns(node: Node, device: DeviceModel) -> float:

@@ -8,11 +8,12 @@ GPU traces, where an execution is one kernel and transfers are NCCL's.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
@@ -21,10 +22,16 @@ from disco_hlo.errors import ProfileError
 
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""
-_INSIDE = 0.98
-"""Share of a kernel that lies beside transfers for it to count as contended."""
+_MUCH = 0.5
+_ENOUGH_NS = 20_000
+"""Less time than this at once, all kernels of a step together, says nothing."""
+_MOST = 10.0
+"""The largest slow-down that is believed."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
+
+_UNIT = re.compile(r"[bgn]\d+(?=[._])")
+"""How the rewriter's names begin. XLA may add a number to the rest, in one module and not in the other."""
 
 Interval = tuple[int, int]
 
@@ -49,11 +56,17 @@ def contention(
         None where too little ran at the same time to tell (a fast link).
     """
     beside_module = alone_module if beside_module is None else beside_module
-    compute = _ratio(_compute_ns(beside, beside_module, True), _compute_ns(alone, alone_module, False))
-    communication = _ratio(_transfer_ns(beside, beside_module), _transfer_ns(alone, alone_module))
-    if compute is None or communication is None:
+    compute = _slow_down(_work(alone, alone_module, False), _work(beside, beside_module, False))
+    communication = _slow_down(_work(alone, alone_module, True), _work(beside, beside_module, True))
+    if compute is None and communication is None:
         return None
-    return Contention(compute, communication)
+    return Contention(compute or 1.0, communication or 1.0)
+
+
+def _unit(execution: Execution) -> str:
+    """What the two modules have in common of an execution's name."""
+    found = _UNIT.match(execution.op)
+    return found[0] if found else execution.op
 
 
 def launch_gap_ns(trace: Trace, module_name: str) -> int:
@@ -83,42 +96,52 @@ def _by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Exec
     return found
 
 
-def _compute_ns(trace: Trace, module_name: str, beside: bool) -> dict[str, float]:
-    """Median time of each instruction over the runs and devices in which all of it ran beside transfers
-    (or, for ``beside=False``, none of it)."""
-    times: dict[str, list[int]] = defaultdict(list)
-    for kernels in _by_place(trace, module_name).values():
-        transfers = _union([item for item in kernels if is_transfer(item)])
-        total: dict[str, int] = defaultdict(int)
-        shared: dict[str, int] = defaultdict(int)
-        for item in kernels:
-            if not is_transfer(item):
-                total[item.op] += item.end_ns - item.start_ns
-                shared[item.op] += _covered_ns(item, transfers)
-        for op, length in total.items():
-            if (shared[op] >= _INSIDE * length) if beside else shared[op] == 0:
-                times[op].append(length)
-    return {op: float(median(values)) for op, values in times.items()}
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a kernel or a transfer took in one place and run."""
+
+    length_ns: int
+    shared_ns: int
+    """How much of it had something of the other kind beside it."""
 
 
-def _transfer_ns(trace: Trace, module_name: str) -> dict[str, float]:
-    """Median over the runs of each transfer's time on the device that arrived last."""
-    shortest: dict[str, dict[int, int]] = defaultdict(dict)
-    for (run, _), kernels in _by_place(trace, module_name).items():
-        own: dict[str, int] = defaultdict(int)
-        for item in kernels:
-            if is_transfer(item):
-                own[item.op] += item.end_ns - item.start_ns
-        for op, length in own.items():
-            shortest[op][run] = min(length, shortest[op].get(run, length))
-    return {op: float(median(by_run.values())) for op, by_run in shortest.items()}
+def _work(trace: Trace, module_name: str, transfers: bool) -> dict[str, _Work]:
+    """Of each kernel its median over runs and devices; of each transfer, which begins on the device that is
+    there first, the median over the runs of its time on the one that arrives last."""
+    found: dict[str, dict[int, list[_Work]]] = defaultdict(lambda: defaultdict(list))
+    for (run, _), items in _by_place(trace, module_name).items():
+        others = _union([item for item in items if is_transfer(item) != transfers])
+        own: dict[str, list[Execution]] = defaultdict(list)
+        for item in items:
+            if is_transfer(item) == transfers:
+                own[_unit(item)].append(item)
+        for unit, parts in own.items():
+            length = sum(item.end_ns - item.start_ns for item in parts)
+            found[unit][run].append(_Work(length, sum(_covered_ns(item, others) for item in parts)))
+    if transfers:
+        shortest = ([min(at, key=_length) for at in by_run.values()] for by_run in found.values())
+        return {unit: _middle(works) for unit, works in zip(found, shortest, strict=True)}
+    return {unit: _middle([work for at in by_run.values() for work in at]) for unit, by_run in found.items()}
 
 
-def _ratio(slowed: Mapping[str, float], usual: Mapping[str, float]) -> float | None:
-    common = [op for op in slowed if usual.get(op, 0.0) >= _LONG_NS]
-    if not common:
+def _length(work: _Work) -> int:
+    return work.length_ns
+
+
+def _middle(works: Sequence[_Work]) -> _Work:
+    return sorted(works, key=_length)[len(works) // 2]
+
+
+def _slow_down(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> float | None:
+    """The time that these shared with something, over what it would have been without. What shared little
+    of its time tells more of its own noise."""
+    long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
+    common = [unit for unit in long if beside[unit].shared_ns >= _MUCH * beside[unit].length_ns]
+    shared = sum(beside[unit].shared_ns for unit in common)
+    excess = sum(beside[unit].length_ns - alone[unit].length_ns for unit in common)
+    if shared < _ENOUGH_NS:
         return None
-    return max(1.0, sum(slowed[op] for op in common) / sum(usual[op] for op in common))
+    return max(1.0, shared / max(shared - excess, shared / _MOST))
 
 
 def _union(items: Iterable[Execution]) -> list[Interval]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+from weakref import ref
 
 import numpy as np
 from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
 from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
@@ -61,20 +63,29 @@ class Estimator(Protocol):
 
 
 class MeasuredCosts:
-    """Times from a profile, completed by an estimator. Integer ns; same inputs, same times."""
+    """Times from a profile, completed by an estimator. Integer ns; same inputs, same times. Serves one thread
+    at a time: what it works in is kept from call to call."""
 
     def __init__(self, profile: Profile, estimator: Estimator) -> None:
         self.profile = profile
         self.estimator = estimator
-        self._measures_kernels = any(key.startswith(GROUP_PREFIX) for key in profile.ops)
+        prefix = len(GROUP_PREFIX)
+        self._kernels = {
+            key[prefix:]: time.median_ns for key, time in profile.ops.items() if key.startswith(GROUP_PREFIX)
+        }
+        self._texts: tuple[ref[Graph], KeyTexts] | None = None
+        self._nodes: tuple[ref[Graph], NDArray[np.int64]] | None = None
+        """Of the graph asked for last: a search asks for each of its plans."""
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
-        times = self.estimator.nodes_ns(graph)
-        for node in graph.nodes:
-            if _is_timed(node) and node.key in self.profile.ops:
-                times[node.id] = self.profile.ops[node.key].median_ns
-        return times
+        if self._nodes is None or self._nodes[0]() is not graph:
+            times = self.estimator.nodes_ns(graph)
+            for node in graph.nodes:
+                if _is_timed(node) and node.key in self.profile.ops:
+                    times[node.id] = self.profile.ops[node.key].median_ns
+            self._nodes = (ref(graph), times)
+        return self._nodes[1].copy()
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""
@@ -93,16 +104,26 @@ class MeasuredCosts:
         results: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """Time of many kernels in one call, with their results: for the search (see ``AnalyticModel``)."""
-        times = self.estimator.kernels_ns(graph, member_at, members, result_at, results)
-        if not self._measures_kernels:
-            return times
-        for i in range(len(times)):
-            inside = set(members[member_at[i] : member_at[i + 1]].tolist())
-            returned = results[result_at[i] : result_at[i + 1]].tolist()
-            measured = self.profile.ops.get(group_key(graph, inside, returned))
-            if measured is not None:
-                times[i] = measured.median_ns
+        if not self._kernels:
+            return self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+        keys = kernel_keys(self._texts_of(graph), member_at, members, result_at, results)
+        measured = {i: self._kernels[key] for i, key in enumerate(keys) if key in self._kernels}
+        if len(measured) < len(keys):
+            times = self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+        else:
+            times = np.zeros(len(keys), np.int64)
+        for i, time_ns in measured.items():
+            times[i] = time_ns
         return times
+
+    def _texts_of(self, graph: Graph) -> KeyTexts:
+        if self._texts is None or self._texts[0]() is not graph:
+            self._texts = (ref(graph), key_texts(graph))
+        return self._texts[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process makes its own texts and times of nodes."""
+        return {**self.__dict__, "_texts": None, "_nodes": None}
 
     def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
         """Time of an all-reduce of each size; :class:`ProfileError` where no sweep was measured."""

@@ -8,7 +8,7 @@ body included; several kernels of one instruction add up.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -103,6 +103,42 @@ def instruction_times(
         )
     samples = _samples(executions, owner if owner is not None else _inferred_owners(executions))
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
+
+
+def stretch(
+    trace: Trace,
+    module_name: str,
+    collectives: Container[str],
+    launch_ns: int,
+    owner: Mapping[str, str] | None = None,
+) -> float:
+    """By how much a step's compute takes longer than its instructions' medians and launches add up to.
+
+    On a CPU that others use too, an instruction is rarely interrupted, but then for milliseconds: its median
+    does not show that, the step does. The step is its wall time less the time in which a collective runs
+    (where collectives block, little else does); median over runs and devices. Scaled by this factor, times of
+    instructions add up to it. Raises like :func:`instruction_times`.
+    """
+    executions = _of_module(trace, module_name)
+    times = instruction_times(trace, module_name, owner)
+    computing = [time.median_ns for op, time in times.items() if op not in collectives]
+    walls = _wall_ns(trace, executions)
+    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for execution in executions:
+        by_place[execution.run, execution.device] += [execution] if execution.op in collectives else []
+    left_ns = median(walls[run] - _length(_union(items)) for (run, _), items in by_place.items())
+    return max(0.0, left_ns - launch_ns * len(computing)) / max(1, sum(computing))
+
+
+def scaled(times: Mapping[str, InstructionTimes], factor: float) -> dict[str, InstructionTimes]:
+    """Every time multiplied by ``factor``."""
+    return {
+        op: InstructionTimes(
+            round(factor * one.median_ns), round(factor * one.spread_ns), one.samples,
+            round(factor * one.last_arrival_ns),
+        )
+        for op, one in times.items()
+    }  # fmt: skip
 
 
 def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:

@@ -34,7 +34,7 @@ ALONE = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 200, 240), ("g2", 240, 30
 
 def test_kernels_beside_a_transfer_are_held_against_themselves_alone() -> None:
     beside = trace(("g0", 0, 100), ("b0", 100, 230), ("g1", 105, 155), ("g2", 155, 227))
-    assert contention(ALONE, beside, "jit_step") == Contention((50 + 72) / (40 + 60), 1.3)
+    assert contention(ALONE, beside, "jit_step") == Contention(122 / (40 + 60), 122 / (122 - 30))
 
 
 def test_a_kernel_that_is_only_partly_beside_a_transfer_does_not_count() -> None:
@@ -44,9 +44,20 @@ def test_a_kernel_that_is_only_partly_beside_a_transfer_does_not_count() -> None
 
 
 def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:
-    early = trace(("g0", 0, 50), ("b0", 50, 220), ("g1", 60, 100), device=1)
-    late = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 105, 145))
-    assert contention(ALONE, both(early, late), "jit_step") == Contention(1.0, 1.2)
+    early = trace(("g0", 0, 50), ("b0", 50, 220), ("g1", 60, 100), ("g2", 100, 160), device=1)
+    late = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 105, 145), ("g2", 145, 205))
+    assert contention(ALONE, both(early, late), "jit_step") == Contention(1.0, 100 / (100 - 20))
+
+
+def test_a_transfer_with_little_beside_it_tells_of_noise_only() -> None:
+    beside = trace(("b0", 100, 900), ("g1", 105, 155), ("g2", 155, 230))
+    assert contention(ALONE, beside, "jit_step") == Contention(125 / 100, 1.0)
+
+
+def test_a_number_that_xla_added_to_a_name_does_not_matter() -> None:
+    alone = trace(("b0.all-reduce.1", 100, 200), ("g1_fusion", 200, 240), ("g2_fusion", 240, 300))
+    beside = trace(("b0.all-reduce", 100, 230), ("g1_fusion.3", 105, 155), ("g2_fusion", 155, 227))
+    assert contention(alone, beside, "jit_step") == Contention(122 / 100, 122 / (122 - 30))
 
 
 def test_a_link_too_fast_to_disturb_anything_says_nothing() -> None:

@@ -1,0 +1,74 @@
+"""Several profiles of one machine as one: what the layers of several models, or several hours, tell of it.
+
+Op times are merged by key, by the weighted medians of the store. Profiles that were read from one store hold
+each other's measurements: one that stands in several of them counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, OpTime, Profile, merged
+
+from disco_hlo.errors import ProfileError
+
+
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """One profile from several of the same platform and link.
+
+    Rates and launch cost are medians, the noise is the largest. The slow-downs are medians over those that
+    found any: 1.0 and 1.0 is also what a profile says whose traces could not tell.
+
+    Raises:
+        ProfileError: there are none, or they were taken on different platforms or links.
+    """
+    if not profiles:
+        raise ProfileError("there is no profile to merge")
+    first = profiles[0]
+    for other in profiles[1:]:
+        if (other.platform, other.link) != (first.platform, first.link):
+            raise ProfileError(
+                f"profiles of one platform and link are expected: the first is of {first.platform}, "
+                f"{first.link}, another of {other.platform}, {other.link}"
+            )
+    times: dict[str, dict[OpTime, None]] = {}
+    for profile in profiles:
+        for key, time in profile.ops.items():
+            times.setdefault(key, {})[time] = None
+    return Profile(
+        platform=first.platform,
+        ops={key: merged(tuple(times[key])) for key in sorted(times)},
+        launch_ns=round(median(profile.launch_ns for profile in profiles)),
+        memory_bandwidth=float(median(profile.memory_bandwidth for profile in profiles)),
+        flops_per_s=float(median(profile.flops_per_s for profile in profiles)),
+        all_reduce=_all_reduce(profiles),
+        link=first.link,
+        contention=_contention(profiles),
+        noise=max(profile.noise for profile in profiles),
+    )
+
+
+def _all_reduce(profiles: Sequence[Profile]) -> AllReduceFit | None:
+    found: dict[SweepPoint, None] = {}
+    for profile in profiles:
+        if profile.all_reduce is not None:
+            found |= dict.fromkeys(profile.all_reduce.points)
+    by_size: dict[int, list[OpTime]] = {}
+    for point in found:
+        time = OpTime(point.median_ns, point.spread_ns, point.samples)
+        by_size.setdefault(point.size_bytes, []).append(time)
+    points = []
+    for size, times in sorted(by_size.items()):
+        time = merged(times)
+        points.append(SweepPoint(size, time.median_ns, time.spread_ns, time.samples))
+    return fit(points) if len(points) >= MINIMUM_POINTS else None
+
+
+def _contention(profiles: Sequence[Profile]) -> Contention | None:
+    known = [profile.contention for profile in profiles if profile.contention is not None]
+    told = [one for one in known if (one.compute, one.communication) != (1.0, 1.0)] or known
+    if not told:
+        return None
+    return Contention(median(one.compute for one in told), median(one.communication for one in told))

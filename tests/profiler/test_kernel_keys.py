@@ -1,0 +1,40 @@
+"""Keys of many kernels at once are the keys of each."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.graph import Graph
+from tests.search.random_steps import random_step
+
+
+def keys_of(graph: Graph, kernels: list[tuple[list[int], list[int]]]) -> list[str]:
+    member_at = np.cumsum([0, *(len(members) for members, _ in kernels)])
+    result_at = np.cumsum([0, *(len(results) for _, results in kernels)])
+    members = np.array([x for members, _ in kernels for x in members], np.int64)
+    results = np.array([x for _, results in kernels for x in results], np.int64)
+    return [
+        GROUP_PREFIX + key for key in kernel_keys(key_texts(graph), member_at, members, result_at, results)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(8, 300))
+def test_many_keys_at_once_are_the_keys_of_each(seed: int, nodes: int) -> None:
+    random = Random(seed)
+    graph = random_step(random, nodes)
+    kernels = []
+    for _ in range(random.randrange(1, 8)):
+        members = sorted(random.sample(range(len(graph)), random.randrange(1, len(graph))))
+        kernels.append((members, sorted(random.sample(members, random.randrange(1, len(members) + 1)))))
+    assert keys_of(graph, kernels) == [group_key(graph, *kernel) for kernel in kernels]
+
+
+def test_no_kernel_no_key() -> None:
+    assert keys_of(random_step(Random(1), 10), []) == []
