@@ -4,7 +4,9 @@ With C the compute of the step alone, M the least communication time of all its 
 least compute that must precede any all-reduce and q the least that must follow one, every plan
 with these kernels takes at least max(C, r + M + q): before the first transfer starts at least r
 was computed, between it and the end of the last lie at least M, and at least q comes after.
-The paper's full overlap, FO = max(C, M), is looser. Where collectives block the compute stream
+The same holds for every part of the all-reduces: those before which at least r' must be computed take
+at least M' of the link, all of it after r' (``late_bound_ns``), which is tight where gradients appear
+together behind a loop. The paper's full overlap, FO = max(C, M), is looser. Where collectives block the compute stream
 nothing overlaps, and the bound is C + M.
 
 C depends on the kernels, that is on the op groups. For a bound over several plans take the
@@ -37,13 +39,15 @@ class Bound:
     """q: least compute that can start only after an all-reduce."""
     overlaps: bool
     """Whether compute and communication can run at once."""
+    late_ns: int = 0
+    """The most that :func:`late_bound_ns` says, where it was asked."""
 
     @property
     def makespan_ns(self) -> int:
         """What no plan with these kernels can beat."""
         if not self.overlaps:
             return self.compute_ns + self.communication_ns
-        return max(self.compute_ns, self.before_ns + self.communication_ns + self.after_ns)
+        return max(self.compute_ns, self.before_ns + self.communication_ns + self.after_ns, self.late_ns)
 
     @property
     def full_overlap_ns(self) -> int:
@@ -69,19 +73,62 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     return Bound(total, int(before.min()), communication_ns, int(after.min()), overlaps)
 
 
-def least_communication_ns(sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel) -> int:
+def late_bound_ns(
+    problem: Problem, sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel
+) -> int:
+    """What the all-reduces that cannot start before some moment make every plan with these kernels take.
+
+    An all-reduce starts after all compute it depends on, r of it. Of those with r from some time on, the
+    first starts then at the earliest; their bytes take at least M' of the link; and behind the one that
+    ends last comes at least the least compute that must follow any of them. A bucket may carry earlier
+    gradients too, which makes it no shorter unless larger all-reduces can be faster: then M' is what the
+    bytes take at the best rate of any bucket.
+
+    Args:
+        problem: as for :func:`bound`, on a machine where transfers overlap.
+        sizes_bytes: of every task of the problem that communicates, in their order.
+    """
+    compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
+    transfers = np.flatnonzero(problem.communicates)
+    before = compute_ns @ reaches(problem, transfers, forward=True)
+    after = compute_ns @ reaches(problem, transfers, forward=False)
+    sizes = np.array(sizes_bytes, np.int64)
+    largest = None if _grows(pieces) else int(sizes.sum())
+    found = 0
+    for release in np.unique(before):
+        late = before >= release
+        link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
+        found = max(found, int(release + link_ns + after[late].min()))
+    return found
+
+
+def _grows(pieces: LinearPieces) -> bool:
+    """Whether no larger all-reduce takes less time than a smaller one."""
+    lines = list(zip(pieces.ns_per_byte, pieces.fixed_ns, strict=True))
+    return all(
+        slope * start + fixed >= earlier[0] * start + earlier[1]
+        for start, (slope, fixed), earlier in zip(pieces.from_bytes[1:], lines[1:], lines[:-1], strict=True)
+    )
+
+
+def least_communication_ns(
+    sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel, largest_bytes: int | None = None
+) -> int:
     """M: a lower bound of the time that channels spend on all-reduces, over all bucketings.
 
     A bucketing with sizes x costs the sum of T(x), which is at least the number of bytes times
     the least T(x) / x that any bucket can have; on a line that is at one of its ends. With one
     piece, C * (all bytes) + D: everything in one bucket. All-reduces small enough to leave the
     channels count nothing. Channels with a link each share the work.
+
+    Args:
+        largest_bytes: most bytes that one bucket can carry, where that is not the sum of these sizes.
     """
     one_shot = machine.one_shot_max_bytes if machine.asynchronous else 0
     on_channel = [size for size in sizes_bytes if size > one_shot]
     if not on_channel:
         return 0
-    smallest, largest = min(on_channel), sum(sizes_bytes)
+    smallest, largest = min(on_channel), largest_bytes or sum(sizes_bytes)
     ratios = []
     for i, (start, slope, fixed) in enumerate(
         zip(pieces.from_bytes, pieces.ns_per_byte, pieces.fixed_ns, strict=True)

@@ -176,7 +176,7 @@ def _add_bucket(
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
-    sizes = np.array([graph.nodes[node].shape.size_bytes for node in members], np.int64)
+    sizes = np.array([graph.transfer_bytes(node) for node in members], np.int64)
     total = int(sizes.sum())
     # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
     carried = sizes if form == "variadic" and not machine.asynchronous else np.array([total], np.int64)

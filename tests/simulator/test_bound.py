@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
+from disco_hlo.simulator.bound import Bound, bound, late_bound_ns, least_communication_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate
@@ -48,6 +48,18 @@ def test_nothing_hides_where_collectives_block() -> None:
 
 def test_without_communication_the_bound_is_the_compute() -> None:
     assert bound(problem("a 3\nb 4"), 0, True) == Bound(7, 0, 0, 0, True)
+
+
+def test_what_starts_late_takes_its_time_behind_that() -> None:
+    # Both: 3 of compute, 210 on the link, and u (6) behind. With x of one byte, y alone: 7, 110, v and u (7).
+    assert late_bound_ns(problem(STEP), [50, 50], LINE, GPU) == pytest.approx(3 + 210 + 6, abs=1)
+    assert late_bound_ns(problem(STEP), [1, 50], LINE, GPU) == pytest.approx(7 + 110 + 7, abs=1)
+
+
+def test_a_late_gradient_that_travels_with_an_early_one_may_be_faster_for_it() -> None:
+    # From 60 bytes on an all-reduce takes 1 ns: y is best carried together with x.
+    pieces = LinearPieces((0, 60), (2.0, 0.0), (10.0, 1.0))
+    assert late_bound_ns(problem(STEP), [50, 50], pieces, GPU) <= 7 + 1 + 7
 
 
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
@@ -100,7 +112,14 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     apart = Strategy(groups, tuple(Bucket((node,)) for node in step.all_reduces))
     sizes = [step.nodes[node].shape.size_bytes for node in step.all_reduces]
     least = least_communication_ns(sizes, pieces, machine)
-    found = bound(build(step, apart, costs, machine).problem, least, machine.asynchronous)
+    built = build(step, apart, costs, machine)
+    found = bound(built.problem, least, machine.asynchronous)
+    if machine.asynchronous:
+        moved = [
+            sum(step.nodes[node].shape.size_bytes for node in built.units.units[built.unit_of[task]].nodes)
+            for task in built.problem.communicates.nonzero()[0]
+        ]
+        found = replace(found, late_ns=late_bound_ns(built.problem, moved, pieces, machine))
     for _ in range(4):
         strategy = random_strategy(random, step, asynchronous=machine.asynchronous, groups=groups)
         for ready_queue in (False, True):

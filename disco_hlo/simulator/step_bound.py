@@ -1,0 +1,43 @@
+"""The bound of a step: what none of its plans with given kernels can beat (``simulator/bound.py`` says why)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.strategy import Group
+from disco_hlo.simulator.bound import Bound, bound, late_bound_ns, least_communication_ns
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
+
+
+def bound_of_kernels(
+    graph: Graph,
+    groups: Sequence[Group],
+    costs: CostModel,
+    machine: MachineModel,
+    pieces: LinearPieces | None,
+) -> Bound:
+    """What no plan with these op groups can beat, whatever its buckets and order.
+
+    Args:
+        pieces: the all-reduce time over size; None for a step that transfers nothing, or whose link is unknown.
+
+    Raises:
+        IllegalStrategyError: the groups do not fit the graph.
+    """
+    sizes = [graph.transfer_bytes(node) for node in graph.all_reduces]
+    least_ns = 0 if pieces is None else least_communication_ns(sizes, pieces, machine)
+    built = build(graph, unfused(graph, groups), costs, machine)
+    found = bound(built.problem, least_ns, machine.asynchronous)
+    if pieces is None or not machine.asynchronous:
+        return found
+    units = [built.units.units[unit] for unit in built.unit_of]
+    moved = [
+        sum(graph.transfer_bytes(node) for node in unit.nodes)
+        for unit, communicates in zip(units, built.problem.communicates, strict=True)
+        if communicates
+    ]
+    return replace(found, late_ns=late_bound_ns(built.problem, moved, pieces, machine))
