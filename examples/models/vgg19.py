@@ -49,7 +49,8 @@ class VGG19(nn.Module):
         for _ in range(2):
             x = nn.relu(nn.Dense(config.hidden, dtype=dtype, kernel_init=he)(x))
             x = nn.Dropout(config.dropout, deterministic=False)(x)
-        return nn.Dense(config.classes, dtype=dtype)(x)
+        # As in the paper: logits start near 0. With the default, ten times as large, training diverges.
+        return nn.Dense(config.classes, dtype=dtype, kernel_init=nn.initializers.normal(0.01))(x)
 
 
 def build(config: Config) -> Training:

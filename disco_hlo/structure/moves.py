@@ -1,0 +1,151 @@
+"""The structural moves as values, applied one after another, and as JSON (CoCoNet, section 3).
+
+A move names instructions by their position in the entry computation's list of the module it is applied to,
+with the opcode that must be found there. A move holds nothing else of a module: dropping it from a list
+gives what the others make of the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.structure.chunk import MOST_PARTS, chunk
+from disco_hlo.structure.program import Program
+from disco_hlo.structure.sharded import reorder, split
+
+Position = Annotated[int, Meta(ge=0, le=1 << 31)]
+Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
+MOST_MOVES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An all-reduce becomes a reduce-scatter and an all-gather (CoCoNet, section 3.2)."""
+
+    all_reduce: Position
+    dimension: Annotated[int, Meta(ge=0, le=64)]
+    """Dimension along which each device of a group gets its shard."""
+    opcode: Opcode = "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """An all-gather moves behind one of its readers, which then works on shards (section 3.3).
+
+    A reader that takes this device's own shard back (``dynamic-slice``) cancels the all-gather.
+    """
+
+    all_gather: Position
+    reader: Position
+    opcode: Opcode
+    """Of the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of the program is computed in parts (section 3.5, and over any stretch)."""
+
+    instructions: tuple[Position, ...]
+    """The stretch, ascending."""
+    opcodes: tuple[Opcode, ...]
+    """Of each."""
+    dimensions: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
+    """Of each: the dimension of its result that comes in parts; ``~k`` (negative) where the parts are partial
+    sums over dimension ``k`` of its first operand."""
+    parts: Annotated[int, Meta(ge=2, le=MOST_PARTS)]
+
+
+Move = Split | Reorder | Chunk
+
+_KINDS: dict[str, type[Any]] = {"split": Split, "reorder": Reorder, "chunk": Chunk}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def apply_moves(module: bytes, moves: Sequence[Move]) -> bytes:
+    """The module after ``moves``, in sequence; every position refers to the module after the earlier moves.
+
+    No move gives the very bytes back.
+
+    Raises:
+        IllegalMoveError: a move does not fit; names the move, the instruction and the reason.
+        ModuleError: the bytes are no HLO module.
+    """
+    if not moves:
+        return module
+    program = Program(module)
+    for number, move in enumerate(moves):
+        try:
+            apply_to(program, move)
+        except IllegalMoveError as error:
+            raise IllegalMoveError(f"move {number} ({_NAMES[type(move)]}) is illegal: {error}") from None
+    return program.serialize()
+
+
+def apply_to(program: Program, move: Move) -> None:
+    """Apply one move to a program in place.
+
+    Raises:
+        IllegalMoveError: it does not fit; the program may then be rewritten in part.
+    """
+    if isinstance(move, Split):
+        split(program, program.at(move.all_reduce, "all-reduce"), move.dimension)
+    elif isinstance(move, Reorder):
+        gather = program.at(move.all_gather, "all-gather")
+        reorder(program, gather, program.at(move.reader, move.opcode))
+    else:
+        chunk(program, _members(program, move), move.parts)
+
+
+def _members(program: Program, move: Chunk) -> dict[int, int]:
+    if not len(move.instructions) == len(move.opcodes) == len(move.dimensions) > 0:
+        raise IllegalMoveError(
+            f"expected one opcode and one dimension per instruction, got {len(move.instructions)} instructions, "
+            f"{len(move.opcodes)} opcodes, {len(move.dimensions)} dimensions"
+        )
+    if list(move.instructions) != sorted(set(move.instructions)):
+        raise IllegalMoveError("expected the instructions of the stretch in ascending order, each once")
+    return {
+        program.at(position, opcode).id: dimension
+        for position, opcode, dimension in zip(move.instructions, move.opcodes, move.dimensions, strict=True)
+    }
+
+
+def to_json(moves: Sequence[Move]) -> list[dict[str, Any]]:
+    """The moves as plain JSON values, each with its kind under ``move``."""
+    return [{"move": _NAMES[type(move)], **msgspec.to_builtins(asdict(move))} for move in moves]
+
+
+def from_json(data: object) -> tuple[Move, ...]:
+    """The moves of :func:`to_json`'s value.
+
+    Raises:
+        PlanError: it is anything else; says where and why.
+    """
+    if not isinstance(data, list) or len(data) > MOST_MOVES:
+        raise PlanError(
+            f"expected a list of at most {MOST_MOVES} structural moves, got {type(data).__name__}"
+        )
+    return tuple(_from_json(number, entry) for number, entry in enumerate(data))
+
+
+def _from_json(number: int, entry: object) -> Move:
+    kind = _KINDS.get(str(entry.get("move"))) if isinstance(entry, dict) else None
+    if kind is None or not isinstance(entry, dict):
+        raise PlanError(
+            f"structural move {number}: expected an object whose 'move' is one of {sorted(_KINDS)}"
+        )
+    fields = {name: value for name, value in entry.items() if name != "move"}
+    unknown = set(fields) - set(kind.__dataclass_fields__)
+    if unknown:
+        raise PlanError(f"structural move {number}: unknown field {sorted(map(str, unknown))[0]!r}")
+    try:
+        move: Move = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"structural move {number}: {error}") from None
+    return move

@@ -1,0 +1,328 @@
+"""Split and reorder: an all-reduce as reduce-scatter and all-gather, and the all-gather past its readers.
+
+CoCoNet, sections 3.2 and 3.3. After the split every device holds a shard of the sum; an instruction through
+which the sharded dimension passes is computed on the shard, and the all-gather moves behind it. The other
+operands of that instruction are cut to this device's shard, so they must be equal on all devices of the
+group: each device's shard of the result stands for the part that all of them would have computed.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.dimensions import Needs, operand_needs, reduction_opcode, shrink
+from disco_hlo.structure.groups import Groups, SameValues, groups_of
+from disco_hlo.structure.literals import evaluate
+from disco_hlo.structure.program import Program, dims, physical, resized
+
+_CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", "transpose"})
+"""Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
+
+
+def split(program: Program, all_reduce: Message, dimension: int) -> Message:
+    """Rewrite an all-reduce as reduce-scatter and all-gather along ``dimension``; returns the all-gather.
+
+    Raises:
+        IllegalMoveError: it is no sum over one array, or its groups do not divide the dimension.
+    """
+    where = f"{all_reduce.name} ({all_reduce.opcode})"
+    if len(all_reduce.operand_ids) != 1:
+        raise IllegalMoveError(f"{where}: it carries several arrays")
+    if reduction_opcode(program, all_reduce) != "add":
+        raise IllegalMoveError(f"{where}: only a sum can be scattered")
+    size = len(groups_of(program, all_reduce)[0])
+    shape = dims(all_reduce)
+    if not 0 <= dimension < len(shape):
+        raise IllegalMoveError(f"{where}: its result {list(shape)} has no dimension {dimension}")
+    if shape[dimension] % size:
+        raise IllegalMoveError(
+            f"{where}: dimension {dimension} has {shape[dimension]} elements, which {size} devices do not divide"
+        )
+    operand = program.operands(all_reduce)[0]
+    if _is_outermost(all_reduce.shape, dimension):
+        made = [_scattered(program, all_reduce, operand, dimension)]
+        made.append(_gathered(program, all_reduce, made[-1], all_reduce.shape, dimension))
+        gather = made[-1]
+    else:
+        order = [dimension, *(d for d in range(len(shape)) if d != dimension)]
+        turned = transposed(program, operand, order, f"{all_reduce.name}.turned")
+        scatter = _scattered(program, all_reduce, turned, 0)
+        gather = _gathered(program, all_reduce, scatter, turned.shape, 0)
+        back = transposed(
+            program, gather, [order.index(d) for d in range(len(shape))], f"{all_reduce.name}.back"
+        )
+        back.shape.CopyFrom(all_reduce.shape)
+        made = [turned, scatter, gather, back]
+    program.substitute(all_reduce, made)
+    return gather
+
+
+def _scattered(program: Program, all_reduce: Message, operand: Message, dimension: int) -> Message:
+    scatter = program.copy(all_reduce, f"{all_reduce.name}.scattered", [operand])
+    scatter.opcode = "reduce-scatter"
+    scatter.dimensions.append(dimension)
+    scatter.shape.CopyFrom(operand.shape)
+    scatter.shape.dimensions[dimension] //= len(groups_of(program, all_reduce)[0])
+    return scatter
+
+
+def _gathered(
+    program: Program, collective: Message, operand: Message, shape: Message, dimension: int
+) -> Message:
+    gather = program.copy(collective, f"{collective.name}.gathered", [operand])
+    gather.opcode = "all-gather"
+    gather.shape.CopyFrom(shape)
+    gather.dimensions.append(dimension)
+    del gather.called_computation_ids[:]
+    return gather
+
+
+def reorder(
+    program: Program, all_gather: Message, reader: Message, same: SameValues | None = None
+) -> Message | None:
+    """Move an all-gather behind one of its readers; a reader that takes this device's shard back cancels it.
+
+    Args:
+        program: the program, rewritten in place.
+        all_gather: the all-gather.
+        reader: what shall be computed on shards.
+        same: which values the devices share, where the caller keeps that from move to move.
+
+    Returns:
+        The all-gather behind the reader; None where there is none: the reader took the own shard back, or summed
+        over the gathered dimension, which becomes an all-reduce of the sums.
+
+    Raises:
+        IllegalMoveError: the gathered dimension does not pass through the reader, or another operand is not
+            proven equal on the devices of the group.
+    """
+    where = f"{reader.name} ({reader.opcode})"
+    groups = groups_of(program, all_gather)
+    taken = _own_shard(program, all_gather, reader, groups)
+    if taken is not None:
+        program.substitute(reader, [taken])
+        return None
+    if all_gather.id not in reader.operand_ids:
+        raise IllegalMoveError(f"{where}: it does not read {all_gather.name}")
+    if reader.opcode in COLLECTIVES:
+        raise IllegalMoveError(f"{where}: it mixes the values of several devices")
+    if same is None or same.groups != groups:
+        same = SameValues(program, groups)
+    cutter = _Cutter(program, same)
+    if _sums_shards(program, all_gather, reader):
+        _add_up(program, all_gather, reader, cutter)
+        return None
+    dimension, needs = _gathered_dimension(program, all_gather, reader, len(groups[0]))
+    if not _is_outermost(reader.shape, dimension):
+        raise IllegalMoveError(
+            f"{where}: dimension {dimension} of {list(dims(reader))} is not the outermost in memory, so shards along "
+            f"it are no contiguous pieces"
+        )
+    operands = [
+        cutter.whole(o, reader) if need is None else cutter.shard(o, need, reader)
+        for o, need in zip(program.operands(reader), needs, strict=True)
+    ]
+    sharded = program.copy(reader, f"{reader.name}.sharded", operands)
+    shrink(sharded, dimension, len(groups[0]), needs)
+    gather = program.copy(all_gather, f"{reader.name}.gathered", [sharded])
+    gather.shape.CopyFrom(reader.shape)
+    gather.dimensions[0] = dimension
+    cutter.place(reader, [sharded, gather])
+    return gather
+
+
+def _is_outermost(shape: Message, dimension: int) -> bool:
+    """XLA:CPU writes shards one after another whatever the dimension; XLA:GPU would transpose around others."""
+    order = physical(shape)
+    outer: int = prod(shape.dimensions[d] for d in order[: order.index(dimension)])
+    return outer == 1
+
+
+def _sums_shards(program: Program, all_gather: Message, reader: Message) -> bool:
+    if reader.opcode != "reduce" or all_gather.dimensions[0] not in reader.dimensions:
+        return False
+    return reader.operand_ids[0] == all_gather.id and reduction_opcode(program, reader) == "add"
+
+
+def _add_up(program: Program, all_gather: Message, reader: Message, cutter: _Cutter) -> None:
+    """A sum over the gathered dimension: each device sums its shard, and the small results are all-reduced."""
+    size = len(cutter.groups[0])
+    needs = operand_needs(program, reader, ~all_gather.dimensions[0], size)
+    operands = [
+        cutter.whole(o, reader) if need is None else cutter.shard(o, need, reader)
+        for o, need in zip(program.operands(reader), needs, strict=True)
+    ]
+    summed = program.copy(reader, f"{reader.name}.sharded", operands)
+    total = program.copy(all_gather, f"{reader.name}.summed", [summed])
+    total.opcode = "all-reduce"
+    total.shape.CopyFrom(reader.shape)
+    del total.dimensions[:]
+    total.called_computation_ids.extend(reader.called_computation_ids)
+    cutter.place(reader, [summed, total])
+
+
+def _gathered_dimension(
+    program: Program, all_gather: Message, reader: Message, size: int
+) -> tuple[int, Needs]:
+    """The dimension of the reader's result that the gathered one becomes, and what the reader then needs."""
+    gathered = all_gather.dimensions[0]
+    reason = f"{reader.name} ({reader.opcode}): its result has no dimension"
+    for dimension in range(len(dims(reader))):
+        try:
+            needs = operand_needs(program, reader, dimension, size)
+        except IllegalMoveError as error:
+            reason = str(error)
+            continue
+        read = {need for o, need in zip(reader.operand_ids, needs, strict=True) if o == all_gather.id}
+        if read == {gathered}:
+            return dimension, needs
+        reason = f"{reader.name} ({reader.opcode}): it works along dimension {gathered} that {all_gather.name} joins"
+    raise IllegalMoveError(reason)
+
+
+def _own_shard(program: Program, all_gather: Message, reader: Message, groups: Groups) -> Message | None:
+    """What a dynamic-slice gives that takes on every device the shard that the device put in, of the gathered
+    value or of its transpose; None where it takes anything else."""
+    if reader.opcode != "dynamic-slice":
+        return None
+    shard, source = program.operands(all_gather)[0], program.operands(reader)[0]
+    if source.id == all_gather.id:
+        order = list(range(len(dims(source))))
+    elif source.opcode == "transpose" and list(source.operand_ids) == [all_gather.id]:
+        order = list(source.dimensions)
+    else:
+        return None
+    dimension = order.index(all_gather.dimensions[0])
+    if [dims(shard)[d] for d in order] != list(dims(reader)):
+        return None
+    if not _starts_at_own_shard(program, reader, dimension, groups):
+        return None
+    if source.id == all_gather.id:
+        return shard
+    made = transposed(program, shard, order, f"{reader.name}.shard")
+    made.shape.CopyFrom(reader.shape)
+    return made
+
+
+def _starts_at_own_shard(program: Program, reader: Message, dimension: int, groups: Groups) -> bool:
+    """The other dimensions are taken whole, so a start there is clamped to zero whatever it says."""
+    start = program.operands(reader)[1 + dimension]
+    for group in groups:
+        for position, device in enumerate(group):
+            found = evaluate(program, start, device)
+            if found is None or int(found) != position * dims(reader)[dimension]:
+                return False
+    return True
+
+
+def transposed(program: Program, value: Message, order: list[int], name: str) -> Message:
+    """A row-major transpose, not yet placed."""
+    made = program.make("transpose", name, value.shape, [value])
+    made.dimensions.extend(order)
+    made.shape.dimensions[:] = [dims(value)[d] for d in order]
+    made.shape.layout.minor_to_major[:] = list(range(len(order)))[::-1]
+    return made
+
+
+class _Cutter:
+    """Cuts values to the shard of the device that runs the program."""
+
+    def __init__(self, program: Program, same: SameValues) -> None:
+        self.program, self.groups = program, same.groups
+        self.placed: list[Message] = []
+        self._same = same
+
+    def place(self, old: Message, made: list[Message]) -> None:
+        """Put ``made``, and what was cut for it, where ``old`` is."""
+        self.program.substitute(old, [*self.placed, *made])
+        for instruction in (*self.placed, *made):
+            self._same.judge(instruction)
+
+    def whole(self, value: Message, reader: Message) -> Message:
+        """A value read whole: it must be the same on all devices of the group."""
+        if value.id not in self._same.proven:
+            raise IllegalMoveError(
+                f"{reader.name} ({reader.opcode}): {value.name} is not proven equal on the devices of a group"
+            )
+        return value
+
+    def shard(self, value: Message, dimension: int, reader: Message) -> Message:
+        """This device's shard of a value along ``dimension``."""
+        gathered = value.opcode == "all-gather" and list(value.dimensions) == [dimension]
+        if gathered and groups_of(self.program, value) == self.groups:
+            return self.program.operands(value)[0]
+        if value.opcode in _CUT_THROUGH:
+            try:
+                return self._recomputed(value, dimension, reader)
+            except _CannotCutThrough:
+                pass
+        return self._sliced(self.whole(value, reader), dimension)
+
+    def _recomputed(self, value: Message, dimension: int, reader: Message) -> Message:
+        count = len(self.groups[0])
+        try:
+            needs = operand_needs(self.program, value, dimension, count)
+        except IllegalMoveError:
+            raise _CannotCutThrough from None
+        operands = [
+            self.whole(o, reader) if need is None else self.shard(o, need, reader)
+            for o, need in zip(self.program.operands(value), needs, strict=True)
+        ]
+        made = self.program.copy(value, f"{value.name}.shard", operands)
+        shrink(made, dimension, count, needs)
+        self.placed.append(made)
+        return made
+
+    def _sliced(self, value: Message, dimension: int) -> Message:
+        size = dims(value)[dimension] // len(self.groups[0])
+        start, zero = self._start(size), self._constant([0], scalar=True)
+        shape = resized(value.shape, dimension, size)
+        starts = [start if d == dimension else zero for d in range(len(dims(value)))]
+        made = self._make("dynamic-slice", f"{value.name}.shard", shape, [value, *starts])
+        made.dynamic_slice_sizes.extend(made.shape.dimensions)
+        return made
+
+    def _start(self, size: int) -> Message:
+        """Where this device's shard begins, as an s32 scalar: a table indexed by the partition number."""
+        starts = [0] * (1 + max(device for group in self.groups for device in group))
+        for group in self.groups:
+            for position, device in enumerate(group):
+                starts[device] = position * size
+        table = self._constant(starts, scalar=False)
+        one = resized(table.shape, 0, 1)
+        partition = self._make("partition-id", "partition-id", _scalar(table.shape, _U32), [])
+        entry = self._make("dynamic-slice", "shard-start", one, [table, partition])
+        entry.dynamic_slice_sizes.append(1)
+        return self._make("reshape", "shard-start", _scalar(table.shape, _S32), [entry])
+
+    def _constant(self, values: list[int], *, scalar: bool) -> Message:
+        shape = type(self.program.instructions[0].shape)(element_type=_S32)
+        shape.layout.SetInParent()
+        if not scalar:
+            shape.dimensions.append(len(values))
+            shape.layout.minor_to_major.append(0)
+        made = self._make("constant", "shard-starts", shape, [])
+        made.literal.shape.CopyFrom(shape)
+        made.literal.s32s.extend(values)
+        return made
+
+    def _make(self, opcode: str, name: str, shape: Message, operands: list[Message]) -> Message:
+        made = self.program.make(opcode, name, shape, operands)
+        self.placed.append(made)
+        return made
+
+
+class _CannotCutThrough(Exception):
+    """The op must be cut as a value."""
+
+
+_S32, _U32 = 4, 8
+
+
+def _scalar(like: Message, element_type: int) -> Message:
+    shape = type(like)(element_type=element_type)
+    shape.layout.SetInParent()
+    return shape

@@ -1,0 +1,171 @@
+"""Steps with collectives inside the layer: every named schedule, XLA's order and ours, beside XLA's default.
+
+    python scripts/bench_structure.py tp-forward tp-train --link staged --seconds 500 --out DIR
+    python scripts/bench_structure.py adam-14 adam-20 adam-26 --link nvlink --schedules sharded-update --out DIR
+    JAX_PLATFORMS=cpu python scripts/bench_structure.py tp-train attention-8 adam-10 --size tiny --link nvlink --out DIR
+
+Steps: tp-forward, tp-train (examples/tensor_parallel.py), attention-8, attention-16, mlp-8, mlp-16
+(examples/self_attention.py, CoCoNet figure 3 and section 6.2), adam-N (examples/sharded_adam.py, 2**N elements).
+
+Every (step, link, devices) has a file DIR/<step>-<size>-<link>-<devices>.json, whole after every row; what a run did
+not get to, the next one does. On GPU the times of transfers come from the profile that ships with the package for
+the link (--profile names another); elsewhere they are measured first.
+
+Exit status: 0 all that was asked for is done (rows that failed say why); 1 a step could not be measured;
+2 bad arguments; 3 the time was up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from benchmark import find_package
+from evaluation.links import LINKS, described, prepare
+
+DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; exits with 2 where it is wrong."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("steps", nargs="+", metavar="STEP")
+    parser.add_argument("--link", choices=list(LINKS), required=True)
+    parser.add_argument("--devices", type=int, choices=range(2, 65), default=2, metavar="N")
+    parser.add_argument("--size", default="full", choices=("full", "tiny"))
+    parser.add_argument("--schedules", default="", help="names separated by commas (default: all that fit)")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
+    parser.add_argument("--compiles", type=int, default=8, help="modules compiled at once (default 8)")
+    parser.add_argument("--seconds", type=float, default=560.0, help="time for everything (default 560)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", type=Path, help="a profile.json instead of the one for the link")
+    parser.add_argument(
+        "--keep-modules", action="store_true", help="keep every variant's module (.hlo.pb.gz)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    args = parser.parse_args(argv)
+    if args.rounds < 2 or args.seconds <= 0:
+        parser.error("expected --rounds of at least 2, and --seconds above 0")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is not a directory")
+    return args
+
+
+def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
+    """Measure one step after the other; the exit status."""
+    from evaluation.record import CellName, Record, RecordError
+    from evaluation.structured_steps import EXPECTED, NAMES
+
+    from disco_hlo.plugin.logs import configure
+
+    configure("warning")
+    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
+    if unknown:
+        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    records: list[Record] = []
+    watchdog = threading.Timer(max(0.0, left_s()), _end, [records])
+    watchdog.daemon = True
+    watchdog.start()
+    status = DONE
+    for step in args.steps:
+        try:
+            records.append(Record.open(args.out, CellName(step, args.size, args.link, args.devices)))
+        except RecordError as error:
+            print(f"bench_structure.py: {error}", file=sys.stderr)
+            return BAD_ARGUMENTS
+        if not _measured(args, records[-1], left_s):
+            status = NOT_MEASURED
+    watchdog.cancel()
+    return status
+
+
+def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]) -> bool:
+    """Measure one step; whether that worked."""
+    import jax
+    from evaluation.measure import Comparison
+    from evaluation.step import versions
+    from evaluation.structured import measure_cell
+    from evaluation.structured_rows import Asked
+    from evaluation.structured_steps import request_of
+
+    from disco_hlo.plugin.logs import one_line
+
+    step = record.cell.model
+    try:
+        if jax.device_count() != args.devices:
+            raise ValueError(f"--devices is {args.devices}, jax has {jax.device_count()}")
+        request = request_of(step, args.size)
+        record.note_all(
+            versions=versions(),
+            device=str(request.devices[0].device_kind),
+            backend=str(request.backend.platform),
+            environment=described(os.environ),
+            date=time.strftime("%Y-%m-%d", time.gmtime()),
+        )
+        print(f"{record.cell.stem}:", flush=True)
+        asked = Asked(
+            only=frozenset(filter(None, args.schedules.split(","))),
+            rounds=args.rounds,
+            compiles=max(1, min(args.compiles, (os.cpu_count() or 2) // 2)),
+            seed=args.seed,
+            profile=lambda request: _profile(args, request),
+            say=lambda text: print(text, flush=True),
+            left_s=left_s,
+            comparison=Comparison(),
+            modules=args.out / record.cell.stem if args.keep_modules else None,
+        )
+        measure_cell(asked, record, request)
+    except Exception as error:  # noqa: BLE001 -- the other steps are measured nevertheless
+        print(f"bench_structure.py: {step}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        return False
+    return True
+
+
+def _profile(args: argparse.Namespace, request: Any) -> Any:
+    """Transfer times, device constants and contention: shipped for the link on GPU, measured elsewhere."""
+    from disco_hlo.profiler.profile import load
+
+    if args.profile is not None:
+        return load(args.profile)
+    if request.backend.platform != "cpu":
+        import disco_hlo
+
+        return load(Path(disco_hlo.__path__[0]) / "data" / "profiles" / f"nvidia-h200-{args.link}.json")
+    from evaluation import step
+
+    from disco_hlo.plugin.settings import Settings
+
+    session = step.session_of(request, Settings(search=True, directory=args.out))
+    return step.profile(session, step.captured(request), args.out)
+
+
+def _end(records: list[Any]) -> None:
+    """End the process when the time is up, whatever it is doing: devices may be waiting for each other."""
+    for record in records:
+        record.stop("the time was up")
+    print("bench_structure.py: the time is up; run again to go on", file=sys.stderr, flush=True)
+    os._exit(OUT_OF_TIME)
+
+
+def main() -> int:
+    """Run what the command line names."""
+    started = time.monotonic()
+    args = arguments()
+    prepare(os.environ, args.link, args.devices)
+    find_package()
+    args.out.mkdir(parents=True, exist_ok=True)
+    return run(args, lambda: args.seconds - (time.monotonic() - started))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,202 @@
+"""One step as XLA compiles it, and restructured by every named schedule, measured side by side.
+
+Each variant of the step (XLA's own structure, and one per schedule) is compiled once without command buffers and
+traced: that gives the times of its ops, and what of its communication is hidden. With these times our order and
+buckets are found for it, and predicted. Then XLA's order and ours are compiled as a user would get them, their
+numbers are compared with XLA's default, and all are run in turn.
+"""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from disco_hlo.profiler.instructions import instruction_times
+from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.search.schedule import best_buckets, with_order
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.profiling import GRAPHS_OFF
+from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
+from disco_hlo.structure.moves import apply_moves, from_json
+from evaluation import measure
+from evaluation.compiling import predicted
+from evaluation.record import FAILED, Record, write_atomically
+from evaluation.step import Costs
+from evaluation.strategies import check
+from evaluation.structured_rows import (
+    OUR_ORDER,
+    WHOLE,
+    XLA_ORDER,
+    Asked,
+    Variant,
+    compile_rows,
+    run_rows,
+)
+
+
+def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
+    """Measure everything that the record does not hold yet.
+
+    Raises:
+        DiscoError: XLA's default cannot be compiled, traced or run.
+    """
+    variants, early = _variants(asked, record, request)
+    if not variants:
+        asked.say("  nothing left to do")
+        return
+
+    def compile_traceable(variant: Variant) -> None:
+        _compile_traceable(asked, request, early, variant)
+
+    # What the autotuner picks for the default serves the others; alone, nothing disturbs it.
+    for some in filter(None, (variants[:1], variants[1:])):
+        name = "compile_default_s" if some[0] is variants[0] else "compile_traceable_s"
+        _timed(record, name, partial(_in_parallel, asked, compile_traceable, some))
+    if variants[0].error:
+        raise DiscoError(f"XLA's default: {variants[0].error}")
+    base = asked.profile(request)
+    times = _timed(record, "trace_s", lambda: _op_times(asked, request, variants))
+    profile = replace(base, ops={**base.ops, **times})
+    rows = _timed(record, "compile_s", lambda: compile_rows(
+        asked, record, request, variants, lambda variant: _order(asked, record, variant, profile)
+    ))  # fmt: skip
+    _timed(record, "measure_s", lambda: run_rows(asked, record, request, rows))
+
+
+def _timed(record: Record, name: str, work: Callable[[], Any]) -> Any:
+    started = time.monotonic()
+    found = work()
+    record.note(name, round(time.monotonic() - started, 3))
+    return found
+
+
+def _in_parallel(asked: Asked, work: Callable[[Variant], None], variants: Sequence[Variant]) -> None:
+    def guarded(variant: Variant) -> None:
+        try:
+            work(variant)
+        except Exception as error:
+            variant.error = one_line(error)[:2000]
+            asked.say(f"  {variant.name}: {variant.error}")
+
+    with ThreadPoolExecutor(asked.compiles, "compile") as pool:
+        list(pool.map(guarded, variants))
+
+
+def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[list[Variant], Early]:
+    """The step as it is, and by each schedule that it has the pattern for; and what their moves are made on."""
+    early = Early(jaxlink.capture_structure(request), "")
+    started = time.monotonic()
+    found = named_schedules(early)
+    record.note_all(
+        schedules={name: len(moves) for name, moves in found.items()},
+        propose_s=round(time.monotonic() - started, 3),
+    )
+    variants = [Variant(WHOLE)]
+    variants += [
+        Variant(name, moves) for name, moves in found.items() if not asked.only or name in asked.only
+    ]
+    if asked.modules is not None:
+        asked.modules.mkdir(parents=True, exist_ok=True)
+        _keep(asked.modules, "early", early.module)
+    orders = (XLA_ORDER, OUR_ORDER)
+    left = [one for one in variants[1:] if not all(record.finished(one.row(order)) for order in orders)]
+    if not left and all(record.finished(variants[0].row(order)) for order in orders):
+        return [], early
+    variants = [variants[0], *left]
+    return variants, early
+
+
+def _keep(folder: Path, name: str, module: bytes) -> None:
+    write_atomically(folder / f"{name}.hlo.pb.gz", gzip.compress(module, 6, mtime=0))
+
+
+def _compile_traceable(asked: Asked, request: CompileRequest, early: Early, variant: Variant) -> None:
+    started = time.monotonic()
+    if variant.moves:
+        variant.structure = apply_moves(early.module, from_json(variant.moves))
+    variant.restructure_s = round(time.monotonic() - started, 3)
+    gpu = request.backend.platform != "cpu"
+    variant.traceable, module = jaxlink.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
+    if asked.modules is not None:
+        _keep(asked.modules, variant.name, module)
+    variant.source = canonicalize(module)
+    refuse_unsupported(variant.source)
+
+
+# --- traces and costs -----------------------------------------------------------------------------
+
+
+def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]) -> dict[str, OpTime]:
+    """Times of the ops of all variants, from traces in XLA's order; the breakdown stays with each variant."""
+    found: dict[str, OpTime] = {}
+    inputs_of: Runner | None = None
+    for variant in variants:
+        if variant.error:
+            continue
+        try:
+            inputs_of = measure.runner_of(request, variant.traceable, asked.seed, inputs_of)
+            taken = measure.traced(inputs_of)
+            variant.trace = measure.breakdown(taken, variant.traceable)
+            executed = jaxlink.read_executable(variant.traceable)
+            written = canonicalize(executed)
+            times = instruction_times(taken, written.graph.module_name, owners(executed))
+            found = {**keyed_times(written.graph, written.origins, times), **found}
+        except Exception as error:
+            if variant.name == WHOLE:
+                raise
+            variant.error = one_line(error)[:2000]
+        variant.traceable = None
+    return found
+
+
+def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> None:
+    """Find our order and buckets for a variant; predict both orders."""
+    assert variant.source is not None
+    source, graph, machine = variant.source, variant.source.graph, machine_of(profile)
+    started = time.monotonic()
+    try:
+        costs = Costs(profile, costs_of(profile, [graph]), machine)
+        xla = read(source)
+        _note_prediction(record, variant, XLA_ORDER, costs, xla)
+        made = [with_order(graph, xla, costs.model, machine)]
+        made.append(best_buckets(graph, xla.groups, costs.model, machine))
+        best = min(made, key=lambda one: one.predicted_ns)
+        variant.strategy = check(source, best.strategy)
+        _note_prediction(record, variant, OUR_ORDER, costs, variant.strategy)
+    except Exception as error:
+        reason = one_line(error)[:2000]
+        asked.say(f"  {variant.name}, {OUR_ORDER}: {reason}")
+        record.update(variant.row(OUR_ORDER), kind=variant.name, status=FAILED, reason=reason)
+    record.update(variant.row(OUR_ORDER), order_s=round(time.monotonic() - started, 3))
+
+
+def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, strategy: Strategy) -> None:
+    assert variant.source is not None
+    graph = variant.source.graph
+    moved = sum(graph.transfer_bytes(node) for node in graph.all_reduces)
+    record.update(
+        variant.row(order),
+        kind=variant.name,
+        predicted=predicted(costs, graph, strategy),
+        transfers=len(graph.all_reduces),
+        transferred_bytes=moved,
+        nodes=len(graph),
+        moves=len(variant.moves),
+        restructure_s=variant.restructure_s,
+    )

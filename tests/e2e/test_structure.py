@@ -1,0 +1,114 @@
+"""A tensor-parallel step whose structure a plan changes: found, enacted, refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plan.verify import describe_difference
+from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses, plan_in, slot_of
+from tests.e2e.jobs import Job, Run
+
+CHUNKED = {"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": "chunk-2", "DISCO_FINALISTS": "1", "DISCO_BUDGET_S": "10"}
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
+    """A search that takes the chunked step, whatever the clock says; not to be changed."""
+    job = new_job(tmp_path_factory.mktemp("chunked"))
+    return job, job.train("--kind", "tensor", **CHUNKED)
+
+
+@pytest.fixture(scope="module")
+def tensor_default(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same training with XLA's default."""
+    return new_job(tmp_path_factory.mktemp("tensor")).train("--kind", "tensor")
+
+
+def opcodes(run: Run) -> Counter[str]:
+    [module] = run.modules
+    return Counter(node.opcode for node in canonicalize(module).graph.nodes)
+
+
+def test_the_chunked_step_is_searched_and_enacted(chunked: tuple[Job, Run], tensor_default: Run) -> None:
+    job, search = chunked
+    plan = plan_in(job.directory)
+    assert plan.chosen == "chunk-2"
+    assert plan.structure is not UNSET
+    assert [move["move"] for move in plan.structure.moves] == ["chunk"]
+    enacted = job.train("--kind", "tensor", ENABLE_SEARCH="0")
+    assert len(enacted.lines("enacts the plan of jit_train_step: chunk-2, ")) == 1
+    for run in (search, enacted):
+        [module] = run.modules
+        found = canonicalize(module)
+        assert found.graph.fingerprint == plan.structure.result
+        assert describe_difference(found.graph, read(found), plan.strategy) is None
+        assert_same_losses(run, tensor_default)
+    default = opcodes(tensor_default)
+    assert default["all-reduce"] == 3
+    assert opcodes(enacted)["all-reduce"] == 6
+    assert opcodes(enacted)["dot"] > default["dot"]
+
+
+def moves(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[dict[str, Any]], object]:
+    return lambda structure: change(structure["moves"])
+
+
+@pytest.mark.product_only
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda structure: structure.update(fingerprint="0" * 64), "were made for another step"),
+        (lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves"),
+        (moves(lambda found: found[0].update(move="melt")), "structural move 0: expected an object"),
+        (moves(lambda found: found[0]["opcodes"].__setitem__(0, "cosine")), "move 0 (chunk) is illegal"),
+        (moves(list.clear), "structure.moves"),
+    ],
+    ids=["other step", "other result", "unknown move", "other opcode", "no move"],
+)
+def test_a_structure_that_does_not_fit_is_one_line_and_the_default(
+    chunked: tuple[Job, Run],
+    tensor_default: Run,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], object],
+    reason: str,
+) -> None:
+    job = new_job(tmp_path, chunked[0].directory)
+    path = slot_of(job.directory) / "plan.json"
+    plan = json.loads(path.read_text())
+    change(plan["structure"])
+    path.write_text(json.dumps(plan))
+    run = job.train("--kind", "tensor", ENABLE_SEARCH="0")
+    [line] = [line for line in run.lines("disco: warning:") if "loses buffer donation" not in line]
+    assert "jit_train_step runs as XLA compiles it" in line
+    assert reason in line
+    assert opcodes(run) == opcodes(tensor_default)
+    assert_same_losses(run, tensor_default)
+
+
+@pytest.mark.product_only
+def test_every_rank_makes_the_chunked_step_itself(tensor_default: Run, tmp_path: Path) -> None:
+    job = new_job(tmp_path)
+    search = job.train_ranks("--kind", "tensor", **CHUNKED)
+    plan = plan_in(job.directory)
+    assert plan.structure is not UNSET
+    enacted = job.train_ranks("--kind", "tensor", ENABLE_SEARCH="0")
+    for run in (*search, *enacted):
+        [module] = run.modules
+        assert canonicalize(module).graph.fingerprint == plan.structure.result
+        assert_same_losses(run, tensor_default)
+
+
+def test_a_data_parallel_step_is_left_with_the_structure_it_has(searched: tuple[Job, Run]) -> None:
+    assert plan_in(searched[0].directory).structure is UNSET
+    assert b'"structure"' not in (slot_of(searched[0].directory) / "plan.json").read_bytes()
+    assert searched[1].lines("structures to measure") == []

@@ -1,0 +1,104 @@
+"""A jitted function as XLA:CPU compiles it, with and without structural moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import xla
+from numpy.typing import NDArray
+
+from disco_hlo.plugin import hook
+from disco_hlo.structure.moves import Move, apply_moves
+from disco_hlo.structure.program import Program
+
+PLAIN_OPS = {
+    "xla_disable_hlo_passes": "fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,"
+    "dot-library-rewriter,algsimp",
+    "xla_backend_optimization_level": 0,
+}
+"""Without these passes XLA:CPU ends with plain ops. ``algsimp`` is among them because XLA (jax 0.12) makes wrong
+bitcasts of transposes where neither fusion pass runs; without any move such a step gives wrong numbers."""
+
+_NAME = "disco-hlo-structure-test"
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was handed to the hook, what came out, and the compiled module."""
+
+    module: bytes
+    outputs: tuple[NDArray[Any], ...]
+    text: str
+
+
+def run(
+    function: Callable[..., Any], arguments: Sequence[Any], moves: Sequence[Move] = (), **jit: Any
+) -> Run:
+    """Compile and run ``function`` with ``moves`` applied before XLA schedules it."""
+
+    def renamed(*values: Any) -> Any:
+        return function(*values)
+
+    renamed.__name__ = f"moved_{next(_numbers)}"
+    with _hook(f"jit_{renamed.__name__}", moves) as seen:
+        compiled = jax.jit(renamed, compiler_options=dict(PLAIN_OPS), **jit).lower(*arguments).compile()
+    outputs = tuple(np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*arguments)))
+    return Run(seen[0], outputs, compiled.as_text())
+
+
+@contextmanager
+def _hook(name: str, moves: Sequence[Move]) -> Iterator[list[bytes]]:
+    seen: list[bytes] = []
+
+    def on_module(module: bytes) -> bytes | None:
+        if hook.module_name(module) != name:
+            return None
+        seen.append(module)
+        return apply_moves(module, moves) if moves else None
+
+    jax.devices()
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    xla.register_hlo_module_transformation(on_module, name=_NAME, stage=stage, platforms="cpu")
+    try:
+        yield seen
+    finally:
+        xla.clear_hlo_module_transformation(_NAME, stage, "cpu")
+
+
+def assert_same(found: Run, expected: Run, tolerance: float) -> None:
+    """Every output equal to ``tolerance`` times its largest element."""
+    assert len(found.outputs) == len(expected.outputs)
+    for new, old in zip(found.outputs, expected.outputs, strict=True):
+        np.testing.assert_allclose(
+            new, old, rtol=0, atol=tolerance * max(1e-6, float(np.abs(old).max(initial=0)))
+        )
+
+
+def count_ops(text: str, opcode: str) -> int:
+    """How many instructions of a compiled module have this opcode."""
+    return text.count(f" {opcode}(")
+
+
+def opcodes(module: bytes) -> list[str]:
+    """The opcodes of a module's entry, in order."""
+    return [i.opcode for i in Program(module).instructions]
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Callable[[str], Any]:
+    from jaxlib import _hlo
+
+    return _hlo.hlo_module_from_text  # type: ignore[no-any-return]
+
+
+def module_of(text: str) -> bytes:
+    """A module written as HLO text."""
+    return bytes(_parser()(text).as_serialized_hlo_module_proto())
