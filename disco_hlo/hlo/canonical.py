@@ -17,7 +17,7 @@ from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_s
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
 from disco_hlo.hlo.flops import operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.opcodes import COLLECTIVES, NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, kind_of
+from disco_hlo.hlo.opcodes import COLLECTIVES, NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, TRANSFERS, kind_of
 from disco_hlo.hlo.order_rules import before_pairs
 from disco_hlo.hlo.proto import Message, digest, shape_of
 from disco_hlo.hlo.unpack import unpack_concatenated
@@ -210,12 +210,12 @@ def _nodes(
                 opcode=op.proto.opcode,
                 shape=shape,
                 operands=operands,
-                kind=Kind.ALL_REDUCE if op.proto.opcode == "all-reduce" else kind_of(op.proto.opcode),
+                kind=Kind.ALL_REDUCE if _is_transfer(op) else kind_of(op.proto.opcode),
                 key=digest(_structure(op, digests), operand_shapes)[:24],
                 flops=counts.flops,
                 transcendentals=counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
-                collective=attribute_digest(op.proto, digests)[:16] if op.proto.opcode in COLLECTIVES else "",
+                collective=_collective(op, node_id, digests),
                 name=op.proto.name,
                 source=frames.of(op.proto),
                 op_name=op.proto.metadata.op_name,
@@ -223,6 +223,17 @@ def _nodes(
         )
         protos.append(op.proto)
     return tuple(nodes), tuple(protos)
+
+
+def _is_transfer(op: FlatOp) -> bool:
+    return op.proto.opcode in TRANSFERS and len(op.operands) == 1
+
+
+def _collective(op: FlatOp, node_id: int, digests: _ComputationDigests) -> str:
+    if op.proto.opcode not in COLLECTIVES:
+        return ""
+    found = attribute_digest(op.proto, digests)[:16]
+    return found if op.proto.opcode == "all-reduce" else f"{found}/{node_id}"
 
 
 class _SourceLines:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
+from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Instruction, Message
 
+_DONES = ("all-reduce-done", "all-gather-done", "async-done")
 Value = int | list["Value"]
 """A flat op's index, or the members of a tuple."""
 
@@ -170,11 +172,14 @@ class _Flattener:
             return self._element(instruction, operands[0])
         if opcode == "tuple" and not entry:
             return operands
-        if opcode in ("all-reduce-start", "async-start") and self._is_async_all_reduce(instruction):
+        inner = self._asynchronous(instruction)
+        if inner is not None:
             self.sources[-1].role = "start"
             self.started[instruction.id] = len(self.sources) - 1
-            return self._all_reduce(self._inner_all_reduce(instruction), operands)
-        if opcode in ("all-reduce-done", "async-done") and instruction.operand_ids[0] in self.started:
+            if inner.opcode == "all-reduce":
+                return self._all_reduce(inner, operands)
+            return self._emit(inner, [self._as_op(operands[0], inner.name)])
+        if opcode in _DONES and instruction.operand_ids[0] in self.started:
             self.sources[-1].role = "done"
             self.sources[-1].ops = self.sources[self.started[instruction.operand_ids[0]]].ops
             return operands[0]
@@ -200,20 +205,21 @@ class _Flattener:
             return producer.operands[int(instruction.tuple_index)]
         return self._emit(instruction, [operand])
 
-    def _is_async_all_reduce(self, instruction: Message) -> bool:
-        if instruction.opcode == "all-reduce-start":
-            return True
-        body = self.index.computation(instruction.called_computation_ids[0])
-        return any(inner.opcode == "all-reduce" for inner in body.instructions)
-
-    def _inner_all_reduce(self, instruction: Message) -> Message:
-        if instruction.opcode == "all-reduce-start":
+    def _asynchronous(self, instruction: Message) -> Message | None:
+        """The transfer that an instruction starts; None where it starts none that a bucket could hold."""
+        if instruction.opcode in ("all-reduce-start", "all-gather-start"):
             inner = Instruction()
             inner.CopyFrom(instruction)
-            inner.opcode = "all-reduce"
-            return inner
+            inner.opcode = instruction.opcode.removesuffix("-start")
+            if inner.opcode == "all-gather":
+                inner.shape.CopyFrom(instruction.shape.tuple_shapes[1])
+            return inner if _may_travel(inner) else None
+        if instruction.opcode != "async-start":
+            return None
         body = self.index.computation(instruction.called_computation_ids[0])
-        inner = next(found for found in body.instructions if found.opcode == "all-reduce")
+        inner = next((found for found in body.instructions if found.opcode in TRANSFERS), None)
+        if inner is None or not _may_travel(inner):
+            return None
         named = Instruction()
         named.CopyFrom(inner)
         if not inner.metadata.op_name:
@@ -230,6 +236,11 @@ class _Flattener:
             del single.operand_shapes_with_layout[:]
             reduced.append(self._emit(single, [member]))
         return reduced[0] if len(reduced) == 1 else reduced
+
+
+def _may_travel(transfer: Message) -> bool:
+    """Of the collectives other than all-reduces only those of one array are taken up."""
+    return transfer.opcode == "all-reduce" or len(transfer.operand_ids) == 1
 
 
 def emitter_of(instruction: Message) -> str:

@@ -75,7 +75,8 @@ class Kind(enum.IntEnum):
     FIXED = 3
     """Executed as it is: library calls, matmuls, loops, in-place updates, other collectives."""
     ALL_REDUCE = 4
-    """One all-reduce of one array: a member of exactly one bucket."""
+    """One transfer of one array: a member of exactly one bucket. Nearly always an all-reduce; a reduce-scatter
+    or all-gather of one array is one too, in a bucket of its own."""
     FREE = 5
     """Takes no time by itself: tuple, get-tuple-element, bitcast. Bitcasts may join groups."""
 
@@ -100,7 +101,8 @@ class Node:
     """The ``dimensions`` attribute: of a broadcast where each operand dimension goes, of a reduce what
     is reduced, of a transpose the permutation, of a concatenate the axis."""
     collective: str = ""
-    """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket."""
+    """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket, and only
+    all-reduces have equal ones."""
     name: str = ""
     """Instruction name in the module it was read from. Not part of the fingerprint."""
     source: str = ""
@@ -147,5 +149,16 @@ class Graph:
 
     @cached_property
     def all_reduces(self) -> tuple[int, ...]:
-        """Ids of the all-reduce nodes, ascending."""
+        """Ids of the nodes of kind :attr:`Kind.ALL_REDUCE`, ascending."""
         return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
+
+    def transfer_bytes(self, node: int) -> int:
+        """Size of the all-reduce that moves as many bytes between devices as this transfer does.
+
+        Of n devices each sends and receives 2 (n-1)/n of an all-reduce's bytes, and (n-1)/n of the larger
+        side's of a reduce-scatter or all-gather: half.
+        """
+        moved = self.nodes[node]
+        if moved.opcode == "reduce-scatter":
+            return self.nodes[moved.operands[0]].shape.size_bytes // 2
+        return moved.shape.size_bytes // (2 if moved.opcode == "all-gather" else 1)

@@ -39,6 +39,9 @@ COLLECTIVES = frozenset({
     "ragged-all-to-all", "reduce-scatter",
 })  # fmt: skip
 
+TRANSFERS = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+"""Collectives that may run beside kernels as a plan says, where they are of one array."""
+
 SIDE_EFFECTS = frozenset({
     "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",
     "send-done",

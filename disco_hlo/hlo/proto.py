@@ -129,7 +129,93 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     },
 }
 
+_DETAILS: dict[str, dict[str, tuple[int, str]]] = {
+    "WindowDimension": {
+        "padding_low": (3, "int64"),
+        "padding_high": (4, "int64"),
+        "window_dilation": (5, "int64"),
+        "base_dilation": (6, "int64"),
+        "window_reversal": (7, "bool"),
+    },
+    "GatherDimensionNumbers": {
+        "offset_dims": (1, "int64*"),
+        "collapsed_slice_dims": (2, "int64*"),
+        "start_index_map": (3, "int64*"),
+        "index_vector_dim": (4, "int64"),
+        "operand_batching_dims": (5, "int64*"),
+        "start_indices_batching_dims": (6, "int64*"),
+    },
+    "PaddingDimension": {
+        "edge_padding_low": (1, "int64"),
+        "edge_padding_high": (2, "int64"),
+        "interior_padding": (3, "int64"),
+    },
+    "PaddingConfig": {"dimensions": (1, "PaddingDimension*")},
+    "Literal": {
+        "shape": (1, "Shape"),
+        "preds": (2, "bool*"),
+        "s32s": (4, "int32*"),
+        "s64s": (5, "int64*"),
+        "u32s": (6, "uint32*"),
+        "f32s": (8, "float*"),
+        "f64s": (9, "double*"),
+        "f16s": (11, "bytes"),
+        "bf16s": (13, "bytes"),
+    },
+    "MeshAxis": {"name": (1, "string"), "size": (2, "int64")},
+    "Mesh": {"axes": (1, "MeshAxis*"), "device_ids": (2, "int64*")},
+    "SubAxis": {"pre_size": (1, "int64"), "size": (2, "int64")},
+    "AxisRef": {"mesh_axis_index": (1, "int64"), "sub_axis_info": (2, "SubAxis")},
+    "DimensionSharding": {"axes": (1, "AxisRef*")},
+    "NamedSharding": {
+        "tuple_shardings": (1, "NamedSharding*"),
+        "mesh": (2, "Mesh"),
+        "dim_shardings": (3, "DimensionSharding*"),
+        "unreduced_axes": (5, "AxisRef*"),
+    },
+    "OpSharding": {
+        "type": (1, "int32"),
+        "tile_assignment_dimensions": (3, "int64*"),
+        "tile_assignment_devices": (4, "int64*"),
+        "replicate_on_last_tile_dim": (6, "bool"),
+        "last_tile_dims": (8, "int32*"),
+        "iota_reshape_dims": (9, "int64*"),
+        "iota_transpose_perm": (10, "int32*"),
+        "named_sharding": (14, "NamedSharding"),
+    },
+    "ReplicaGroup": {"replica_ids": (1, "int64*")},
+    "IotaGroups": {
+        "num_replica_groups": (1, "int64"),
+        "num_devices_per_group": (2, "int64"),
+        "iota_reshape_dims": (3, "int64*"),
+        "iota_transpose_perm": (4, "int32*"),
+    },
+    "DeviceList": {"replica_groups": (1, "ReplicaGroup*"), "iota_replica_group_list": (2, "IotaGroups")},
+    "MeshGroups": {"mesh": (1, "Mesh"), "axes": (2, "AxisRef*")},
+    "DeviceAssignment": {"replica_count": (1, "int32"), "computation_count": (2, "int32")},
+    "Instruction": {
+        "literal": (8, "Literal"),
+        "dynamic_slice_sizes": (20, "int64*"),
+        "padding_config": (21, "PaddingConfig"),
+        "gather_dimension_numbers": (33, "GatherDimensionNumbers"),
+        "gather_slice_sizes": (34, "int64*"),
+        "replica_groups": (49, "ReplicaGroup*"),
+        "use_global_device_ids": (71, "bool"),
+        "collective_device_list": (87, "DeviceList"),
+        "mesh_axes_groups": (93, "MeshGroups"),
+    },
+    "Module": {
+        "spmd_parameters_shardings": (14, "OpSharding*"),
+        "device_assignment": (15, "DeviceAssignment"),
+    },
+}
+"""What the moves inside a layer (``disco_hlo/structure``) read beyond :data:`_SCHEMA`. Kept apart: fingerprints
+hash the fields that the schema does not name as they lie in the bytes, so naming one more would change them."""
+
 _SCALARS = {
+    "float": descriptor_pb2.FieldDescriptorProto.TYPE_FLOAT,
+    "double": descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE,
+    "uint32": descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
     "int32": descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
     "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
     "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
@@ -137,10 +223,8 @@ _SCALARS = {
     "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
 }
 
-_PACKAGE = "disco.hlo"
 
-
-def _add_field(message: Any, name: str, number: int, kind: str) -> None:
+def _add_field(package: str, message: Any, name: str, number: int, kind: str) -> None:
     added = message.field.add(name=name, number=number)
     repeated = kind.endswith("*")
     added.label = added.LABEL_REPEATED if repeated else added.LABEL_OPTIONAL
@@ -148,37 +232,45 @@ def _add_field(message: Any, name: str, number: int, kind: str) -> None:
     if base.startswith("map:"):
         entry = message.nested_type.add(name="SequencesEntry")
         entry.options.map_entry = True
-        _add_field(entry, "key", 1, "int64")
-        _add_field(entry, "value", 2, base[4:])
+        _add_field(package, entry, "key", 1, "int64")
+        _add_field(package, entry, "value", 2, base[4:])
         added.label = added.LABEL_REPEATED
         added.type = added.TYPE_MESSAGE
-        added.type_name = f".{_PACKAGE}.{message.name}.SequencesEntry"
+        added.type_name = f".{package}.{message.name}.SequencesEntry"
     elif base in _SCALARS:
         added.type = _SCALARS[base]
     else:
         added.type = added.TYPE_MESSAGE
-        added.type_name = f".{_PACKAGE}.{base}"
+        added.type_name = f".{package}.{base}"
 
 
-def _message_classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="disco/hlo.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _SCHEMA.items():
+def _message_classes(package: str, schema: dict[str, dict[str, tuple[int, str]]]) -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for name, fields in schema.items():
         message = file.message_type.add(name=name)
         for field_name, (number, kind) in fields.items():
-            _add_field(message, field_name, number, kind)
+            _add_field(package, message, field_name, number, kind)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _SCHEMA
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in schema
     }
 
 
-_CLASSES = _message_classes()
+_CLASSES = _message_classes("disco.hlo", _SCHEMA)
 Module = _CLASSES["Module"]
 Computation = _CLASSES["Computation"]
 Instruction = _CLASSES["Instruction"]
 ShapeProto = _CLASSES["Shape"]
+
+_DETAILED = _message_classes(
+    "disco.hlo.detailed",
+    {name: _SCHEMA.get(name, {}) | _DETAILS.get(name, {}) for name in {**_SCHEMA, **_DETAILS}},
+)
+DetailedModule = _DETAILED["Module"]
+"""A module with every field that the moves inside a layer read."""
+DetailedInstruction = _DETAILED["Instruction"]
 
 DTYPES: dict[int, str] = {
     1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
@@ -195,13 +287,13 @@ _TAIL_PADDING_OF_ONE = b"\x80\x01\x01"
 _DTYPE_NUMBERS = {name: number for number, name in DTYPES.items()}
 
 
-def parse(data: bytes) -> Message:
-    """Parse a serialized HloModuleProto.
+def parse(data: bytes, message_class: Any = Module) -> Message:
+    """Parse a serialized HloModuleProto, as :data:`Module` or :data:`DetailedModule`.
 
     Raises:
         ModuleError: the bytes are no HLO module, or it has no entry computation.
     """
-    module = Module()
+    module = message_class()
     try:
         module.ParseFromString(data)
     except DecodeError as error:

@@ -296,14 +296,17 @@ class _ModuleWriter:
         self.in_flight[token] = issued
         packed = len(operands) < len(members)
         for i, member in enumerate(members[: len(operands)]):
-            if packed or may_overwrite(self.graph, member):
+            if self.graph.nodes[member].opcode == "all-reduce" and (
+                packed or may_overwrite(self.graph, member)
+            ):
                 index = [1] if len(operands) == 1 else [1, i]
                 issued.output_operand_aliasing.add(output_shape_index=index, operand_index=i)
 
     def _write_done(self, token: str) -> None:
         started = self.in_flight.pop(token)
         result = started.shape.tuple_shapes[1]
-        done = self.entry.add(f"{token}_all-reduce-done", "async-done", result, [started])
+        opcode = self.graph.nodes[self.strategy.buckets[int(token[1:])].all_reduces[0]].opcode
+        done = self.entry.add(f"{token}_{opcode}-done", "async-done", result, [started])
         done.metadata.CopyFrom(started.metadata)
         self._publish(token, done)
 
@@ -346,12 +349,15 @@ class _ModuleWriter:
         return self._fusion(f"{token}_pack", Group((members[0],)), body, root, distinct, work)
 
     def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
-        """The all-reduce itself: synchronous on CPU, the start of an async pair on GPU."""
+        """The transfer itself: synchronous on CPU, the start of an async pair on GPU."""
+        opcode = like.opcode
         result = (
             operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
         )
+        if opcode != "all-reduce":
+            result = like.shape
         if self.graph.backend != "gpu":
-            reduced = self.entry.copy(like, f"{token}_all-reduce", operands)
+            reduced = self.entry.copy(like, f"{token}_{opcode}", operands)
             reduced.shape.CopyFrom(result)
             self._renew_channel(reduced)
             return reduced
@@ -359,12 +365,12 @@ class _ModuleWriter:
         parameters = [
             body.parameter(i, operand.shape, f"{token}.param_{i}") for i, operand in enumerate(operands)
         ]
-        inner = body.copy(like, f"{token}.all-reduce", parameters)
+        inner = body.copy(like, f"{token}.{opcode}", parameters)
         inner.shape.CopyFrom(result)
         self._renew_channel(inner)
         self.fused.append(body.finish(inner, is_fusion=False))
         shape = tuple_shape([tuple_shape(operand.shape for operand in operands), result])
-        start = self.entry.add(f"{token}_all-reduce-start", "async-start", shape, operands)
+        start = self.entry.add(f"{token}_{opcode}-start", "async-start", shape, operands)
         start.metadata.CopyFrom(like.metadata)
         start.called_computation_ids.append(body.proto.id)
         return start

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.strategy import Strategy
@@ -104,6 +104,19 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     evaluations_per_s: float
 
 
+class Structure(Struct, frozen=True, forbid_unknown_fields=True):
+    """Moves that change the step's structure before XLA fuses and orders it (see ``docs/structure.md``)."""
+
+    name: Text
+    """Of the schedule that the moves come from."""
+    fingerprint: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the canonical graph of the early module that the moves are made on."""
+    result: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the canonical graph of the scheduled module that XLA then makes: the strategy's nodes are its nodes."""
+    moves: Annotated[tuple[dict[Text, Any], ...], Meta(min_length=1, max_length=1 << 16)]
+    """As ``disco_hlo.structure`` writes them; judged when they are applied."""
+
+
 SEARCHED = "plan"
 """Name of the candidate that the search itself puts first."""
 
@@ -114,6 +127,7 @@ class Searched(Struct, frozen=True, forbid_unknown_fields=True):
     strategy: Strategy
     module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """Of the optimized module that this strategy makes of the step."""
+    structure: Structure | UnsetType = UNSET
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +150,13 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     measured: Measured | None = None
     searched: Searched | None = None
     """None where ``strategy`` is the search's own."""
+    structure: Structure | UnsetType = UNSET
+    """Left out where the step keeps the structure that XLA gives it: most plans."""
+
+    @property
+    def ops_fingerprint(self) -> str:
+        """Of the graph whose nodes ``strategy`` speaks of."""
+        return self.target.fingerprint if self.structure is UNSET else self.structure.result
 
 
 def encode(plan: Plan) -> bytes:
@@ -182,7 +203,7 @@ def without_measurements(plan: Plan) -> Plan:
     Equal for equal inputs and seed, unless the search ran out of wall time or was interrupted. Times,
     the choice that followed from them and the notes on both are left out.
     """
-    own = plan.searched or Searched(plan.strategy, plan.module_sha256)
+    own = plan.searched or Searched(plan.strategy, plan.module_sha256, plan.structure)
     return msgspec.structs.replace(
         plan,
         strategy=own.strategy,
@@ -191,6 +212,7 @@ def without_measurements(plan: Plan) -> Plan:
         notes=(),
         measured=None,
         searched=None,
+        structure=own.structure,
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from weakref import ref
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph, Kind
@@ -98,6 +99,11 @@ class UnitGraph:
         return tuple(map(tuple, found))
 
 
+_KEPT = 8
+_RECENT: list[tuple[ref[Graph], Strategy, UnitGraph]] = []
+"""The last few answers: a strategy is read, checked, simulated and written, and each asks for its units."""
+
+
 def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     """Units of ``strategy`` on ``graph``; ``strategy.order`` is not looked at.
 
@@ -107,6 +113,16 @@ def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
             or in two buckets, a group's results are read by nobody, or units wait for each
             other in a circle. The message names the units and the nodes.
     """
+    recent = list(_RECENT)
+    for of, known, found in recent:
+        if of() is graph and known.groups == strategy.groups and known.buckets == strategy.buckets:
+            return found
+    found = _unit_graph(graph, strategy)
+    _RECENT[:] = [(ref(graph), strategy, found), *recent[: _KEPT - 1]]
+    return found
+
+
+def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     units = _all_units(graph, strategy)
     sources = _sources(graph, {node for unit in units for node in unit.nodes})
     reads = [_reads(graph, unit, sources) for unit in units]

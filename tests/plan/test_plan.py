@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan import plan as plans
@@ -65,9 +66,46 @@ def test_what_a_clock_chose_is_set_apart_with_the_clock() -> None:
     assert without_measurements(other).chosen == plans.SEARCHED
 
 
+def restructured(**changes: object) -> bytes:
+    structure = {
+        "name": "chunk-2", "fingerprint": "c" * 64, "result": "d" * 64,
+        "moves": [{"move": "chunk", "instructions": [4, 5], "parts": 2}], **changes,
+    }  # fmt: skip
+    return edited(structure=structure)
+
+
+def test_a_plan_without_a_structure_says_nothing_of_one() -> None:
+    assert b"structure" not in encode(small_plan())
+    assert decode(encode(small_plan()), "plan.json").structure is UNSET
+
+
+def test_moves_come_back_as_they_went_out() -> None:
+    plan = decode(restructured(), "plan.json")
+    assert plan.structure is not UNSET
+    assert plan.structure.name == "chunk-2"
+    assert plan.structure.moves == ({"move": "chunk", "instructions": [4, 5], "parts": 2},)
+    assert decode(encode(plan), "plan.json") == plan
+    assert encode(plan) == encode(decode(encode(plan), "plan.json"))
+
+
+def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
+    own = small_plan()
+    structured = decode(restructured(), "plan.json")
+    chosen = msgspec.structs.replace(
+        structured, chosen="chunk-2", searched=plans.Searched(own.strategy, own.module_sha256)
+    )
+    assert encode(without_measurements(chosen)) == encode(without_measurements(own))
+    assert without_measurements(structured).structure == structured.structure
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (restructured(moves=[]), r"length >= 1.*structure\.moves"),
+        (restructured(moves=["chunk"]), r"structure\.moves\[0\]"),
+        (restructured(fingerprint="x"), r"structure\.fingerprint"),
+        (restructured(surprise=1), "unknown field `surprise`"),
+        (edited(structure=None), "structure"),
         (b"", "truncated"),
         (encode(small_plan())[:200], "expected a plan as JSON"),
         (b"\xff\xfe\x00", "expected a plan as JSON"),

@@ -1,0 +1,114 @@
+"""Reduce-scatters and all-gathers of one array as transfers of a plan, as XLA:GPU writes them."""
+
+from __future__ import annotations
+
+from jaxlib import _hlo
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.executed import executed_difference
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.verify import verify
+
+CONFIG = 'backend_config={"operation_queue_id":"0"}'
+STEP = f"""
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+%scattering (s: f32[8,4]) -> f32[4,4] {{
+  %s = f32[8,4]{{1,0}} parameter(0)
+  ROOT %reduce-scatter.1 = f32[4,4]{{1,0}} reduce-scatter(%s), channel_id=1, replica_groups={{{{0,1}}}},
+    use_global_device_ids=true, dimensions={{0}}, to_apply=%add
+}}
+
+%negated (p0: f32[8,4]) -> f32[8,4] {{
+  %p0 = f32[8,4]{{1,0}} parameter(0)
+  ROOT %negate.1 = f32[8,4]{{1,0}} negate(%p0)
+}}
+
+%shard (p1: f32[4,4]) -> f32[4,4] {{
+  %p1 = f32[4,4]{{1,0}} parameter(0)
+  ROOT %tanh.1 = f32[4,4]{{1,0}} tanh(%p1)
+}}
+
+%beside (p2: f32[8,4]) -> f32[8,4] {{
+  %p2 = f32[8,4]{{1,0}} parameter(0)
+  ROOT %abs.1 = f32[8,4]{{1,0}} abs(%p2)
+}}
+
+ENTRY %main (x: f32[8,4]) -> (f32[8,4], f32[8,4]) {{
+  %x = f32[8,4]{{1,0}} parameter(0)
+  %first = f32[8,4]{{1,0}} fusion(%x), kind=kLoop, calls=%negated, {CONFIG}
+  %start = ((f32[8,4]{{1,0}}), f32[4,4]{{1,0}}) async-start(%first), calls=%scattering
+  %other = f32[8,4]{{1,0}} fusion(%x), kind=kLoop, calls=%beside, {CONFIG}
+  %scattered = f32[4,4]{{1,0}} async-done(%start)
+  %mine = f32[4,4]{{1,0}} fusion(%scattered), kind=kLoop, calls=%shard, {CONFIG}
+  %gathered = f32[8,4]{{1,0}} all-gather(%mine), channel_id=2, replica_groups={{{{0,1}}}},
+    use_global_device_ids=true, dimensions={{0}}
+  ROOT %out = (f32[8,4]{{1,0}}, f32[8,4]{{1,0}}) tuple(%gathered, %other)
+}}
+"""
+
+
+def step() -> CanonicalModule:
+    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+
+
+def test_each_is_a_transfer_in_a_bucket_of_its_own() -> None:
+    source = step()
+    graph = source.graph
+    moved = {graph.nodes[node].opcode: graph.transfer_bytes(node) for node in graph.all_reduces}
+    assert graph.backend == "gpu"
+    assert moved == {"reduce-scatter": 64, "all-gather": 64}  # half of 8 x 4 floats
+    assert all(graph.nodes[node].kind is Kind.ALL_REDUCE for node in graph.all_reduces)
+    assert sorted(read(source).buckets, key=str) == sorted(one_bucket(graph).buckets, key=str)
+    assert len(one_bucket(graph).buckets) == 2
+
+
+def test_xlas_own_order_is_read_and_another_can_be_written() -> None:
+    source = step()
+    xla = read(source)
+    scatter, gather = (
+        next(
+            f"b{i}"
+            for i, b in enumerate(xla.buckets)
+            if source.graph.nodes[b.all_reduces[0]].opcode == opcode
+        )
+        for opcode in ("reduce-scatter", "all-gather")
+    )
+    kernels = [token for token in xla.order if "." not in token]
+    negated, beside, shard = kernels
+    assert xla.order == (
+        negated, f"{scatter}.start", beside, f"{scatter}.done", shard, f"{gather}.start", f"{gather}.done",
+    )  # fmt: skip
+    for strategy in (xla, unfused(source.graph)):
+        written = apply(strategy, source)
+        verify(source, written, strategy)
+        assert executed_difference(written, written) is None
+    late = (
+        negated,
+        f"{scatter}.start",
+        f"{scatter}.done",
+        shard,
+        f"{gather}.start",
+        beside,
+        f"{gather}.done",
+    )
+    moved = type(xla)(xla.groups, xla.buckets, late)
+    verify(source, apply(moved, source), moved)
+
+
+def test_they_never_share_a_bucket() -> None:
+    graph = step().graph
+    first, second = graph.all_reduces
+    assert graph.nodes[first].collective != graph.nodes[second].collective
+    assert len({graph.nodes[node].collective for node in graph.all_reduces}) == 2
+    assert Bucket((first, second)) not in one_bucket(graph).buckets
