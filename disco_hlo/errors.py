@@ -17,6 +17,10 @@ class IllegalStrategyError(PlanError):
     """A strategy asks for a rewrite that XLA could not execute correctly."""
 
 
+class IllegalMoveError(PlanError):
+    """A structural move would change what the module computes, or does not fit it."""
+
+
 class ProfileError(DiscoError):
     """A profile or trace is missing, malformed, or was taken on another device."""
 

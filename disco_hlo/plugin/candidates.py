@@ -32,6 +32,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import Restructured
 
 DEFAULT = "XLA default"
 _RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
@@ -51,6 +52,8 @@ class Trial:
     module: bytes = b""
     marks: PlanSlot | None = None
     """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
+    restructured: Restructured | None = None
+    """What the strategy is for, where it is not the step with the structure XLA gives it."""
     executable: Any = None
     runner: Runner | None = None
     times_ns: list[int] = field(default_factory=list)
@@ -68,6 +71,15 @@ class Trial:
             return 0
         low, _, high = statistics.quantiles(self.times_ns, n=4)
         return int((high - low) / 2)
+
+    def source(self, whole: CanonicalModule) -> CanonicalModule:
+        """The module whose nodes the strategy speaks of; ``whole`` is the step as XLA has it."""
+        return whole if self.restructured is None else self.restructured.source
+
+    @property
+    def structure(self) -> bytes | None:
+        """What takes the place of the step's early module."""
+        return None if self.restructured is None else self.restructured.early
 
 
 def ratio_to(trial: Trial, reference: Trial) -> float:
@@ -112,7 +124,7 @@ def compile_trials(
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
     alone = any(trial.marks is not None and trial.marks.suspects() for trial in waiting)
-    with ThreadPoolExecutor(1 if alone else _compilers(session), "disco-compile") as pool:
+    with ThreadPoolExecutor(1 if alone else compiles_at_once(session), "disco-compile") as pool:
         failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
@@ -134,7 +146,7 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
     mine, why = None, ""
     if session.leads:
         try:
-            mine = PlanBytes(b"{}", apply(trial.strategy, source))
+            mine = PlanBytes(b"{}", apply(trial.strategy, trial.source(source)))
             banned = trial.marks.is_banned(mine.module_sha256) if trial.marks is not None else ""
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except DiscoError as error:
@@ -146,7 +158,7 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
         trial.module, trial.error = sent.module, ""
 
 
-def _compilers(session: Session) -> int:
+def compiles_at_once(session: Session) -> int:
     """How many compiles of a large module at once: each takes a core and some gigabytes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _COMPILES_AT_ONCE) if session.channel.size == 1 else 1
@@ -160,10 +172,13 @@ def _compile(
         if trial.strategy is None:
             trial.executable = jaxlink.compile_module(session.request, None, extra_options)
             return None
-        trial.module = local_module(source, trial.strategy, trial.module)
-        verify(source, trial.module, trial.strategy)
+        own = trial.source(source)
+        trial.module = local_module(own, trial.strategy, trial.module)
+        verify(own, trial.module, trial.strategy)
         with marked(session, trial):
-            trial.executable = jaxlink.compile_module(session.request, trial.module, extra_options)
+            trial.executable = jaxlink.compile_module(
+                session.request, trial.module, extra_options, trial.structure
+            )
     except Exception as error:
         return error
     return None

@@ -20,6 +20,7 @@ from disco_hlo.plan.store import DEFAULT_NAME
 from disco_hlo.plugin.capture_record import FORMAT, RECORD_NAME, UNFUSED_NAME, VERSION, CaptureRecord, encode
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.session import Session, join, versions
 from disco_hlo.plugin.settings import Settings
@@ -55,7 +56,8 @@ def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:
 def _profile(session: Session, step: Step) -> Profile | None:
     """Measured times on rank 0, where they can be had."""
     try:
-        profiled = profile_step(session, step.source, read(step.source), None)
+        with measured_times(session) as store:
+            profiled = profile_step(session, step.source, read(step.source), store)
     except DiscoError as error:
         session.say("the step is captured without measured times: %s", one_line(error))
         return None

@@ -11,6 +11,8 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
 from disco_hlo.errors import ActivationError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -20,12 +22,14 @@ from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import calls_python
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.structure import enacted
 
 _NO_PLAN = "there is no plan for it in"
 
@@ -37,6 +41,8 @@ class Proposed:
     plan: Plan | None
     module: bytes
     reason: str
+    structure: bytes | None = None
+    """What takes the place of the step's early module, where the plan changes the step's structure."""
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
@@ -77,8 +83,12 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
         _check_target(session, step.source, plan)
-        module = _own_module(step.source, plan, received)
-        return Proposed(plan, module, "")
+        restructured = None
+        if plan.structure is not UNSET and plan.chosen != DEFAULT:
+            restructured = enacted(session.request, plan.structure)
+        source = step.source if restructured is None else restructured.source
+        module = _own_module(source, plan, received)
+        return Proposed(plan, module, "", None if restructured is None else restructured.early)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
 
@@ -133,13 +143,13 @@ def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> 
     assert proposed.plan is not None
     plan = proposed.plan
     say = LOGGER.debug if step.again else session.say
-    if plan.chosen == "XLA default":
+    if plan.chosen == DEFAULT:
         say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
         return None
     digest = hashlib.sha256(proposed.module).hexdigest()
     try:
         with session.stage("enact"), _guarded(session, slot, digest):
-            executable = jaxlink.compile_module(session.request, proposed.module)
+            executable = jaxlink.compile_module(session.request, proposed.module, None, proposed.structure)
     except ActivationError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
@@ -158,8 +168,10 @@ def describe(plan: Plan) -> str:
     """What a plan promises, in half a line."""
     strategy = plan.strategy
     shape = f"{len(strategy.groups)} op groups, {len(strategy.buckets)} all-reduce buckets"
+    if plan.structure is not UNSET:
+        shape = f"{plan.structure.name}, {shape}"
     times = {one.name: one.median_ns for one in plan.measured.candidates} if plan.measured else {}
-    default, chosen = times.get("XLA default", 0), times.get(plan.chosen, 0)
+    default, chosen = times.get(DEFAULT, 0), times.get(plan.chosen, 0)
     if not default or not chosen:
         return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
     return f"{shape}, {default / chosen:.2f}x faster when measured"

@@ -1,4 +1,7 @@
-"""The HLO hook's callback: what XLA calls with every module it is about to turn into code.
+"""The HLO hook's callbacks: what XLA calls with every module it is about to turn into code.
+
+There are two stages: a module comes once early, before XLA fuses, combines and orders (on GPU; on CPU that
+is over by then unless the passes are off), and once scheduled, just before code generation.
 
 It acts on the modules of our own compiles and leaves every other module alone. XLA may call it on another
 thread than the one that compiles, so the module's name decides. Where several compiles of one name are under
@@ -26,10 +29,17 @@ class OwnCompile:
     """What the hook shall do with the module of one compile of ours, and what it saw."""
 
     replacement: bytes | None = None
-    """Module to put in the place of XLA's; None leaves XLA's."""
+    """Scheduled module to put in the place of XLA's; None leaves XLA's."""
     stop: bool = False
-    """End the compile once the module has been seen."""
+    """End the compile once the scheduled module has been seen."""
     seen: bytes | None = None
+    """The scheduled module as XLA had it."""
+    structure: bytes | None = None
+    """Early module to put in the place of XLA's; None leaves XLA's."""
+    stop_early: bool = False
+    """End the compile once the early module has been seen."""
+    seen_early: bytes | None = None
+    """The early module as XLA had it."""
     interrupt: BaseException | None = None
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
 
@@ -41,7 +51,8 @@ _numbers = itertools.count(1)
 
 
 def on_module(module: bytes) -> bytes | None:
-    """The callback: a serialized HloModuleProto in; the module to run instead, or None for the one that came.
+    """The callback of the late stage: a serialized, scheduled HloModuleProto in; the module to run instead, or
+    None for the one that came.
 
     Raises:
         CapturedError: the compile was made only to see the module.
@@ -49,11 +60,34 @@ def on_module(module: bytes) -> bytes | None:
     own = _own_compiles.get(module_name(module)) if _own_compiles else None
     if own is None:
         return None
-    try:
+    with _kept_interrupt(own):
         own.seen = module
         if own.stop:
             raise CapturedError("module recorded, nothing more to compile")
         return own.replacement
+
+
+def on_early_module(module: bytes) -> bytes | None:
+    """The callback of the early stage: a serialized HloModuleProto without a schedule in; the module to go on
+    with instead, or None for the one that came.
+
+    Raises:
+        CapturedError: the compile was made only to see the module.
+    """
+    own = _own_compiles.get(module_name(module)) if _own_compiles else None
+    if own is None:
+        return None
+    with _kept_interrupt(own):
+        own.seen_early = module
+        if own.stop_early:
+            raise CapturedError("early module recorded, nothing more to compile")
+        return None if own.structure is None else named(own.structure, module_name(module))
+
+
+@contextlib.contextmanager
+def _kept_interrupt(own: OwnCompile) -> Iterator[None]:
+    try:
+        yield
     except CapturedError:
         raise
     except BaseException as error:

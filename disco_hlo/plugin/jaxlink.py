@@ -5,7 +5,9 @@ Three things of stock JAX are used, without a fork:
 * ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
   through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler.
 * the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
-  replace it. It does nothing except during a compile made here.
+  replace it. It does nothing except during a compile made here. Where the structure of a step is to change, it
+  is also registered at stage PRE_SCHEDULER: on GPU after sharding and before layouts and fusion, on CPU after
+  the last pass, so that there the fusing and combining passes are off for such compiles alone.
 * ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows
   nothing of hooks.
 
@@ -46,8 +48,23 @@ _REQUEST_ARGUMENTS = (
     "host_callbacks",
     "executable_devices",
 )
+_EARLY = "PRE_SCHEDULER"
+_LATE = "POST_SCHEDULER"
+_CPU_PASSES_OFF = (
+    "fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"
+    "simplification after layout assignment"
+)
+"""What XLA:CPU does before its early stage, and what there would hide the ops that moves are about. The last must
+go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers are wrong
+(jax 0.10.2 to 0.12: ``einsum("bsd,dthe->btshe", x, w)`` with ``fusion,fusion-wrapper`` off)."""
+_GPU_COMBINERS = (
+    "xla_gpu_all_gather_combine_threshold_bytes",
+    "xla_gpu_all_reduce_combine_threshold_bytes",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes",
+)
+"""XLA:GPU's thresholds up to which it puts parts that shall travel apart together again."""
 _registering = threading.Lock()
-_registered: set[str] = set()
+_registered: set[tuple[str, str]] = set()
 _COMPILE_ARGUMENTS = ("backend", "module", "executable_devices", "options", "host_callbacks")
 
 
@@ -212,86 +229,153 @@ def _hook_extension() -> Any:
     return extension
 
 
-def _register_hook(backend: Any) -> None:
+def _register_hook(backend: Any, stage_name: str) -> None:
     """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
     platform = "cuda" if backend.platform == "gpu" else backend.platform
     with _registering:
-        if platform in _registered:
+        if (platform, stage_name) in _registered:
             return
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"platform {platform} is not supported: expected cpu or cuda")
         extension = _hook_extension()
-        stage = extension.PipelineStage.POST_SCHEDULER
+        stage = extension.PipelineStage[stage_name]
+        callback = hook.on_module if stage_name == _LATE else hook.on_early_module
+        # Each stage has a name of its own: early versions of the hook keep one callback per name.
+        name = _HOOK_NAME if stage_name == _LATE else f"{_HOOK_NAME}-structure"
         if platform == "cuda" and _jax_version() < (0, 11):
             import jaxlib._xla as _xla
 
-            _xla.register_xla_transform_c_api(backend, _HOOK_NAME, stage.value, hook.on_module)
+            _xla.register_xla_transform_c_api(backend, name, stage.value, callback)
         else:
-            extension.register_hlo_module_transformation(
-                hook.on_module, name=_HOOK_NAME, stage=stage, platforms=platform
-            )
-        _registered.add(platform)
+            extension.register_hlo_module_transformation(callback, name=name, stage=stage, platforms=platform)
+        _registered.add((platform, stage_name))
 
 
 # --- compiles of ours -----------------------------------------------------------------------------
 
 
-def capture(request: CompileRequest) -> bytes:
+def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
     """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
 
     The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
     depend on the request alone: the number XLA gives each module it compiles is left out.
 
+    Args:
+        structure: what to put in the place of the module that :func:`capture_structure` gives; what XLA makes
+            of that is captured.
+
     Raises:
         UnsupportedError: the hook was not called.
+        IllegalStrategyError: XLA refused ``structure``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
     """
-    own = OwnCompile(stop=True)
+    own = OwnCompile(stop=True, structure=structure)
     try:
         _own_compile(request, own, {})
-    except Exception:  # ending a compile from inside the hook is an XLA error; told apart below
+    except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart below
+        if own.seen is None and structure is not None and own.seen_early is not None:
+            raise IllegalStrategyError(
+                f"XLA refused the restructured {request.module_name}: {error}"
+            ) from error
         if own.seen is None:
             raise
     if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
+    _check_early_stage(request, own)
     return hook.named(hook.without_id(own.seen), request.module_name)
+
+
+def capture_structure(request: CompileRequest) -> bytes:
+    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on.
+
+    A serialized HloModuleProto without a schedule, of one device's part of the program (after sharding). The
+    compile is ended there.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
+    """
+    own = OwnCompile(stop_early=True)
+    try:
+        _own_compile(request, own, {})
+    except Exception:  # as in :func:`capture`
+        if own.seen_early is None:
+            raise
+    if own.seen_early is None:
+        raise UnsupportedError(_silent_hook(request))
+    return hook.named(hook.without_id(own.seen_early), request.module_name)
 
 
 def compile_module(
     request: CompileRequest,
     module: bytes | None,
     extra_options: Mapping[str, CompileOptionValue] | None = None,
+    structure: bytes | None = None,
 ) -> LoadedExecutable:
     """Compile the request past the persistent cache, with ``module`` in the place of XLA's own.
 
     ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
     ``extra_options`` are debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
+    ``structure`` takes the place of the early module, as in :func:`capture`.
 
     Raises:
         UnsupportedError: the hook was not called.
-        IllegalStrategyError: XLA refused ``module``.
+        IllegalStrategyError: XLA refused ``module`` or ``structure``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
     """
-    if module is None:
+    if module is None and structure is None:
         with hook.ordinary_compile(request.module_name):
             return _compile(request, request.mlir_module, extra_options or {})
-    own = OwnCompile(replacement=module)
+    return _compiled(request, OwnCompile(replacement=module, structure=structure), extra_options)
+
+
+def compile_seen(
+    request: CompileRequest,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+    structure: bytes | None = None,
+) -> tuple[LoadedExecutable, bytes]:
+    """Compile the request past the persistent cache as XLA would, and capture what it runs on the way.
+
+    Returns:
+        The executable, and what :func:`capture` gives.
+
+    Raises:
+        As :func:`compile_module`.
+    """
+    own = OwnCompile(structure=structure)
+    executable = _compiled(request, own, extra_options)
+    assert own.seen is not None
+    return executable, hook.named(hook.without_id(own.seen), request.module_name)
+
+
+def _compiled(
+    request: CompileRequest, own: OwnCompile, extra_options: Mapping[str, CompileOptionValue] | None
+) -> LoadedExecutable:
     try:
         executable = _own_compile(request, own, extra_options or {})
     except Exception as error:
-        if own.seen is None:
+        if own.seen is None and own.seen_early is None:
             raise
         raise IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}") from error
     if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
+    _check_early_stage(request, own)
     return executable
+
+
+def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:
+    if own.structure is not None and own.seen_early is None:
+        raise UnsupportedError(_silent_hook(request))
 
 
 def _own_compile(
     request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]
 ) -> LoadedExecutable:
     """Compile the request's module under a name that the hook knows as ours."""
-    _register_hook(request.backend)
+    _register_hook(request.backend, _LATE)
+    if own.structure is not None or own.stop_early:
+        _register_hook(request.backend, _EARLY)
+        extra = _early_options(request, extra)
     with hook.own_compile(request.module_name, own) as name:
         module = request.mlir_module if name == request.module_name else _renamed(request.stablehlo, name)
         try:
@@ -300,6 +384,19 @@ def _own_compile(
             if own.interrupt is not None:
                 raise own.interrupt from None
             raise
+
+
+def _early_options(
+    request: CompileRequest, extra: Mapping[str, CompileOptionValue]
+) -> Mapping[str, CompileOptionValue]:
+    """``extra`` for a compile with an early stage: what would undo or hide moves is off, as far as the user
+    says nothing else."""
+    users = dict(request.options.env_option_overrides)
+    if request.backend.platform != "cpu":
+        return {**{name: 0 for name in _GPU_COMBINERS if name not in users}, **extra}
+    option = "xla_disable_hlo_passes"
+    named_already = [str(place[option]) for place in (users, extra) if place.get(option)]
+    return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
 
 
 def _compile(

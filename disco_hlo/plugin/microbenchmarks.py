@@ -1,8 +1,8 @@
 """The few numbers of a device that no training step shows cleanly: bandwidth, flop rate, launch cost;
 and how a store keeps them, and what transfers and kernels cost each other.
 
-On a GPU a kernel's own time is measured apart from its launch, and command buffers launch it: there the
-launch cost is what lies between two kernels of a chain, not what one more link takes.
+A kernel's own time is measured apart from its launch (on GPU command buffers launch it): so the launch cost is
+what lies between two kernels of a chain, not what one more link takes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from disco_hlo.profiler.contention import launch_gap_ns
 from disco_hlo.profiler.profile import Contention, Link, OpTime
 
 _REPEATS = 7
+_ATTEMPTS = 4
 _LAUNCH, _MOVE, _COMPUTE = "device:launch", "device:2^30 bytes", "device:2^40 flops"
 """Keys under which a store of times keeps the constants: as times of a fixed amount of work."""
 _LINK = "link:"
@@ -38,13 +39,28 @@ _GPU_SIZES: Mapping[str, Sequence[int]] = {
     "chain_lengths": _CHAINS,
 }
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
+_GPU_CALLS = 8
 
 
-def measure_constants(session: Session) -> DeviceConstants:
-    """Constants of this process's first device of the step. Takes a second or two, on all ranks at once."""
+def measure_constants(session: Session) -> DeviceConstants | None:
+    """Constants of this process's first device of the step. Takes a second or two, on all ranks at once.
+
+    A disturbed measurement is repeated. On ranks other than 0, whose constants nobody reads, one that stays
+    disturbed is None.
+
+    Raises:
+        ProfileError: it stays disturbed.
+    """
     device = session.request.local_devices[0]
-    constants: DeviceConstants = in_clean_thread(lambda: _measure(device))
-    return constants
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            constants: DeviceConstants = in_clean_thread(lambda: _measure(device))
+            return constants
+        except ProfileError as error:  # other programs on the machine
+            LOGGER.debug("device constants: %s", error)
+            if not left and session.leads:
+                raise
+    return None
 
 
 def as_times(constants: DeviceConstants) -> dict[str, OpTime]:
@@ -104,6 +120,7 @@ def _measure(device: Any) -> DeviceConstants:
     import jax.numpy as jnp
 
     on_cpu = device.platform == "cpu"
+    calls = 1 if on_cpu else _GPU_CALLS
 
     def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -111,8 +128,11 @@ def _measure(device: Any) -> DeviceConstants:
         times = []
         for _ in range(_REPEATS):
             started = time.perf_counter_ns()
+            # Queued one behind the other, so that a busy host delays the device once, not with every call.
+            for _ in range(calls - 1):
+                compiled(*arguments)
             jax.block_until_ready(compiled(*arguments))
-            times.append(time.perf_counter_ns() - started)
+            times.append((time.perf_counter_ns() - started) // calls)
         return times
 
     def copy(size_bytes: int) -> Sequence[int]:
@@ -135,14 +155,12 @@ def _measure(device: Any) -> DeviceConstants:
 
         return timed(links, vector)
 
-    if on_cpu:
-        return device_constants(copy, matmul, chain, **_CPU_SIZES)
-    found = device_constants(copy, matmul, chain, **_GPU_SIZES)
+    found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
     return replace(found, launch_ns=_launch_ns(chain, found.launch_ns))
 
 
 def _launch_ns(chain: Callable[[int], Sequence[int]], otherwise_ns: int) -> int:
-    """Time between two kernels of a chain, command buffers on; of a link of it where no trace tells."""
+    """Time between two kernels (CPU: thunks) of a chain, command buffers on; of a link where no trace tells."""
 
     def run() -> None:
         chain(_CHAINS[-1])

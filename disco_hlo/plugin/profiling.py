@@ -14,22 +14,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import one_at_a_time, unfused
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.links import all_reduce_times, link_label
-from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.links import (
+    AFTER_COMPUTE,
+    REPEATS,
+    Chains,
+    TransferChains,
+    all_reduce_times,
+    all_reduce_times_in_steps,
+    link_label,
+    traced_transfers,
+)
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.microbenchmarks import (
     as_times,
     constants_in,
@@ -40,12 +49,13 @@ from disco_hlo.plugin.microbenchmarks import (
 )
 from disco_hlo.plugin.runner import Runner, memory
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.costs import fused_key, group_times
-from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times
+from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, scaled, stretch
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore, StepTime
@@ -69,6 +79,15 @@ class Profiled:
     """What was measured anew, for the log."""
 
 
+@dataclass
+class Kept:
+    """What one profiling of a step compiled, for another one of it: to see how a machine changes."""
+
+    trials: list[Trial] = field(default_factory=list)
+    chains: Chains = field(default_factory=dict)
+    constants: DeviceConstants | None = None
+
+
 def platform_of(session: Session) -> Platform:
     """What times measured in this session are valid for."""
     facts = session.facts
@@ -88,36 +107,51 @@ def profile_step(
     xla: Strategy,
     store: ProfileStore | None,
     marks: PlanSlot | None = None,
+    kept: Kept | None = None,
+    restructured: Restructured | None = None,
 ) -> Profiled | None:
     """Measure what ``store`` does not know yet; returns the profile on rank 0, None elsewhere.
 
     Args:
         marks: where rank 0 notes which module is being tried, so that one that kills the process is left
             out the next time.
+        kept: what an earlier profiling of the same step compiled (CPU), to be run again; filled in.
+        restructured: what ``source`` is, where it is not the step with the structure XLA gives it.
 
     Raises:
         UnsupportedError: the step cannot be run on made-up inputs.
         ProfileError: traces cannot be taken or make no sense.
     """
     platform = platform_of(session)
-    label = link_label() if session.facts.backend == "gpu" else ""
+    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = _Known(platform, link, store) if session.leads else None
     wanted = session.tell(known.lacks(source, xla) if known is not None else None, "to profile")
     if wanted["device"]:
         with session.stage("device constants"):
-            constants = measure_constants(session)
-        if known is not None:
+            constants = kept.constants if kept is not None else None
+            constants = constants or measure_constants(session)
+        if kept is not None:
+            kept.constants = constants
+        if known is not None and constants is not None:
             known.add_constants(constants)
     trials = _to_trace(session, source, xla, wanted, marks)
-    compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
-    taken = _trace(session, trials)
+    for trial in trials:
+        trial.restructured = restructured
+    if kept is not None and kept.trials:
+        trials = kept.trials
+    else:
+        compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
+    launch_ns = known.launch_ns if known is not None else 0
+    taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
+    if kept is not None:
+        kept.trials = trials
     if known is not None and wanted["ops"]:
         known.add_ops(source.graph.fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if known is not None and wanted["contention"]:
         known.add_contention(_slow_downs(taken), source.graph.fingerprint)
     if wanted["all-reduces"]:
-        swept = _sweep(session, wanted["all-reduces"])
+        swept = _sweep(session, wanted["all-reduces"], kept)
         if known is not None:
             known.add_sweep(swept)
     if known is None:
@@ -132,6 +166,8 @@ class _Known:
     def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
         self._platform, self._link, self._store = platform, link, store
         self._ops: dict[str, OpTime] = {}
+        self._unfused: dict[str, OpTime] = {}
+        """Times of whole unfused steps, by fingerprint."""
         self._points: tuple[SweepPoint, ...] = ()
         self._read()
 
@@ -173,14 +209,25 @@ class _Known:
         wanted = sweep_sizes(1 << 10, _largest_bytes(source), per_octave=1)
         return [size for size in wanted if size > known] if len(self._points) >= 3 else list(wanted)
 
+    @property
+    def launch_ns(self) -> int:
+        """Launch cost; 0 as long as the device's constants are not known."""
+        constants = constants_in(self._ops)
+        return 0 if constants is None else constants.launch_ns
+
     def add_constants(self, constants: DeviceConstants) -> None:
         self._add(as_times(constants))
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         self._add(times)
-        if self._store is not None and step_ns:
-            median = OpTime(int(statistics.median(step_ns)), 0, len(step_ns))
-            self._store.add_step(self._platform, fingerprint, StepTime(_UNFUSED_STEP, median))
+        if not step_ns:
+            return
+        middle = statistics.median(step_ns)
+        spread = statistics.median(abs(ns - middle) for ns in step_ns)
+        self._unfused[fingerprint] = OpTime(int(middle), int(spread), len(step_ns))
+        if self._store is not None:
+            time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
+            self._store.add_step(self._platform, fingerprint, time)
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         self._add(contention_as_times(contention, self._link, fingerprint))
@@ -209,8 +256,16 @@ class _Known:
             all_reduce=fit(self._points) if len(self._points) >= 3 else None,
             link=self._link,
             contention=contention_in(self._ops, self._link, fingerprint),
-            noise=constants.noise,
+            noise=self._noise(fingerprint, constants),
         )
+
+    def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
+        """From run to run of the whole step; where none was traced, of the device's constants."""
+        step = self._unfused.get(fingerprint)
+        if step is None and self._store is not None:
+            steps = self._store.steps(self._platform, fingerprint)
+            step = next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
+        return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
 
 
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
@@ -225,7 +280,7 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
 
 def _largest_bytes(source: CanonicalModule) -> int:
     """All gradients together: the largest bucket there could be."""
-    total = sum(source.graph.nodes[node].shape.size_bytes for node in source.graph.all_reduces)
+    total = sum(source.graph.transfer_bytes(node) for node in source.graph.all_reduces)
     return max(1 << 16, min(total, 1 << 30))
 
 
@@ -257,11 +312,13 @@ def _to_trace(
     if gpu:
         strategies = {name: one_at_a_time(source.graph, one) for name, one in strategies.items()}
     if wanted["contention"]:
-        strategies[_BESIDE] = replace(xla, order=())
+        strategies[_BESIDE] = beside_transfers(source.graph, xla)
     return [Trial(name, strategy, 0, marks=marks) for name, strategy in strategies.items()]
 
 
-def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
+def _trace(
+    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, keep: bool
+) -> dict[str, _Traced]:
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner: Runner | None = None
@@ -273,10 +330,11 @@ def _trace(session: Session, trials: Sequence[Trial]) -> dict[str, _Traced]:
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            times = _times(trial, trace) if trial.name != _BESIDE else {}
+            times = _times(source.graph, trial, trace, launch_ns) if trial.name != _BESIDE else {}
             name = module_name(jaxlink.read_executable(trial.executable))
         found[trial.name] = _Traced(trace, name, walls, times)
-        trial.executable = None
+        if not keep:
+            trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
     with session.stage("profile"):
         if session.leads and wanted_times and not _op_times(found):
@@ -294,7 +352,8 @@ def _slow_downs(taken: Mapping[str, _Traced]) -> Contention:
     if alone.trace is None or beside.trace is None:
         return _NO_CONTENTION
     found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name)
-    LOGGER.debug("contention: %s", found)
+    if found is None:
+        LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
     return found or _NO_CONTENTION
 
 
@@ -310,7 +369,7 @@ def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
     return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
 
 
-def traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
     """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
 
     Raises:
@@ -327,7 +386,7 @@ def traced(runner: Runner, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
     return tracing.read(trace), walls[-runs:]
 
 
-def _times(trial: Trial, taken: tracing.Trace) -> dict[str, OpTime]:
+def _times(graph: Graph, trial: Trial, taken: tracing.Trace, launch_ns: int) -> dict[str, OpTime]:
     executed = jaxlink.read_executable(trial.executable)
     written = canonicalize(executed)
     times = instruction_times(taken, written.graph.module_name, owners(executed))
@@ -336,15 +395,45 @@ def _times(trial: Trial, taken: tracing.Trace) -> dict[str, OpTime]:
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
+    if taken.backend == "cpu":
+        talks = {one.name for one in written.origins if _communicates(written, one)}
+        factor = stretch(taken, written.graph.module_name, talks, launch_ns, owners(executed))
+        LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
+        times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
-    return found | group_times(written.graph, trial.strategy.groups if trial.strategy else (), times)
+    # A plan's nodes are the source's: what is written may hold some of them twice.
+    return found | group_times(graph, trial.strategy.groups if trial.strategy else (), times)
 
 
-def _sweep(session: Session, sizes_bytes: Sequence[int]) -> tuple[SweepPoint, ...]:
+def _communicates(module: CanonicalModule, origin: Origin) -> bool:
+    return any(module.graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
+
+
+def _ranks_block(session: Session) -> bool:
+    """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
+    return session.facts.backend == "cpu" and session.facts.process_count > 1
+
+
+def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
+    request, seed = session.request, session.settings.seed
+    if _ranks_block(session):
+        with session.stage(f"all-reduces of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
+            found = all_reduce_times_in_steps(
+                request, sizes_bytes, seed, None if kept is None else kept.chains
+            )
+            return tuple(point_of(size, times) for size, times in found.items())
+    gpu = session.facts.backend == "gpu"
+    try:
+        if gpu:
+            with session.stage("all-reduces, traced"):
+                chains = TransferChains(request, sizes_bytes, seed)
+                trace, _ = traced(chains, REPEATS)
+                times = traced_transfers(trace, chains.sizes_bytes, REPEATS)
+                return tuple(point_of(size, taken) for size, taken in times.items())
+    except Exception as error:
+        session.say("all-reduces are timed by the host's clock, small ones badly: %s", one_line(error))
     points = []
     for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):
-            gpu = session.facts.backend == "gpu"
-            times = all_reduce_times(session.request, size, session.settings.seed, without_call=gpu)
-            points.append(point_of(size, times))
+            points.append(point_of(size, all_reduce_times(request, size, seed, without_call=gpu)))
     return tuple(points)

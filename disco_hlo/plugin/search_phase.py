@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from disco_hlo.activation.agree import Proposal, agree
-from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.errors import ActivationError, IllegalStrategyError, PlanError
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
@@ -27,44 +28,43 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_noise, ratio_to
+from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_to
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.enact_phase import enact
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import LOGGER, one_line, progress_wanted
+from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Interruption, Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.structure_search import Best, restructured_trials
 from disco_hlo.plugin.timelines import take_timelines
-from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.plugin.winner import winning
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import save as save_profile
-from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
 from disco_hlo.search.warm import warm_up
-from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
 
 PROFILE_NAME = "profile.json"
-STORE_NAME = "profile.sqlite"
 MEASURE_BUDGET_S = 40.0
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
 NO_FUSION = "no fusion"
 ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
+OUR_ORDER = "our order, XLA's op fusion and buckets"
+"""Where transfers run beside kernels their order alone gains, and nothing but it is changed."""
 PLAN = plans.SEARCHED
-MINIMUM_GAIN = 0.01
-"""A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     source = step.source
     xla = read(source)
     started = time.monotonic()
-    with _profile_store(session) as store:
+    with measured_times(session) as store:
         profiled = profile_step(session, source, xla, store, slot)
     profile_s = time.monotonic() - started
     interruption = Interruption()
@@ -129,14 +129,16 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if profiled is not None:
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
         with session.stage("search", takes_s=session.settings.budget_s + AROUND_SEARCH_S):
-            found = (
-                _find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
-            )
+            found = find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
         trials = _trials(session, found, slot)
+        if not session.tell(bool(interruption), "interrupted"):
+            with measured_times(session) as store:
+                trials += restructured_trials(session, step, slot, store, _best(found))
         started = time.monotonic()
         complete = _measure(session, step, trials, interruption)
     seconds = (profile_s, time.monotonic() - started)
-    winner = trials[session.tell(_winner(trials) if session.leads and complete else 0, "winner")]
+    forced = session.settings.forced_structure
+    winner = trials[session.tell(_chosen(trials, forced) if session.leads and complete else 0, "winner")]
     saved = False
     if found is not None and complete:
         saved = _save(session, step, slot, found, trials, winner, seconds)
@@ -157,27 +159,11 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     return executable
 
 
-@contextlib.contextmanager
-def _profile_store(session: Session) -> Iterator[ProfileStore | None]:
-    """The directory's store of measured times, on rank 0; a store that cannot be opened is done without."""
-    if not session.leads:
-        yield None
-        return
-    try:
-        session.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        store = ProfileStore(session.settings.directory / STORE_NAME)
-    except (DiscoError, OSError) as error:
-        LOGGER.warning("measured times are not kept: %s", error)
-        yield None
-        return
-    with store:
-        yield store if store.writable else None
-
-
 # --- search, on rank 0 ----------------------------------------------------------------------------
 
 
-def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: Interruption) -> Found:
+def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: Interruption) -> Found:
+    """Search and name what to measure; of ``session`` only the settings and the voice are used."""
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, [graph]), machine_of(profile)
     started = time.monotonic()
@@ -200,11 +186,9 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
     )  # fmt: skip
     plain = unfused(graph)
     lonely = with_order(graph, plain, costs, machine)
-    trials: list[tuple[str, Strategy | None, int]] = [
-        (DEFAULT, None, default.makespan_ns),
-        (NO_FUSION, lonely.strategy, lonely.predicted_ns),
-    ]
+    trials: list[tuple[str, Strategy | None, int]] = [(DEFAULT, None, default.makespan_ns)]
     for name, strategy in (
+        (OUR_ORDER, replace(xla, order=())) if machine.asynchronous else (NO_FUSION, plain),
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
     ):
@@ -213,7 +197,9 @@ def _find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: I
             trials.append((name, baseline.strategy, baseline.predicted_ns))
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
-    limit = _bound(step, xla, best.strategy, costs, machine, profile)
+    kernels = (xla.groups, best.strategy.groups)
+    limits = [bound_of_kernels(graph, groups, costs, machine, pieces_of(profile)) for groups in kernels]
+    limit = min(limits, key=lambda one: one.makespan_ns)
     prediction = plans.Prediction(
         plan_ns=best.predicted_ns,
         default_ns=default.makespan_ns,
@@ -236,22 +222,16 @@ def _search_settings(settings: Settings) -> SearchSettings:
     )
 
 
-def _bound(
-    step: Step, xla: Strategy, plan: Strategy, costs: MeasuredCosts, machine: MachineModel, profile: Profile
-) -> Bound:
-    """The lower of the bounds over the plan's kernels and over XLA's."""
-    graph = step.source.graph
-    pieces = pieces_of(profile)
-    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
-    least = 0 if pieces is None else least_communication_ns(sizes, pieces, machine)
-    found = [
-        bound(build(graph, unfused(graph, groups), costs, machine).problem, least, machine.asynchronous)
-        for groups in (xla.groups, plan.groups)
-    ]
-    return min(found, key=lambda one: one.makespan_ns)
-
-
 # --- finalists, on all ranks ----------------------------------------------------------------------
+
+
+def _best(found: Found | None) -> Best | None:
+    """The search's first, and XLA's default in the same prediction."""
+    if found is None:
+        return None
+    plan = next(strategy for name, strategy, _ in found.trials if name == PLAN)
+    assert plan is not None
+    return Best(plan, found.prediction.plan_ns, found.profile)
 
 
 def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial]:
@@ -284,25 +264,12 @@ def _measure(session: Session, step: Step, trials: Sequence[Trial], interruption
     return True
 
 
-def _winner(trials: Sequence[Trial]) -> int:
-    """Index of the fastest trial; XLA's default unless something beats it beyond the noise.
-
-    Trials that the measurement cannot tell from the fastest count as equal; of those the one that
-    was predicted fastest wins, which the clock does not decide.
-    """
-    default = trials[0]
-    measured = [i for i, trial in enumerate(trials) if trial.times_ns and not trial.error]
-    if 0 not in measured:
-        return 0
-    best = min(measured, key=lambda i: ratio_to(trials[i], default))
-    if ratio_to(trials[best], default) > 1 - max(MINIMUM_GAIN, ratio_noise(trials[best], default)):
-        return 0
-    level = [
-        i
-        for i in measured
-        if i and ratio_to(trials[i], trials[best]) <= 1 + ratio_noise(trials[i], trials[best])
-    ]
-    return min(level or [best], key=lambda i: (trials[i].predicted_ns, i))
+def _chosen(trials: Sequence[Trial], forced: str | None) -> int:
+    """Index of the trial that is ``forced`` by its name, if it ran; else of the winner."""
+    for i, trial in enumerate(trials):
+        if forced is not None and trial.name == forced and trial.times_ns and not trial.error:
+            return i
+    return winning(trials)
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -378,7 +345,7 @@ def _write(
 ) -> None:
     source, facts = step.source, session.facts
     strategy = winner.strategy if winner.strategy is not None else read(source)
-    module = winner.module or apply(strategy, source)
+    module = winner.module or apply(strategy, winner.source(source))
     plan = plans.Plan(
         format=plans.FORMAT,
         version=plans.VERSION,
@@ -399,6 +366,7 @@ def _write(
         notes=_notes(step, winner, trials),
         measured=_measured(found, trials, seconds),
         searched=_searched_instead(trials, winner),
+        structure=UNSET if winner.restructured is None else winner.restructured.record,
     )
     slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
     save_profile(found.profile, slot.path / PROFILE_NAME)
@@ -464,6 +432,8 @@ def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...
         notes.append(
             "Nothing found beats XLA's default beyond the measurement's noise; this plan is XLA's default."
         )
+    if winner.restructured is not None:
+        notes.append(f"The plan changes the step's structure: {winner.restructured.record.name}.")
     if not jaxlink.keeps_donation():
         notes.append("This version of jax loses buffer donation in a rewritten step.")
     loops = sum(node.opcode == "while" for node in step.source.graph.nodes)

@@ -39,8 +39,11 @@ def facts_of(graph: Graph, device_count: int) -> ModuleFacts:
     return ModuleFacts(
         name=graph.module_name,
         device_count=device_count,
-        computed_all_reduce_count=sum(_is_computed(graph, node) for node in graph.all_reduces),
-        all_reduce_bytes=sum(graph.nodes[node].shape.size_bytes for node in graph.all_reduces),
+        computed_all_reduce_count=sum(
+            graph.nodes[node].opcode != "all-gather" and _is_computed(graph, node)
+            for node in graph.all_reduces
+        ),
+        all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
         instruction_count=len(graph),
     )
 

@@ -54,6 +54,14 @@ class Settings:
     """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
     channel: str = "auto"
     """``DISCO_CHANNEL``: mpi, kv (``jax.distributed``), or auto."""
+    structure: str = "auto"
+    """``DISCO_STRUCTURE``: auto tries schedules where communication inside the layer stays exposed; off never
+    does; the name of a schedule takes that one, whatever the clock says."""
+
+    @property
+    def forced_structure(self) -> str | None:
+        """The schedule that ``DISCO_STRUCTURE`` names, if it names one."""
+        return None if self.structure in ("auto", "off") else self.structure
 
     def names(self, module_name: str) -> bool:
         """Whether ``DISCO_MODULE`` names this module."""
@@ -153,6 +161,12 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9, -]{0,63}", text):
+        raise ValueError
+    return text
+
+
 _FIELDS = {
     "dir": "directory",
     "log": "log_level",
@@ -165,6 +179,7 @@ _FIELDS = {
     "patience": "patience",
     "timeout_s": "timeout_s",
     "channel": "channel",
+    "structure": "structure",
 }
 _READERS: dict[str, Callable[[str], object]] = {
     "dir": lambda text: Path(text).expanduser(),
@@ -178,6 +193,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "patience": _integer(1, 1_000_000_000),
     "timeout_s": _number(0.0, above=True),
     "channel": _one_of(_CHANNELS),
+    "structure": _name,
 }
 _EXPECTED = {
     "dir": "a directory",
@@ -191,4 +207,5 @@ _EXPECTED = {
     "patience": "a whole number, 1 or more",
     "timeout_s": "a number of seconds above 0",
     "channel": f"one of {', '.join(_CHANNELS)}",
+    "structure": "auto, off, or the name of a schedule",
 }

@@ -45,7 +45,10 @@ def _with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequen
     options = profiling_options(session)
     if not options:
         return trials
-    again = [Trial(one.name, one.strategy, one.predicted_ns, marks=one.marks) for one in trials]
+    again = [
+        Trial(one.name, one.strategy, one.predicted_ns, marks=one.marks, restructured=one.restructured)
+        for one in trials
+    ]
     compile_trials(session, step.source, again, tag="timelines", extra_options=options)
     for trial in again:
         if trial.error:

@@ -21,11 +21,12 @@ LAYERS = 2
 WIDTH = 32
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--kind", choices=["jit", "shard_map", "pmap", "no_all_reduce"], default="jit")
+parser.add_argument("--kind", choices=["jit", "shard_map", "pmap", "no_all_reduce", "tensor"], default="jit")
 parser.add_argument("--batch", type=int, default=4, help="rows per device")
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--last-batch", type=int, help="rows per device in the last step, if others")
 args = parser.parse_args()
+TENSOR = args.kind == "tensor"
 
 rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
 size = os.environ.get("TRAIN_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
@@ -40,13 +41,20 @@ def loss_of(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
+def tensor_loss_of(params, x, y):
+    """The layers' inner width split over the devices (see `tensor` below): an all-reduce inside each layer."""
+    for layer in range(LAYERS):
+        x = x + jnp.tanh(x @ params[f"w{layer}"]) @ params[f"v{layer}"] + params[f"b{layer}"]
+    return jnp.mean((x - y) ** 2)
+
+
 def updated(params, momentum, gradients):
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
 
 
 def train_step(params, momentum, x, y):
-    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+    loss, gradients = jax.value_and_grad(tensor_loss_of if TENSOR else loss_of)(params, x, y)
     return *updated(params, momentum, gradients), loss
 
 
@@ -67,6 +75,10 @@ def lonely_step(params, momentum, x, y):
 rng = np.random.default_rng(0)
 params = {f"w{i}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5 for i in range(LAYERS)}
 params |= {f"b{i}": np.zeros(WIDTH, np.float32) for i in range(LAYERS)}
+if TENSOR:
+    params |= {
+        f"v{i}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5 for i in range(LAYERS)
+    }
 momentum = jax.tree.map(np.zeros_like, params)
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -80,7 +92,7 @@ def batch(number):
     x = rng.normal(size=(rows * jax.device_count(), WIDTH)).astype(np.float32)
     y = np.tanh(x[:, ::-1])
     mine = slice(first * rows, (first + jax.local_device_count()) * rows)
-    return x[mine], y[mine]
+    return (x, y) if TENSOR else (x[mine], y[mine])
 
 
 if args.kind == "pmap":
@@ -88,6 +100,12 @@ if args.kind == "pmap":
     devices = jax.local_device_count()
     params, momentum = jax.tree.map(lambda leaf: np.stack([leaf] * devices), (params, momentum))
     place = lambda leaf: leaf.reshape(devices, args.batch, WIDTH)  # noqa: E731
+elif TENSOR:
+    place = partial(jax.device_put, device=whole)
+    tensor = {"w": NamedSharding(mesh, PartitionSpec(None, "data")), "v": split, "b": whole}
+    shardings = {name: tensor[name[0]] for name in params}
+    params, momentum = jax.device_put((params, momentum), (shardings, shardings))
+    train = jax.jit(train_step, donate_argnums=(0, 1), out_shardings=(shardings, shardings, whole))
 else:
     place = partial(jax.make_array_from_process_local_data, split)
     params, momentum = jax.device_put((params, momentum), whole)

@@ -113,3 +113,30 @@ def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
     with pytest.raises(ValueError, match="refused"):
         refused()
     assert hook.on_module(hook.named(STEP, names[0])) is None
+
+
+def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under() -> None:
+    own = OwnCompile(structure=hook.named(STEP, "jit_other"))
+    with hook.own_compile("jit_step", own):
+        assert hook.on_early_module(b"\x0a\x05jit_x") is None
+        assert hook.on_early_module(STEP) == STEP
+        assert own.seen_early == STEP
+        assert own.seen is None
+        assert hook.on_module(STEP) is None
+    assert hook.on_early_module(STEP) is None
+
+
+def test_a_capture_at_the_early_stage_ends_the_compile_there() -> None:
+    own = OwnCompile(stop_early=True)
+    with hook.own_compile("jit_step", own) as name, pytest.raises(CapturedError):
+        hook.on_early_module(hook.named(STEP, name))
+    assert own.seen_early is not None
+    assert own.seen is None
+
+
+def test_a_capture_of_the_scheduled_module_lets_the_early_one_pass() -> None:
+    own = OwnCompile(stop=True)
+    with hook.own_compile("jit_step", own):
+        assert hook.on_early_module(STEP) is None
+        with pytest.raises(CapturedError):
+            hook.on_module(STEP)

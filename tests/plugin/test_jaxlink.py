@@ -244,6 +244,113 @@ def test_an_interrupt_inside_the_hook_stays_an_interrupt(
     assert float(jax.jit(interrupted)(1.0)) == -1.0
 
 
+# --- the early stage ------------------------------------------------------------------------------
+
+
+def test_the_early_module_has_no_schedule_and_no_fusion_and_is_the_same_each_time(
+    compile_with: CompileWith,
+) -> None:
+    captured: list[bytes] = []
+
+    def handle(request: CompileRequest) -> None:
+        captured.extend(jaxlink.capture_structure(request) for _ in range(2))
+        captured.append(jaxlink.capture(request, captured[0]))
+
+    def see_early(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x) * 2 + jnp.negative(x)
+
+    compile_with("see_early", handle)
+    jax.jit(see_early)(jnp.ones((8, 8)))
+    early, again, scheduled = captured
+    assert early == again
+    assert proto.parse(early).name == "jit_see_early"
+    assert len(proto.parse(early).schedule.sequences) == 0
+    assert {"tanh", "negate", "multiply", "add"} <= set(opcodes(early))
+    assert "fusion" not in opcodes(early)
+    assert len(proto.parse(scheduled).schedule.sequences) >= 1
+
+
+def test_xla_goes_on_with_the_early_module_it_is_given_and_others_are_left_alone(
+    compile_with: CompileWith,
+) -> None:
+    seen: list[bytes] = []
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        changed = exchange_opcode(jaxlink.capture_structure(request), "negate", "cosine")
+        executable, scheduled = jaxlink.compile_seen(request, structure=changed)
+        seen.extend([scheduled, jaxlink.capture(request, changed), jaxlink.capture(request)])
+        return executable
+
+    def early_cosine(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("early_cosine", handle)
+    np.testing.assert_array_equal(jax.jit(early_cosine)(jnp.zeros(4)), np.ones(4, np.float32))
+    np.testing.assert_array_equal(jax.jit(lambda x: -x)(jnp.ones(4)), -np.ones(4, np.float32))
+    assert ["cosine" in opcodes(one) for one in seen] == [True, True, False]
+    assert seen[0] == seen[1]
+
+
+def test_both_stages_can_be_replaced_in_one_compile(compile_with: CompileWith) -> None:
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        early = exchange_opcode(jaxlink.capture_structure(request), "negate", "cosine")
+        late = exchange_opcode(jaxlink.capture(request, early), "cosine", "abs")
+        return jaxlink.compile_module(request, late, None, early)
+
+    def twice_replaced(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("twice_replaced", handle)
+    np.testing.assert_array_equal(jax.jit(twice_replaced)(-jnp.ones(4)), np.ones(4, np.float32))
+
+
+def test_an_early_module_xla_refuses_is_an_illegal_strategy(compile_with: CompileWith) -> None:
+    def handle(request: CompileRequest) -> None:
+        broken = exchange_opcode(jaxlink.capture_structure(request), "negate", "dot")
+        for use in (jaxlink.capture, lambda r, s: jaxlink.compile_module(r, None, None, s)):
+            with pytest.raises(IllegalStrategyError, match="XLA refused the re"):
+                use(request, broken)
+
+    def early_broken(x: jax.Array) -> jax.Array:
+        return -x
+
+    asked = compile_with("early_broken", handle)
+    np.testing.assert_array_equal(jax.jit(early_broken)(jnp.ones(4)), -np.ones(4, np.float32))
+    assert len(asked) == 1
+
+
+def test_the_passes_that_the_user_turned_off_stay_off(compile_with: CompileWith) -> None:
+    found: list[bool] = []
+
+    def handle(request: CompileRequest) -> None:
+        options = jaxlink._early_options(request, {"xla_disable_hlo_passes": "dce"})
+        passes = str(options["xla_disable_hlo_passes"]).split(",")
+        found.append(passes[:2] == ["cse", "dce"] and "fusion-wrapper" in passes)
+
+    def passes_off(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("passes_off", handle)
+    jax.jit(passes_off, compiler_options={"xla_disable_hlo_passes": "cse"})(jnp.ones(4))
+    assert found == [True]
+
+
+def test_a_matmul_between_layouts_computes_the_same_without_fusion(compile_with: CompileWith) -> None:
+    """With ``fusion`` and ``fusion-wrapper`` off, XLA:CPU's simplifier dropped the copies around this one."""
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        return jaxlink.compile_module(request, None, None, jaxlink.capture_structure(request))
+
+    def relaid(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum("bsd,dthe->btshe", x, w)
+
+    compile_with("relaid", handle)
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(4, 16, 32)), random.normal(size=(32, 3, 4, 8))
+    found = jax.jit(relaid)(x.astype(np.float32), w.astype(np.float32))
+    np.testing.assert_allclose(found, np.einsum("bsd,dthe->btshe", x, w), rtol=1e-4, atol=1e-4)
+
+
 # --- interception ---------------------------------------------------------------------------------
 
 

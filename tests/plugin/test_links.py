@@ -8,10 +8,20 @@ import jax
 import numpy as np
 import pytest
 from disco_hlo.profiler.profile import Contention, Link
+from disco_hlo.profiler.trace import Execution, Trace
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.jaxlink import CompileRequest, Handler
-from disco_hlo.plugin.links import REPEATS, all_reduce_times, link_label
+from disco_hlo.plugin.links import (
+    REPEATS,
+    TRACED_CHAIN,
+    _added_ns,
+    all_reduce_times,
+    all_reduce_times_in_steps,
+    link_label,
+    traced_transfers,
+)
 from disco_hlo.plugin.microbenchmarks import contention_as_times, contention_in, is_constant
 
 
@@ -55,3 +65,59 @@ def test_an_all_reduce_is_timed_over_the_devices_of_the_request(
     jax.jit(timed_step, in_shardings=split)(np.full((2, 3), 1 + without_call, np.float32))
     assert len(found) == REPEATS
     assert min(found) >= 1
+
+
+def chains_trace(lengths: dict[int, list[int]]) -> Trace:
+    """By device, the times of its transfers one after another, with a kernel of another kind after each."""
+    found = []
+    for device, taken in lengths.items():
+        start = 0
+        for ns in taken:
+            found.append(
+                Execution(
+                    "all-reduce", "jit", 0, device, start, start + ns, "", start, "ncclDevKernel_AllReduce"
+                )
+            )
+            found.append(
+                Execution("copy", "jit", 0, device, start + ns, start + ns + 1, "", start, "MemcpyD2D")
+            )
+            start += ns + 10
+    return Trace(tuple(found), (), "gpu")
+
+
+def test_of_traced_transfers_the_first_of_a_chain_and_the_earlier_device_say_nothing() -> None:
+    small, large = [900, 10, 11, 12, 13], [800, 100, 110, 120, 130]
+    waited = [ns + 5 for ns in small + large]
+    trace = chains_trace({0: (small + large) * 2, 1: waited * 2})
+    assert TRACED_CHAIN == 5
+    assert traced_transfers(trace, (64, 4096), runs=2) == {64: small[1:] * 2, 4096: large[1:] * 2}
+
+
+def test_a_trace_that_lost_transfers_is_not_read() -> None:
+    trace = chains_trace({0: [900, 10, 11, 12]})
+    with pytest.raises(ProfileError, match=r"expected 5 transfers on each device.*found \{0: 4\}"):
+        traced_transfers(trace, (64,), runs=1)
+
+
+def test_all_reduces_of_a_step_are_timed_by_size(
+    compile_with: Callable[[str, Handler], list[CompileRequest]],
+) -> None:
+    found: dict[int, list[int]] = {}
+
+    def swept_step(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    def handle(request: CompileRequest) -> None:
+        found.update({k: list(v) for k, v in all_reduce_times_in_steps(request, [1024, 1 << 16], 0).items()})
+
+    compile_with("swept_step", handle)
+    split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    jax.jit(swept_step, in_shardings=split)(np.full((2, 3), 1, np.float32))
+    assert sorted(found) == [1024, 1 << 16]
+    assert all(len(times) == 9 and min(times) >= 1 for times in found.values())
+
+
+def test_the_compute_between_all_reduces_does_not_count() -> None:
+    # Six all-reduces in 2.0 ms of compute (a disturbed round takes 8).
+    taken = [(2_000_000, 3_200_000), (8_000_000, 2_600_000), (2_000_000, 1_900_000)]
+    assert _added_ns(taken) == [200_000, 100_000, 1]

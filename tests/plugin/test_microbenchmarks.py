@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from disco_hlo.profiler.calibrate import DeviceConstants
 
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin import microbenchmarks
 from disco_hlo.plugin.microbenchmarks import as_times, constants_in, is_constant
 
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
@@ -32,3 +36,26 @@ def test_constants_are_there_whole_or_not_at_all() -> None:
         assert constants_in({name: time for name, time in times.items() if name != key}) is None
     assert constants_in({}) is None
     assert not is_constant("dot f32[8,8]")
+
+
+@pytest.mark.parametrize(("rank", "disturbed"), [(0, 2), (1, 2), (1, 9)])
+def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
+    rank: int, disturbed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def measure(device: object) -> DeviceConstants:
+        calls.append(device)
+        if len(calls) <= disturbed:
+            raise ProfileError("the time of a copy does not grow with its size")
+        return CONSTANTS
+
+    monkeypatch.setattr(microbenchmarks, "_measure", measure)
+    session = SimpleNamespace(request=SimpleNamespace(local_devices=["cpu"]), leads=rank == 0)
+    found = microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
+    assert found == (CONSTANTS if disturbed == 2 else None)
+    if rank == 0:
+        calls.clear()
+        disturbed = 9
+        with pytest.raises(ProfileError, match="does not grow"):
+            microbenchmarks.measure_constants(session)  # type: ignore[arg-type]

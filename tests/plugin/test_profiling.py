@@ -58,6 +58,16 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
     assert set(second.profile("f00d").ops) == {"dot"}
 
 
+def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:
+    fingerprint = step.graph.fingerprint
+    first = _Known(PLATFORM, Link(2, 1), store)
+    first.add_constants(CONSTANTS)
+    assert first.profile(fingerprint).noise == pytest.approx(0.01)
+    first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [4000, 5000, 5200, 5100, 4900])
+    assert first.profile(fingerprint).noise == 100 / 5000
+    assert _Known(PLATFORM, Link(2, 1), store).profile(fingerprint).noise == 100 / 5000
+
+
 def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> None:
     known = _Known(PLATFORM, Link(2, 1), store)
     known.add_ops("0" * 64, {"dot": OpTime(100, 1, 12)}, [5000])
@@ -102,6 +112,6 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
             name,
         )
 
-    alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 140))
-    beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 60))
-    assert _slow_downs({_ALONE: alone, _BESIDE: beside}) == Contention(1.25, 1.2)
+    alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
+    beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
+    assert _slow_downs({_ALONE: alone, _BESIDE: beside}) == Contention(100 / 80, 100 / 80)

@@ -47,6 +47,7 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
             "DISCO_PATIENCE": "50",
             "DISCO_TIMEOUT_S": "30",
             "DISCO_CHANNEL": "mpi",
+            "DISCO_STRUCTURE": "chunk-2",
         }
     )
     assert settings == Settings(
@@ -62,6 +63,7 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
         patience=50,
         timeout_s=30.0,
         channel="mpi",
+        structure="chunk-2",
     )
 
 
@@ -92,6 +94,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("DISCO_BETA", "0", "expected a whole number, 1 or more"),
         ("DISCO_BETA", "2.5", "expected a whole number, 1 or more"),
         ("DISCO_SEED", "-1", "expected a whole number, 0 or more"),
+        ("DISCO_STRUCTURE", "chunk;2", "expected auto, off, or the name of a schedule"),
         ("DISCO_FINALISTS", "101", "expected a whole number from 1 to 100"),
         ("DISCO_PATIENCE", "0", "expected a whole number, 1 or more"),
         ("DISCO_TIMEOUT_S", "-3", "expected a number of seconds above 0"),
@@ -152,3 +155,11 @@ def test_settings_are_kept_as_json_values() -> None:
     assert values["directory"] == "/plans"
     assert values["seed"] == 4
     assert values["module"] is None
+
+
+def test_only_a_name_forces_a_schedule() -> None:
+    forced = [
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": text}).forced_structure
+        for text in ("", "auto", "off", "chunk-2", "matmul, all-reduce, fused pointwise")
+    ]
+    assert forced == [None, None, None, "chunk-2", "matmul, all-reduce, fused pointwise"]

@@ -1,0 +1,57 @@
+"""Which candidate is taken, from times of rounds in turn."""
+
+from __future__ import annotations
+
+from disco_hlo.plugin.candidates import Trial
+from disco_hlo.plugin.winner import winning
+
+
+def trial(predicted_ms: int, *times_ms: float, error: str = "") -> Trial:
+    times_ns = [round(1e6 * ms) for ms in times_ms]
+    return Trial("", None, 1_000_000 * predicted_ms, times_ns=times_ns, error=error)
+
+
+def test_the_lowest_median_ratio_wins_whatever_was_predicted() -> None:
+    default = trial(120, 100, 110, 90, 100)
+    slow, fast = trial(70, 83, 91, 75, 83), trial(80, 77, 85, 70, 77)
+    assert winning([default, slow, fast]) == 2
+
+
+def test_on_a_noisy_link_a_better_ratio_is_not_given_away_for_a_better_prediction() -> None:
+    """Sockets: 0.83 of default was taken where another had 0.775. Rounds differ by half, their ratios less."""
+    rounds = (100, 150, 120, 90, 140, 110, 130, 95, 105)
+    default = trial(120, *rounds)
+    predicted_best = trial(
+        60, *(ms * r for ms, r in zip(rounds, (0.83, 0.80, 0.86, 0.83, 0.78, 0.88, 0.83, 0.81, 0.85), strict=True))
+    )  # fmt: skip
+    measured_best = trial(
+        70, *(ms * r for ms, r in zip(rounds, (0.775, 0.74, 0.81, 0.775, 0.80, 0.75, 0.775, 0.82, 0.77), strict=True))
+    )  # fmt: skip
+    assert winning([default, predicted_best, measured_best]) == 2
+
+
+def test_of_two_within_a_standard_error_the_one_predicted_faster_is_taken() -> None:
+    default = trial(120, 100, 100, 100, 100, 100, 100)
+    one, other = trial(70, 80, 82, 78, 81, 79, 80), trial(60, 81, 79, 80, 80, 80, 79)
+    assert winning([default, one, other]) == 2
+    one.predicted_ns, other.predicted_ns = other.predicted_ns, one.predicted_ns
+    assert winning([default, one, other]) == 1
+
+
+def test_the_default_stays_where_nothing_beats_it_beyond_the_noise() -> None:
+    default = trial(120, 100, 100, 100, 100)
+    assert winning([default, trial(60, 99.5, 99.4, 99.5, 99.6)]) == 0
+    assert winning([default, trial(60, 80, 120, 70, 118)]) == 0
+    assert winning([default, trial(60, 101, 102, 101, 102)]) == 0
+
+
+def test_a_wild_candidate_does_not_hide_a_sure_gain() -> None:
+    default = trial(120, 100, 100, 100, 100, 100)
+    wild, sure = trial(50, 60, 160, 70, 130, 85), trial(90, 92, 93, 92, 91, 92)
+    assert winning([default, wild, sure]) == 2
+
+
+def test_what_failed_or_never_ran_does_not_win() -> None:
+    default = trial(120, 100, 100, 100)
+    assert winning([default, trial(60), trial(60, 50, 50, 50, error="differs")]) == 0
+    assert winning([trial(120), trial(60, 50, 50, 50)]) == 0
