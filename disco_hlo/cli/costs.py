@@ -1,4 +1,4 @@
-"""What the offline commands compute with: a profile, or stated constants where there is none.
+"""What the offline commands compute with: a profile, one that comes with the package, or stated constants.
 
 The what-if replaces the measured all-reduce line by a formula over the number of devices N, the
 bandwidth B of a device's link in each direction and the latency a of one message, for S bytes:
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,10 @@ from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
+
+
+SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", "nvidia-h200-nvlink"
+"""What a GPU step without a profile is taken to run on, and the profile for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ def formula(link: Link) -> LinearPieces:
 
 
 def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) -> Costs:
-    """Costs of a step from a profile, or from constants, which ``lines`` then state.
+    """Costs of a step from a profile, from the one that comes with the package, or from constants; ``lines`` say which.
 
     Args:
         device_kind: what the step runs on, where that is known.
@@ -150,7 +155,8 @@ def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) ->
         ProfileError: the profile was taken on another kind of device.
     """
     if profile is None:
-        return _analytic(graph.backend)
+        shipped = shipped_profile(graph.backend, device_kind)
+        return _analytic(graph.backend) if shipped is None else _of_shipped(graph, shipped)
     # On CPU the profile names the processor, which JAX does not.
     known = device_kind if graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE else None
     profile.require(known or profile.platform.device_kind, graph.backend)
@@ -168,6 +174,24 @@ def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) ->
         pieces = _line(CONSTANTS[graph.backend])
         lines.append(f"the profile has no all-reduce sweep; taken instead: {CONSTANTS[graph.backend]}")
     return Costs(model, machine_of(profile), pieces, lines)
+
+
+def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
+    """What comes with the package for steps of this device, or of a GPU that nobody named; None: nothing does.
+
+    Raises:
+        ProfileError: the package is damaged.
+    """
+    if backend != "gpu" or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
+        return None
+    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED}.json") as path:
+        return load_profile(path)
+
+
+def _of_shipped(graph: Graph, shipped: Profile) -> Costs:
+    made = costs_for(graph, shipped, shipped.platform.device_kind)
+    first = f"no profile: taken instead: {_SHIPPED}, which comes with disco-hlo (--profile names another)"
+    return Costs(made.model, made.machine, made.pieces, [first, *made.lines])
 
 
 def _analytic(backend: str) -> Costs:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec import UNSET
 
 from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
@@ -52,6 +53,11 @@ def diff(
 
 
 def _xla(bundle: Bundle) -> Strategy:
+    structure = bundle.plan.structure
+    if structure is not UNSET:
+        raise PlanError(
+            f"{bundle.path} changes the step's structure ({structure.name}): its ops are not those of XLA's plan"
+        )
     if bundle.default is None:
         raise PlanError(f"{bundle.path}: XLA's own plan cannot be read: {'; '.join(bundle.missing)}")
     return bundle.default

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET
 
 from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
@@ -41,7 +43,7 @@ def inspect(
     groups = group_facts(bundle)
     buckets = bucket_facts(bundle.strategy, bundle.source.graph if bundle.source else None)
     order, explicit = order_of(bundle)
-    show(*_head(bundle.plan), "", *_times(bundle.plan), "")
+    show(*_head(bundle.plan), *_structure(bundle.plan), "", *_times(bundle.plan), "")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
     show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan), *_notes(bundle.plan))
 
@@ -57,6 +59,28 @@ def _head(plan: Plan) -> list[str]:
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
         f"in {plan.search.evaluations} evaluations",
     ]
+
+
+def _structure(plan: Plan) -> list[str]:
+    """The moves of a plan that changes the step's structure, equal ones counted."""
+    structure = plan.structure
+    if structure is UNSET:
+        return []
+    counts = Counter(_move_text(move) for move in structure.moves)
+    listed = [f"  {_count(number, 'time')} {text}" for text, number in counts.most_common()]
+    return [
+        f"structure: {printable(structure.name)}, {_count(len(structure.moves), 'move')} on the module "
+        f"{structure.fingerprint[:16]}",
+        *listed,
+    ]
+
+
+def _move_text(move: dict[str, Any]) -> str:
+    """A move without the positions of its instructions: how many, and what is done to them."""
+    stretch = move.get("instructions")
+    parts = [_count(len(stretch), "instruction")] if isinstance(stretch, list) else []
+    parts += [f"{name} {move[name]}" for name in ("opcode", "dimension", "parts") if name in move]
+    return printable(f"{move.get('move', '')}: {', '.join(parts)}", 200)
 
 
 def _times(plan: Plan) -> list[Any]:
@@ -180,6 +204,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "path": str(bundle.path),
         "target": _plain(plan.target),
         "chosen": plan.chosen,
+        "structure": None if plan.structure is UNSET else _plain(plan.structure),
         "versions": plan.versions,
         "predicted": _plain(plan.prediction),
         "measured": _plain(plan.measured),

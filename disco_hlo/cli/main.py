@@ -34,6 +34,10 @@ COMMANDS = {
         "capture", "Run a training script and save its step for offline search.",
         "disco capture -o captured -- python train.py",
     ),
+    "calibrate": Entry(
+        "calibrate", "Measure this machine with a training script's step, and say how well.",
+        "disco calibrate -o profile.json -- python train.py",
+    ),
     "list": Entry("list_plans", "List the plans in the plan directory.", "disco list --json"),
     "inspect": Entry("inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
     "diff": Entry("diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),

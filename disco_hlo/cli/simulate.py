@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET
 
 from disco_hlo.cli.costs import Costs, Link, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
@@ -74,6 +75,12 @@ def _link(gpus: int | None, bandwidth: float | None, latency: float | None) -> L
 
 def _strategy(opened: Opened, name: str) -> Strategy:
     bundle = open_bundle(locate(name, plan_directory()), opened.source)
+    structure = bundle.plan.structure
+    if structure is not UNSET and bundle.source is None:
+        raise PlanError(
+            f"{bundle.path} changes the step's structure ({structure.name}): simulate it on its own module, the "
+            "module.hlo.pb beside it"
+        )
     if bundle.source is None:
         raise PlanError(
             f"{bundle.path} is a plan for {bundle.plan.target.module_name!r} "

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import UNSET
+
 from disco_hlo.errors import DiscoError, ModuleError, PlanError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import attested_groups
@@ -26,7 +28,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import MAX_BYTES, Plan, decode
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, PLAN_NAME
+from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.profile import Profile
@@ -65,8 +67,9 @@ class Bundle:
 
     @cached_property
     def default(self) -> Strategy | None:
-        """XLA's own plan for the same step."""
-        return None if self.source is None else read(self.source)
+        """XLA's own plan for the same step; None where the plan changes the step's structure, so that its ops
+        are not XLA's."""
+        return None if self.source is None or self.plan.structure is not UNSET else read(self.source)
 
 
 def locate(name: str, directory: Path) -> Path:
@@ -116,7 +119,7 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     missing: list[str] = []
     if source is None:
         source = _source_beside(path, plan, missing)
-    elif source.graph.fingerprint != plan.target.fingerprint:
+    elif source.graph.fingerprint != plan.ops_fingerprint:
         source = None
         missing.append("the module at hand is of another plan")
     profile = load_beside(beside(path, PROFILE_NAME), missing)
@@ -192,16 +195,19 @@ def _timelines_beside(path: Path, plan: Plan, missing: list[str]) -> tuple[Measu
 
 
 def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModule | None:
-    place = beside(path, DEFAULT_NAME)
+    """The module whose ops the plan's strategy speaks of: XLA's, or with another structure the plan's own."""
+    structured = plan.structure is not UNSET
+    name = MODULE_NAME if structured else DEFAULT_NAME
+    place = beside(path, name)
     if not place.exists():
-        missing.append(f"{DEFAULT_NAME} does not lie beside the plan: ops are known by number alone")
+        missing.append(f"{name} does not lie beside the plan: ops are known by number alone")
         return None
     try:
         source = open_module(place)
     except DiscoError as error:
         missing.append(str(error))
         return None
-    if source.graph.fingerprint != plan.target.fingerprint:
+    if source.graph.fingerprint != plan.ops_fingerprint:
         missing.append(f"{place} is the module of another plan (fingerprint {source.graph.fingerprint[:16]})")
         return None
     return source

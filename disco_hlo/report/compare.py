@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -68,6 +70,12 @@ def require_comparable(a: Plan, b: Plan) -> None:
         raise PlanError(
             f"these plans do not compare: one is for {left.module_name!r} ({left.fingerprint[:16]}), "
             f"the other for {right.module_name!r} ({right.fingerprint[:16]}), another training step"
+        )
+    made = ["XLA's" if one.structure is UNSET else one.structure.name for one in (a, b)]
+    if a.ops_fingerprint != b.ops_fingerprint:
+        raise PlanError(
+            f"these plans do not compare: the step's structure is {made[0]} in one and {made[1]} in the other, so "
+            "that their ops are not the same"
         )
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.simulator.bound import Bound, bound, least_communication_ns
+from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import Timeline, simulate
 
 
@@ -53,14 +53,6 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs) -> Predicted:
 
 def lower_bound(graph: Graph, strategies: Sequence[Strategy], costs: Costs) -> Bound:
     """The lowest bound over the kernels of these strategies, whatever their buckets and order."""
-    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
-    least_ns = least_communication_ns(sizes, costs.pieces, costs.machine)
-    found = [
-        bound(
-            build(graph, replace(unfused(graph), groups=groups), costs, costs.machine).problem,
-            least_ns,
-            costs.machine.asynchronous,
-        )
-        for groups in dict.fromkeys(strategy.groups for strategy in strategies)
-    ]
+    kernels = dict.fromkeys(strategy.groups for strategy in strategies)
+    found = [bound_of_kernels(graph, groups, costs, costs.machine, costs.pieces) for groups in kernels]
     return min(found, key=lambda one: one.makespan_ns)

@@ -42,10 +42,18 @@ def test_one_device_has_nothing_to_reduce_with() -> None:
 
 
 def test_without_a_profile_the_constants_are_stated() -> None:
-    (line,) = costs_for(plans.h200().graph, None, None).lines
+    (line,) = costs_for(plans.h200().graph, None, "NVIDIA A100").lines
     assert line.startswith("no profile: analytic model of an H200 on NVLink: 4000 GB/s of memory")
     (line,) = costs_for(plans.cpu().graph, None, None).lines
     assert line.startswith("no profile: analytic model of two CPU cores")
+
+
+@pytest.mark.parametrize("device_kind", [None, "unknown", "NVIDIA H200"])
+def test_a_gpu_step_without_a_profile_takes_the_one_that_ships(device_kind: str | None) -> None:
+    costs = costs_for(plans.h200().graph, None, device_kind)
+    assert costs.lines[0].startswith("no profile: taken instead: nvidia-h200-nvlink, which comes with")
+    assert costs.lines[1].startswith("times from the profile of NVIDIA H200 (gpu, driver")
+    assert costs.machine.compute_speed_ppm < 1_000_000
 
 
 def test_what_the_profile_lacks_is_named_with_what_was_used_instead() -> None:

@@ -71,3 +71,29 @@ def test_what_is_no_plan_is_refused(refused: Callable[..., str], tmp_path: Path)
     assert "this disco-hlo reads version" in refused("inspect", tmp_path)
     (tmp_path / "plan.json").write_bytes(b"\x00" * 100)
     assert "expected a plan as JSON" in refused("inspect", tmp_path / "plan.json", "--json")
+
+
+def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, tmp_path: Path) -> None:
+    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.h200_module())
+    shown = disco("inspect", folder, "--top", "1")
+    assert (shown.code, shown.err) == (0, "")
+    assert (
+        "structure: chunk-2, 2 moves on the module cccccccccccccccc\n  2 times chunk: 2 instructions, parts 2"
+        in (shown.out)
+    )
+    assert "n17" not in shown.err
+    found = disco("inspect", folder, "--json").json
+    assert (found["structure"]["name"], len(found["structure"]["moves"])) == ("chunk-2", 2)
+    assert found["missing"] == []
+    plain = disco("inspect", plans.save_plan(
+        tmp_path / "plain", plans.cpu(), plans.cpu_module(), plans.early_all_reduces(plans.cpu())
+    ), "--json").json  # fmt: skip
+    assert plain["structure"] is None
+
+
+def test_a_plan_with_another_structure_compares_with_none_of_the_step(disco: Disco, tmp_path: Path) -> None:
+    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.h200_module())
+    refused = disco("diff", folder, "--default")
+    assert refused.code == 2
+    assert "changes the step's structure (chunk-2)" in refused.err
+    assert disco("report", folder, "-o", tmp_path / "plan.html").code == 0

@@ -20,12 +20,12 @@ def test_the_breakdown_adds_up(disco: Disco, h200_plan: Path) -> None:
         assert found["bound"]["bound_ns"] <= times["step_ns"]
     assert found["bound"]["full_overlap_ns"] <= found["bound"]["bound_ns"]
     assert found["what_if"] is None
-    assert found["costs"][0].startswith("no profile: analytic model of an H200")
+    assert found["costs"][0].startswith("no profile: taken instead: nvidia-h200-nvlink")
 
 
 def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_plan: Path) -> None:
     outcome = disco("simulate", plans.H200, "--plan", h200_plan)
-    assert "disco: no profile: analytic model of an H200 on NVLink" in outcome.err
+    assert "disco: no profile: taken instead: nvidia-h200-nvlink" in outcome.err
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert lines[0] == "XLA default plan"
     assert [line.split(" ")[0] for line in lines[1:7]] == [
@@ -40,7 +40,8 @@ def test_a_slower_network_exposes_more(disco: Disco) -> None:
         for gpus, rate in (("2", "400"), ("1024", "3.125"))
     ]
     assert steps[0]["default"]["exposed_ns"] < steps[1]["default"]["exposed_ns"]
-    assert steps[0]["default"]["compute_ns"] == steps[1]["default"]["compute_ns"]
+    # More of the kernels run beside a transfer, which slows them.
+    assert steps[0]["default"]["compute_ns"] < steps[1]["default"]["compute_ns"]
     assert steps[-1]["what_if"] == {"gpus": 1024, "bandwidth_gb_per_s": 3.125, "latency_us": 5.0}
     assert "ring and two trees" in steps[-1]["costs"][-1]
 

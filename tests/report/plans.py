@@ -10,6 +10,7 @@ from pathlib import Path
 
 from disco_hlo.profiler.allreduce import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
+from msgspec import structs
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
@@ -23,7 +24,9 @@ from disco_hlo.plan.plan import (
     Plan,
     Prediction,
     SearchRecord,
+    Structure,
     Target,
+    decode,
     encode,
 )
 from disco_hlo.plan.read import read
@@ -115,6 +118,18 @@ def save_plan(
     (folder / "plan.json").write_bytes(encode(made_plan(source, strategy, module, measured)))
     if profile is not None:
         (folder / "profile.json").write_text(to_json(profile))
+    return folder
+
+
+def save_restructured(folder: Path, source: CanonicalModule, default_module: bytes) -> Path:
+    """A plan that chunks the step, on the module of ``source``; the default beside it is another."""
+    save_plan(folder, source, default_module, early_all_reduces(source))
+    plan = decode((folder / "plan.json").read_bytes(), "plan.json")
+    move = {"move": "chunk", "instructions": [1, 2], "opcodes": ["dot", "all-reduce"], "parts": 2}
+    structure = Structure("chunk-2", "c" * 64, source.graph.fingerprint, (move, move))
+    other = Target("e" * 64, "jit_train_step", "gpu", "NVIDIA H200", 2, 1)
+    changed = structs.replace(plan, structure=structure, chosen="chunk-2", target=other)
+    (folder / "plan.json").write_bytes(encode(changed))
     return folder
 
 

@@ -1,0 +1,138 @@
+"""``disco calibrate``: measure everything the simulator computes with, on the devices of a training command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from disco_hlo.cli.output import add_row, print_json, say, show, table, write_file
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.capture_record import RECORD_NAME, VARIABLE
+from disco_hlo.profiler.profile import Profile, load, to_json
+
+_PROFILE = "profile.json"
+_POLL_S = 0.2
+_PATIENCE_S = 10.0
+
+
+def calibrate(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The training command.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the profile goes.")],
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="Longest that it may take before it is given up.")
+    ] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure op times, launch cost, all-reduce lines, contention and noise, and write them as a profile.
+
+    The command is started, its step measured on its own devices while it compiles, and the command ended; it
+    does not train. What was measured before, for another model too, is taken from the plan directory.
+    """
+    if shutil.which(command[0]) is None:
+        raise DiscoError(
+            f"{command[0]}: no such command; expected: disco calibrate -o profile.json -- python train.py"
+        )
+    if output.is_dir():
+        raise DiscoError(f"{output} is a folder; name a file")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="disco_calibrate_") as folder:
+        profile = _measured(command, Path(folder), seconds)
+    write_file(output, to_json(profile).encode())
+    taken_s = time.monotonic() - started
+    if as_json:
+        print_json({"file": str(output), "seconds": round(taken_s, 1), **_facts(profile)})
+        return
+    _print(profile)
+    say(f"measured in {taken_s:.0f} s; the profile is in {output}")
+
+
+def _measured(command: list[str], folder: Path, seconds: float) -> Profile:
+    """The profile that the command's own processes take, after which they are ended.
+
+    Raises:
+        DiscoError: the command ended or the time was up before there was one, or its step cannot be measured.
+    """
+    environment = {**os.environ, VARIABLE: str(folder)}
+    environment.pop("ENABLE_SEARCH", None)
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    deadline = time.monotonic() + seconds
+    try:
+        while not (folder / RECORD_NAME).exists() and process.poll() is None:
+            if time.monotonic() > deadline:
+                raise DiscoError(f"nothing was measured within {seconds:g} s; give it longer with --seconds")
+            time.sleep(_POLL_S)
+    finally:
+        _end(process)
+    if not (folder / RECORD_NAME).exists():
+        raise DiscoError(
+            f"the command ended with exit code {process.returncode} and compiled no training step: no module on "
+            "several devices with an all-reduce of a computed value (DISCO_MODULE=name names one)"
+        )
+    if not (folder / _PROFILE).exists():
+        raise DiscoError("the step cannot be measured on made-up inputs; the lines above say why")
+    return load(folder / _PROFILE)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, number)
+            process.wait(_PATIENCE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _facts(profile: Profile) -> dict[str, Any]:
+    fitted, slowed = profile.all_reduce, profile.contention
+    return {
+        "platform": str(profile.platform),
+        "link": {
+            "device_count": profile.link.device_count,
+            "process_count": profile.link.process_count,
+            "label": profile.link.label,
+        },
+        "ops": len(profile.ops),
+        "launch_ns": profile.launch_ns,
+        "memory_bandwidth": profile.memory_bandwidth,
+        "flops_per_s": profile.flops_per_s,
+        "noise": profile.noise,
+        "contention": None if slowed is None else [slowed.compute, slowed.communication],
+        "all_reduce": None
+        if fitted is None
+        else {
+            "pieces": [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in fitted.pieces],
+            "median_error": fitted.median_error,
+            "maximum_error": fitted.maximum_error,
+        },
+    }
+
+
+def _print(profile: Profile) -> None:
+    rows = table("", "measured")
+    add_row(rows, "device", profile.platform)
+    add_row(rows, "op and kernel times", len(profile.ops))
+    add_row(rows, "launch", f"{profile.launch_ns / 1e3:.2f} µs")
+    add_row(rows, "memory bandwidth", f"{profile.memory_bandwidth / 1e9:.1f} GB/s")
+    add_row(rows, "arithmetic", f"{profile.flops_per_s / 1e9:.0f} GFLOP/s")
+    for piece in profile.all_reduce.pieces if profile.all_reduce else ():
+        line = f"{piece.base_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
+        add_row(rows, f"all-reduce from {piece.from_bytes} bytes", line)
+    if profile.all_reduce is not None:
+        fitted = profile.all_reduce
+        residuals = f"{100 * fitted.median_error:.1f} % median, {100 * fitted.maximum_error:.1f} % largest"
+        add_row(rows, "its residuals", residuals)
+    if profile.contention is not None:
+        slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
+        add_row(rows, "slowed by each other", slowed)
+    add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
+    show(rows)

@@ -1,0 +1,48 @@
+"""``disco calibrate``: one command from a training script to a profile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disco_hlo.profiler.profile import load
+
+from tests.cli.conftest import Disco
+
+TRAIN = Path(__file__).with_name("train.py")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_SEARCH", "1")
+
+
+def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "profile.json", tmp_path / "b.json"
+    outcome = disco("calibrate", "-o", first, "--json", "--", sys.executable, TRAIN)
+    assert outcome.code == 0, outcome
+    profile = load(first)
+    assert profile.ops
+    assert profile.all_reduce is not None
+    assert outcome.json["ops"] == len(profile.ops)
+    assert outcome.json["noise"] == profile.noise
+    assert outcome.json["all_reduce"]["median_error"] == profile.all_reduce.median_error
+    again = disco("calibrate", "-o", second, "--", sys.executable, TRAIN)
+    assert load(second) == profile
+    assert "its residuals" in again.out
+    assert "noise of a step" in again.out
+
+
+def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    message = refused("calibrate", "-o", output, "--", sys.executable, "-c", "raise SystemExit(7)")
+    assert "ended with exit code 7 and compiled no training step" in message
+    message = refused(
+        "calibrate", "-o", output, "--seconds", "1", "--", sys.executable, "-c", "import time; time.sleep(60)"
+    )
+    assert "nothing was measured within 1 s" in message
+    assert "no such command" in refused("calibrate", "-o", output, "--", "no/such/command")
+    assert "is a folder; name a file" in refused("calibrate", "-o", tmp_path, "--", sys.executable)
+    assert not output.exists()
