@@ -1,0 +1,143 @@
+"""Make a profile that ships with the package out of those of several models, measured over one link.
+
+    python scripts/ship_profile.py OUT/*-staged-2/profile.json --name nvidia-h200-staged
+    python scripts/ship_profile.py OUT/*-staged-2/profile.json --name nvidia-h200-staged --write disco_hlo/data/profiles
+
+Without --write it only looks: what the profiles say together, how well the all-reduce lines fit, and of each model
+whose module lies beside its profile how many ops the result knows under today's cost keys. It refuses to write
+a profile that knows too few, whose lines fit badly, or in which nothing tells how compute and transfers slow
+each other. Ops take the same time whatever the link: --link-of takes what a link takes from another profile.
+
+Exit status: 0 fine, 1 a check failed, 2 bad arguments or files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmark import find_package
+
+find_package()
+
+from disco_hlo.profiler.costs import fused_key  # noqa: E402
+from disco_hlo.profiler.merge import merge  # noqa: E402
+from disco_hlo.profiler.profile import Profile, load, save  # noqa: E402
+
+from disco_hlo.errors import DiscoError, ProfileError  # noqa: E402
+from disco_hlo.hlo.canonical import canonicalize  # noqa: E402
+from disco_hlo.hlo.graph import Kind  # noqa: E402
+from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
+from disco_hlo.plan.read import read  # noqa: E402
+
+MODULE = "module.hlo.pb.gz"
+_LARGEST_MODULE = 512 << 20
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; exits with 2 where it is wrong."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
+    parser.add_argument("--name", required=True, help="such as nvidia-h200-staged")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write NAME.json there")
+    parser.add_argument("--coverage", type=float, default=0.8, help="least share of ops known (default 0.8)")
+    parser.add_argument("--fit", type=float, default=0.25, help="largest median residual (default 0.25)")
+    parser.add_argument(
+        "--link-of", type=Path, metavar="PROFILE.json", help="take transfers and contention from here"
+    )
+    parser.add_argument("--without-contention", action="store_true", help="write it all the same")
+    args = parser.parse_args(argv)
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.name):
+        parser.error(f"--name {args.name!r}: expected lower-case words joined by dashes")
+    return args
+
+
+def known_shares(profile: Profile, module: bytes) -> tuple[float, float]:
+    """Which share of a step's single ops, and of XLA's kernels, the profile has under today's keys."""
+    source = canonicalize(module)
+    graph = source.graph
+    singles = [
+        node.key in profile.ops
+        for node in graph.nodes
+        if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
+    ]
+    kernels = [fused_key(graph, group) in profile.ops for group in read(source).groups]
+    return sum(singles) / max(1, len(singles)), sum(kernels) / max(1, len(kernels))
+
+
+def over_link(profile: Profile, other: Profile) -> Profile:
+    """The same device's times over the link of another profile.
+
+    Raises:
+        ProfileError: the other profile is of another platform.
+    """
+    if profile.platform != other.platform:
+        raise ProfileError(f"--link-of is of {other.platform}, the other profiles are of {profile.platform}")
+    return replace(profile, link=other.link, all_reduce=other.all_reduce, contention=other.contention)
+
+
+def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> list[str]:
+    """Print what the profile says; returns what speaks against shipping it."""
+    problems: list[str] = []
+    print(f"{profile.platform}, link {profile.link}")
+    print(f"{len(profile.ops)} op times, launch {profile.launch_ns} ns, noise {profile.noise:.3f}")
+    fitted = profile.all_reduce
+    if fitted is None:
+        problems.append("there is no all-reduce sweep")
+    else:
+        for piece in fitted.pieces:
+            print(
+                f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.base_ns:.0f} ns"
+            )
+        print(f"  residuals: median {fitted.median_error:.3f}, largest {fitted.maximum_error:.3f}")
+        if fitted.median_error > args.fit:
+            problems.append(f"the all-reduce lines are off by {fitted.median_error:.2f}, median")
+    slowed = profile.contention
+    print(f"contention: {slowed}")
+    if not args.without_contention and (slowed is None or (slowed.compute, slowed.communication) == (1, 1)):
+        problems.append("no profile tells how compute and transfers slow each other")
+    for path in sources:
+        problems += _lacks(profile, path.with_name(MODULE), args.coverage)
+    return problems
+
+
+def _lacks(profile: Profile, path: Path, least: float) -> list[str]:
+    if not path.exists():
+        return []
+    with gzip.open(path) as file:
+        singles, kernels = known_shares(profile, file.read(_LARGEST_MODULE))
+    print(
+        f"{path.parent.name}: {100 * singles:.0f} % of single ops, {100 * kernels:.0f} % of XLA's kernels known"
+    )
+    low = min(singles, kernels)
+    return [f"{path.parent.name}: {100 * low:.0f} % known, expected {100 * least:.0f}"] if low < least else []
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Merge, check, write."""
+    args = arguments(argv)
+    try:
+        profile = merge([load(path) for path in args.profiles])
+        if args.link_of is not None:
+            profile = over_link(profile, load(args.link_of))
+        problems = check(profile, args.profiles, args)
+        for problem in problems:
+            print(f"ship_profile.py: {problem}", file=sys.stderr)
+        if problems:
+            return 1
+        if args.write is not None:
+            save(profile, args.write / f"{args.name}.json")
+            print(f"written: {args.write / args.name}.json")
+    except (DiscoError, OSError) as error:
+        print(f"ship_profile.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
