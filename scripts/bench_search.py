@@ -1,5 +1,6 @@
 """How fast the search is, and how good what it finds: every figure of ``docs/search.md``.
 
+    python scripts/bench_search.py throughput     candidates a second, with either estimator
     python scripts/bench_search.py algorithm-1    Algorithm 1 with the paper's settings, per model
     python scripts/bench_search.py curves         quality against time, four methods, five seeds
     python scripts/bench_search.py gap            share of the gap to the bound that is closed
@@ -7,7 +8,8 @@
     python scripts/bench_search.py plot           the curves as one picture (needs matplotlib)
 
 The steps are those in ``tests/data``; ``--modules DIR`` takes others, ``NAME.hlo.pb.gz``. Results go into
-``docs/benchmarks/search.json``, a section each, after every run. Seconds are seconds of this process on
+``docs/benchmarks/search.json``, a section each, after every run; what is there already is not run again
+(``--again`` runs it). Seconds are seconds of this process on
 a processor (nothing runs in parallel), so that other work on the machine does not matter; wall time is
 recorded beside them where a user would wait for it.
 """
@@ -32,9 +34,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
+from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
+from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
 from disco_hlo.search import backtracking, island, joint  # noqa: E402
+from disco_hlo.search import layout as at  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
+from disco_hlo.search.climber import Climber  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
 from disco_hlo.search.starts import prepare  # noqa: E402
 from disco_hlo.search.warm import warm_up  # noqa: E402
@@ -45,12 +51,12 @@ from disco_hlo.plan.baselines import one_bucket, unfused  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.strategy import Bucket, Strategy  # noqa: E402
 from disco_hlo.report.predict import lower_bound  # noqa: E402
-from disco_hlo.simulator.bound import least_communication_ns, reaches  # noqa: E402
 from disco_hlo.simulator.build import build  # noqa: E402
 from disco_hlo.simulator.timeline import simulate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "benchmarks" / "search.json"
 FIXTURE = ROOT / "tests" / "data" / "h200_transformer_default.hlo.pb.gz"
+UNFUSED = FIXTURE.with_name("h200_transformer_unfused.hlo.pb.gz")
 DISCO_MINUTES = {"vgg19": 17, "resnet50": 22, "transformer": 74, "rnnlm": 9, "bert": 89, "reformer": 78}
 """Table 3 of the paper, alpha = 1.05 and beta = 10: minutes of search."""
 EVERYTHING = {**island.KERNEL_MOVES, **island.BUCKET_MOVES, **island.ORDER_MOVES}
@@ -62,12 +68,19 @@ STEP = 500
 class Case:
     """A step with its costs on one link."""
 
-    def __init__(self, name: str, path: Path, link: str) -> None:
+    def __init__(self, name: str, path: Path, link: str, estimator: str = "gnn") -> None:
         self.name, self.link = name, link
         self.module: CanonicalModule = canonicalize(gzip.decompress(path.read_bytes()))
         self.graph = self.module.graph
         profile = load_profile(ROOT / "disco_hlo" / "data" / "profiles" / f"nvidia-h200-{link}.json")
         self.costs: Costs = costs_for(self.graph, profile, None)
+        model = self.costs.model
+        if (
+            estimator == "analytic"
+            and isinstance(model, MeasuredCosts)
+            and isinstance(model.estimator, GnnModel)
+        ):
+            model.estimator = model.estimator.analytic
         self.xla = read(self.module)
 
     def simulated_ns(self, strategy: Strategy) -> int:
@@ -93,9 +106,22 @@ def count_processor_seconds() -> None:
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """The steps by name: the one that is kept with the tests, and those captured elsewhere."""
-    yield "gpt12-fixture", FIXTURE
-    for path in sorted(arguments.modules.glob("*.hlo.pb.gz")):
-        yield path.name.removesuffix(".hlo.pb.gz"), path
+    paths = {
+        path.name.removesuffix(".hlo.pb.gz"): path for path in sorted(arguments.modules.glob("*.hlo.pb.gz"))
+    }
+    for name, path in {"gpt12-unfused": UNFUSED, "gpt12": FIXTURE, **paths}.items():
+        if (
+            name in arguments.only
+            if arguments.only
+            else name != "gpt12-unfused" or arguments.run is algorithm_1
+        ):
+            yield name, path
+
+
+def is_done(arguments: argparse.Namespace, section: str, key: str) -> bool:
+    """Whether a result is there and need not be found again."""
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return not arguments.again and key in found.get(section, {})
 
 
 def record(section: str, key: str, value: object) -> None:
@@ -115,6 +141,8 @@ def record(section: str, key: str, value: object) -> None:
 def algorithm_1(arguments: argparse.Namespace) -> None:
     """Each model in a process of its own, for its peak of memory."""
     for name, path in cases(arguments):
+        if is_done(arguments, "algorithm_1", name):
+            continue
         command = [sys.executable, __file__, "one", "--module", str(path), "--link", arguments.link]
         command += ["--seconds", str(arguments.seconds)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -149,6 +177,46 @@ def one(arguments: argparse.Namespace) -> None:
     )
 
 
+# --- candidates a second ------------------------------------------------------------------------------
+
+
+def throughput(arguments: argparse.Namespace) -> None:
+    """Distinct legal candidates a processor second, from a cold cache: nothing is priced before.
+
+    ``kernels``: moves judged by the sum of all times; ``orders``: moves of everything, each order
+    simulated; both from XLA's plan. ``algorithm_1``: candidates of up to ten moves, each simulated by the
+    ready queue, from the unfused step. ``prepared_s`` is what comes before the first candidate.
+    """
+    count_processor_seconds()
+    for name, path in cases(arguments):
+        for estimator in ("analytic", "gnn"):
+            if is_done(arguments, "throughput", f"{name} {estimator}"):
+                continue
+            case = Case(name, path, arguments.link, estimator)
+            case.warm_up()
+            began = time.process_time()
+            found: dict[str, object] = {"prepared_s": 0.0}
+            starts = prepare(case.graph, [case.xla])
+            climber = Climber(case.graph, case.costs, case.costs.machine, starts, 0, 0)
+            found["prepared_s"] = _since(began)
+            for part, moves in (("kernels", island.KERNEL_MOVES), ("orders", EVERYTHING)):
+                began, before = time.process_time(), climber.distinct
+                units = int(climber.state.word[at.TOTAL, at.UNITS])
+                while _since(began) < arguments.seconds:
+                    loss_ns = climber.total_ns() // units // island.KERNEL_DIVISORS[0]
+                    climber.climb(moves, island.CHUNK, loss_ns, ordered=part == "orders")
+                found[part] = round((climber.distinct - before) / _since(began))
+            settings = SearchSettings(method="backtracking", seconds=arguments.seconds)
+            paper = backtracking.Backtracking(
+                case.graph, case.costs, case.costs.machine, unfused(case.graph), settings
+            )
+            began = time.process_time()
+            while _since(began) < arguments.seconds and not paper.explore():
+                pass
+            found["algorithm_1"] = round(int(paper.seen.used[0]) / _since(began))
+            record("throughput", f"{name} {estimator}", found)
+
+
 # --- quality against time ----------------------------------------------------------------------------
 
 
@@ -156,11 +224,12 @@ def curves(arguments: argparse.Namespace) -> None:
     """Best predicted step time over seconds: (seconds, ns) of every improvement, from XLA's plan."""
     count_processor_seconds()
     for name, path in cases(arguments):
-        if arguments.only and name not in arguments.only:
+        methods = [one for one in arguments.methods if not is_done(arguments, "curves", f"{name} {one}")]
+        if not methods:
             continue
         case = Case(name, path, arguments.link)
         case.warm_up()
-        for method in arguments.methods:
+        for method in methods:
             runs = [_METHODS[method](case, seed, arguments.seconds) for seed in range(arguments.seeds)]
             record("curves", f"{name} {method}", {"budget_s": arguments.seconds, "runs": runs})
 
@@ -183,10 +252,9 @@ def _climbed(threshold_ns: int) -> Callable[[Case, int, float], list[tuple[float
 
     def run(case: Case, seed: int, seconds: float) -> list[tuple[float, int]]:
         began = time.process_time()
-        task = island.Island(
-            case.graph, case.costs, case.costs.machine, (case.xla,), SearchSettings(seed=seed), 0, None, None
+        climber = Climber(
+            case.graph, case.costs, case.costs.machine, prepare(case.graph, [case.xla]), 0, seed
         )
-        climber = island.Climber(task, prepare(case.graph, task.strategies))
         found = [(0.0, case.simulated_ns(case.xla)), (_since(began), climber.makespan_ns())]
         while _since(began) < seconds:
             climber.climb(EVERYTHING, STEP, threshold_ns, ordered=True)
@@ -216,9 +284,9 @@ def gap(arguments: argparse.Namespace) -> None:
     """What is left between the best plan without search and the bound, and how much of it is closed."""
     count_processor_seconds()
     for name, path in cases(arguments):
-        if arguments.only and name not in arguments.only:
-            continue
         for link in arguments.links:
+            if is_done(arguments, "gap", f"{name} {link}"):
+                continue
             case = Case(name, path, link)
             case.warm_up()
             baselines = dict(_baselines(case))
@@ -233,33 +301,9 @@ def gap(arguments: argparse.Namespace) -> None:
                     "baselines_ns": baselines, "found_ns": result.predicted_ns, "bound_ns": limit.makespan_ns,
                     "communication_ns": limit.communication_ns, "compute_ns": limit.compute_ns,
                     "processor_s": round(result.wall_s, 1), "candidates": result.evaluations,
-                    "release_bound_ns": min(_release_bound_ns(case, one) for one in (result.strategy, case.xla)),
                     "closed": round((best - result.predicted_ns) / max(best - limit.makespan_ns, 1), 4),
                 },
             )  # fmt: skip
-
-
-def _release_bound_ns(case: Case, strategy: Strategy) -> int:
-    """A bound for these kernels that is never below the usual one: an all-reduce cannot start before all the
-    compute it depends on, and those that cannot start before some moment all follow it."""
-    costs = case.costs
-    problem = build(case.graph, unfused(case.graph, strategy.groups), costs, costs.machine).problem
-    compute = np.where(problem.communicates, 0, problem.duration_ns)
-    transfers = np.flatnonzero(problem.communicates)
-    before = compute @ reaches(problem, transfers, forward=True)
-    after = compute @ reaches(problem, transfers, forward=False)
-    sizes = np.array([_bytes_of(case, problem.names[task]) for task in transfers])
-    best = int(compute.sum())
-    for release in np.unique(before):
-        late = before >= release
-        link = least_communication_ns(sizes[late].tolist(), costs.pieces, costs.machine)
-        best = max(best, int(release + link + after[late].min()))
-    return best
-
-
-def _bytes_of(case: Case, token: str) -> int:
-    """Size of the all-reduce that is bucket number N of the unbucketed step."""
-    return case.graph.nodes[case.graph.all_reduces[int(token[1:])]].shape.size_bytes
 
 
 def _baselines(case: Case) -> Iterator[tuple[str, int]]:
@@ -296,10 +340,8 @@ def _combined(case: Case, ranked: list[int], most_bytes: int) -> Strategy:
 def _in_xla_order(case: Case, strategy: Strategy) -> int:
     """Kernels in XLA's order, transfers issued as early and waited for as late as that allows."""
     order = tuple(token for token in case.xla.order if token[0] != "b")
-    task = island.Island(
-        case.graph, case.costs, case.costs.machine, (replace(strategy, order=order),), SearchSettings(), 0, None, None
-    )  # fmt: skip
-    return island.Climber(task, prepare(case.graph, task.strategies)).makespan_ns()
+    starts = prepare(case.graph, [replace(strategy, order=order)])
+    return Climber(case.graph, case.costs, case.costs.machine, starts, 0, 0).makespan_ns()
 
 
 # --- the true optimum --------------------------------------------------------------------------------
@@ -363,8 +405,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     for name, run, seconds in (
-        ("algorithm-1", algorithm_1, 600.0), ("one", one, 600.0), ("curves", curves, 10.0),
-        ("gap", gap, 60.0), ("optimum", optimum, 0.0), ("plot", plot, 0.0),
+        ("throughput", throughput, 3.0), ("algorithm-1", algorithm_1, 600.0), ("one", one, 600.0),
+        ("curves", curves, 10.0),        ("gap", gap, 60.0), ("optimum", optimum, 0.0), ("plot", plot, 0.0),
     ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(run=run)
@@ -375,7 +417,8 @@ def main() -> None:
         command.add_argument("--seconds", type=float, default=seconds)
         command.add_argument("--seeds", type=int, default=5)
         command.add_argument("--count", type=int, default=200)
-        command.add_argument("--only", nargs="*")
+        command.add_argument("--only", nargs="*", help="steps by name")
+        command.add_argument("--again", action="store_true", help="run what has a result already, too")
         command.add_argument("--methods", nargs="*", default=list(_METHODS), choices=list(_METHODS))
     arguments = parser.parse_args()
     arguments.run(arguments)

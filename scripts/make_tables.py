@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "Pairs of plans closer than their noise do not count in Kendall's tau.",
         tables.fidelity,
     ),
+    ("Every plan on CPU", "ms; medians of all batches.", tables.cpu_plans),
     ("What the evaluation took", "", tables.costs),
     ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
     ("Rows without a time", "", tables.missing),
@@ -79,8 +80,7 @@ def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
                 tables.markdown((header, rows)).rstrip(),
             ]
     for picture in pictures:
-        if picture.suffix == ".svg":
-            lines += ["", f"![{picture.stem.replace('_', ' ')}]({picture.name})"]
+        lines += ["", f"![{picture.stem.replace('_', ' ')}]({picture.name})"]
     return "\n".join(lines) + "\n"
 
 

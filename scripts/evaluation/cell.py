@@ -19,7 +19,7 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.simulator.bound import Bound
+from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
 from evaluation.record import FAILED, CellName, Record
@@ -173,7 +173,7 @@ def _describe(
     record: Record, session: Session, captured: Step, environment: dict[str, str], versions: dict[str, str]
 ) -> None:
     graph, facts = captured.source.graph, session.facts
-    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
+    sizes = [graph.transfer_bytes(node) for node in graph.all_reduces]
     record.note_all(
         versions=versions,
         device=facts.device_kind,
@@ -206,18 +206,10 @@ def _note_bounds(record: Record, context: Context, plans: step.FoundPlans) -> No
 
 def _parts(context: Context) -> dict[str, Any]:
     """C, r, M and q of the bound over XLA's kernels and over the plan's."""
-    from disco_hlo.plan.baselines import unfused
-    from disco_hlo.simulator.bound import bound, least_communication_ns
-    from disco_hlo.simulator.build import build
-
     graph, costs = context.source.graph, context.costs
-    pieces = pieces_of(costs.profile)
-    sizes = [graph.nodes[node].shape.size_bytes for node in graph.all_reduces]
-    least = 0 if pieces is None else least_communication_ns(sizes, pieces, costs.machine)
 
     def of(groups: Any) -> dict[str, float]:
-        problem = build(graph, unfused(graph, groups), costs.model, costs.machine).problem
-        found: Bound = bound(problem, least, costs.machine.asynchronous)
+        found = bound_of_kernels(graph, groups, costs.model, costs.machine, pieces_of(costs.profile))
         return {
             "compute_ms": found.compute_ns / 1e6,
             "before_ms": found.before_ns / 1e6,

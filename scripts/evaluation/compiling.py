@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from disco_hlo.simulator.timeline import simulate
 from evaluation import measure
 from evaluation.record import ABSENT, FAILED, NO_TIME, Record
 from evaluation.rows import PLANNED, Context, Row, Variant
+from evaluation.step import Costs
 
 AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 """Compiles at once: each takes a core and some gigabytes."""
+_pricing = threading.Lock()
+"""A cost model works in one place in memory: it serves one thread at a time."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
         Exception: the row is not legal, or XLA refuses it.
     """
     started = time.monotonic()
-    variant = row.make(context)
+    with _pricing:
+        variant = row.make(context)
     module = None
     if variant.strategy is not None:
         module = apply(variant.strategy, context.source)
@@ -120,7 +125,13 @@ def predict(context: Context, graph: Graph, strategy: Strategy) -> dict[str, Any
     Raises:
         DiscoError: the strategy does not fit the graph.
     """
-    timeline = simulate(build(graph, strategy, context.costs.model, context.costs.machine).problem)
+    return predicted(context.costs, graph, strategy)
+
+
+def predicted(costs: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
+    """:func:`predict` from costs alone."""
+    with _pricing:
+        timeline = simulate(build(graph, strategy, costs.model, costs.machine).problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,
         "compute_ms": timeline.compute_ns / 1e6,

@@ -8,7 +8,6 @@ from typing import Any
 
 from evaluation.tables import DEFAULT, PLAN, SCHEMES, TORCH, points, schemes
 
-FORMATS = ("svg", "png")
 _BARS = (*SCHEMES, PLAN)
 _COLOURS = {
     DEFAULT: "#4d4d4d", "no op fusion": "#bdbdbd", "no all-reduce combining": "#969696",
@@ -99,6 +98,7 @@ def overlaps(records: Cells, folder: Path) -> list[Path]:
 def fidelity(records: Cells, folder: Path) -> list[Path]:
     """Predicted against measured step time of every plan of every cell."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     cells = [(record, found) for record in records if (found := points(record))]
     if not cells:
@@ -119,6 +119,10 @@ def fidelity(records: Cells, folder: Path) -> list[Path]:
             color=f"C{models.index(cell['model'])}", label=f"{cell['model']}, {cell['link']}", alpha=0.8,
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     axes.set_xlabel("measured step, ms (grey: predicted within 12 %)")
     axes.set_ylabel("predicted step, ms")
     axes.spines[["top", "right"]].set_visible(False)
@@ -127,10 +131,6 @@ def fidelity(records: Cells, folder: Path) -> list[Path]:
 
 
 def _save(figure: Any, path: Path) -> list[Path]:
-    written = []
-    for name in FORMATS:
-        target = path.with_name(f"{path.name}.{name}")
-        metadata = {"Date": None} if name == "svg" else {}
-        figure.savefig(target, format=name, dpi=130, metadata=metadata)
-        written.append(target)
-    return written
+    target = path.with_name(f"{path.name}.svg")
+    figure.savefig(target, format="svg", metadata={"Date": None})
+    return [target]

@@ -12,12 +12,16 @@ from disco_hlo.profiler.trace import Execution
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
+from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.runner import Runner, memory
+from evaluation.record import OK
 
 Spans = list[tuple[int, int]]
 TRACED_RUNS = 3
+_TRANSFERS = tuple(sorted(TRANSFERS))
 
 
 def memory_of(executable: LoadedExecutable) -> dict[str, int]:
@@ -43,7 +47,7 @@ def runner_of(
 
 def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]:
     """What one run leaves on the first device; nothing is fetched. The runner must have run before."""
-    arguments = runner._inputs.fresh()
+    arguments = runner.inputs()
     result = jaxlink.execute(executable, arguments)
     jaxlink.wait(result)
     return [output[0] for output in jaxlink.result_arrays(result)]
@@ -70,11 +74,18 @@ class Comparison:
         value; and that of the last output, which in every model here is the loss."""
         import jax
 
+        values = self.apart(expected, got)
         with jax.transfer_guard("allow"):
-            apart = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
-            values = [float(value) for value in jax.device_get(apart)]
             loss = float(jax.device_get(got[-1]))
         return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
+
+    def apart(self, expected: Sequence[Any], got: Sequence[Any]) -> list[float]:
+        """For each output the largest difference, relative to its largest value."""
+        import jax
+
+        with jax.transfer_guard("allow"):
+            found = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
+            return [float(value) for value in jax.device_get(found)]
 
     def _of(self, output: Any) -> Any:
         key = (tuple(output.shape), str(output.dtype))
@@ -98,6 +109,19 @@ def _apart(a: Any, b: Any) -> Any:
     return jnp.max(difference, initial=0.0) / jnp.maximum(scale, 1e-30)
 
 
+def times_of(trial: Trial, default: Trial) -> dict[str, Any]:
+    """What a record keeps of a row that ran: its times, ms, and their ratio to XLA's default's of the same rounds."""
+    return {
+        "status": OK,
+        "median_ms": trial.median_ns / 1e6,
+        "spread_ms": trial.spread_ns / 1e6,
+        "of_default": ratio_to(trial, default),
+        "of_default_noise": ratio_noise(trial, default),
+        "default_median_ms": default.median_ns / 1e6,
+        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
+    }
+
+
 # --- traces ---------------------------------------------------------------------------------------
 
 
@@ -106,10 +130,19 @@ def overlap(runner: Runner, executable: LoadedExecutable) -> dict[str, float]:
 
     On each run the device whose collectives took least counts: on the others they also wait for it.
     """
-    taken = tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
+    return breakdown(traced(runner), executable)
+
+
+def traced(runner: Runner) -> tracing.Trace:
+    """A few runs under the profiler."""
+    return tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
+
+
+def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, float]:
+    """What :func:`overlap` gives, from a trace that was taken before."""
     module = proto.parse(jaxlink.read_executable(executable))
     # On CPU an instruction tells what it is; on GPU its kernel does.
-    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith("all-reduce")}
+    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_TRANSFERS)}
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for item in taken.executions:
         if item.module == module.name:

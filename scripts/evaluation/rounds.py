@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plugin import search_phase
-from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_noise, ratio_to
+from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.winner import winning
 from evaluation import measure
 from evaluation.compiling import Compiled
-from evaluation.record import FAILED, OK, Record
+from evaluation.record import FAILED, Record
 from evaluation.rows import PLANNED
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s:
         started = time.monotonic()
         for _, own, trial in alive:
             trial.times_ns.append(own.run())
-        cell.record.update_all({trial.name: _times(trial, alive[0][2]) for _, _, trial in alive})
+        cell.record.update_all({trial.name: measure.times_of(trial, alive[0][2]) for _, _, trial in alive})
         if left_s() < 2 * (time.monotonic() - started) + 3:
             return
 
@@ -70,18 +70,6 @@ def _traces(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s:
         cell.record.update(trial.name, trace=found)
 
 
-def _times(trial: Trial, default: Trial) -> dict[str, Any]:
-    return {
-        "status": OK,
-        "median_ms": trial.median_ns / 1e6,
-        "spread_ms": trial.spread_ns / 1e6,
-        "of_default": ratio_to(trial, default),
-        "of_default_noise": ratio_noise(trial, default),
-        "default_median_ms": default.median_ns / 1e6,
-        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
-    }
-
-
 def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
     """What the tool would take: by its own rule, out of XLA's default and the search's finalists."""
     if not any(trial.name == PLAN for _, _, trial in alive):
@@ -89,4 +77,4 @@ def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> 
     found = [trial for one, _, trial in alive if trial.name == DEFAULT or one.row.kind == PLANNED]
     for trial in found:
         trial.predicted_ns = round(1e6 * record.row(trial.name)["predicted"].get("step_ms", 0.0))
-    record.note("chosen", found[search_phase._winner(found)].name)
+    record.note("chosen", found[winning(found)].name)

@@ -14,7 +14,7 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
-from disco_hlo.plugin.search_phase import NO_FUSION, ONE_BUCKET, PLAN_BUCKETS
+from disco_hlo.plugin.search_phase import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
 from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
 
@@ -25,7 +25,7 @@ PGLE = "PGLE"
 O1 = "O1"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
-OURS_IN_ONE, OURS_UNFUSED = "one bucket in our order (XLA's op fusion)", "nothing fused in our order"
+OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
 ALONE_XLA, ALONE_PLAN = "transfers alone (XLA's kernels)", "transfers alone (plan's kernels)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
 RANDOM_PLANS = 6
@@ -34,7 +34,7 @@ MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PG
 _FAMILIES = ("thresholds", "random")
 _NAMES = (
     "all", *_FAMILIES, DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY, ORDER_ONLY,
-    BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, OURS_UNFUSED, ALONE_XLA, ALONE_PLAN,
+    BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, ALONE_PLAN,
 )  # fmt: skip
 _NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
@@ -109,7 +109,7 @@ def rows_of(context: Context) -> list[Row]:
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
         Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
         Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
-        Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=())))),
+        _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         Row(FUSION_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.plan.groups, c.xla.buckets)))),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
@@ -128,8 +128,14 @@ def rows_of(context: Context) -> list[Row]:
         *_thresholds(context),
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
         _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
-        _searched(NO_FUSION, OURS_UNFUSED, PLANNED),
     ]  # fmt: skip
+
+
+def _order_only(context: Context) -> Row:
+    """Where transfers run beside kernels the tool itself tries this; elsewhere it is for comparison."""
+    if any(name == OUR_ORDER for name, _, _ in context.plans.strategies):
+        return _searched(OUR_ORDER, ORDER_ONLY, PLANNED)
+    return Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=()))))
 
 
 def chosen_names(choice: str) -> set[str]:
@@ -177,7 +183,7 @@ def _own(context: Context, strategy: Strategy) -> Variant:
 
 def _total_bytes(context: Context) -> int:
     graph = context.source.graph
-    return sum(graph.nodes[node].shape.size_bytes for node in graph.all_reduces)
+    return sum(graph.transfer_bytes(node) for node in graph.all_reduces)
 
 
 def _above_all(context: Context) -> int:

@@ -114,28 +114,28 @@ def request_of(model: str, size: str) -> jaxlink.CompileRequest:
     """
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
-    import jax
-    import parallel
-    import train
-    from models.training import abstract_arguments
+    found = intercepted(_lowered(model, size), "jit_train_step")
+    if found is None:
+        raise DiscoError(f"jax compiled nothing called train_step for {model}")
+    return found
 
+
+def intercepted(lowered: Any, module_name: str = "") -> jaxlink.CompileRequest | None:
+    """The compile that jax asks for when it compiles ``lowered``, which goes no further; None where there is none.
+
+    Args:
+        module_name: of the module that is meant; empty for whichever comes first.
+    """
     found: list[jaxlink.CompileRequest] = []
 
-    class Taken(Exception):
-        """Ends the compile."""
+    class Taken(BaseException):
+        """Ends the compile; an Exception would only be logged."""
 
-    def compile_nothing() -> Any:
-        raise Taken
-
-    def handler(request: jaxlink.CompileRequest) -> Any:
-        if request.module_name == "jit_train_step":
-            request._compile_default = compile_nothing
+    def handler(request: jaxlink.CompileRequest) -> None:
+        if not module_name or request.module_name == module_name:
             found.append(request)
-        return None
+            raise Taken
 
-    made = train.load(model, size)
-    arguments = abstract_arguments(made, made.batch_per_device * jax.device_count())
-    lowered = parallel.compile_step(made.step, parallel.data_parallel()).lower(*arguments)
     jaxlink.install(handler)
     try:
         lowered.compile()
@@ -143,9 +143,28 @@ def request_of(model: str, size: str) -> jaxlink.CompileRequest:
         pass
     finally:
         jaxlink.uninstall()
-    if not found:
-        raise DiscoError(f"jax compiled nothing called train_step for {model}")
-    return found[0]
+    return found[0] if found else None
+
+
+def _lowered(model: str, size: str) -> Any:
+    """A model's step, lowered; `transformer_lm`, which has one size, is the demo's."""
+    import jax
+    import parallel
+
+    if model == "transformer_lm":
+        import transformer_lm
+
+        step = transformer_lm.train_step
+        rows = transformer_lm.BATCH_PER_DEVICE * jax.device_count()
+        tokens = jax.ShapeDtypeStruct((rows, transformer_lm.SEQUENCE + 1), "int32")
+        arguments = (jax.eval_shape(transformer_lm.init, jax.random.key(0)), tokens)
+    else:
+        import train
+        from models.training import abstract_arguments
+
+        made = train.load(model, size)
+        step, arguments = made.step, abstract_arguments(made, made.batch_per_device * jax.device_count())
+    return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
 
 
 def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
@@ -184,7 +203,7 @@ def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
-    found = search_phase._find(session, step, read(step.source), profile, Interruption())
+    found = search_phase.find(session, step, read(step.source), profile, Interruption())
     strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,

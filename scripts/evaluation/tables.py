@@ -212,6 +212,21 @@ def fidelity(records: Cells) -> Table:
     return header, rows
 
 
+def cpu_plans(records: Cells) -> Table:
+    """Every plan of the CPU's records, predicted against measured, ms."""
+    header = ("model, link, devices", "plan", "measured", "noise", "predicted", "error")
+    rows = [
+        (
+            title(record), point.name, _number(point.measured_ms), _number(point.noise_ms),
+            _number(point.predicted_ms), _percent(point.error),
+        )
+        for record in records
+        if record["facts"].get("backend") == "cpu"
+        for point in points(record)
+    ]  # fmt: skip
+    return header, rows
+
+
 def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
     worst = max(found, key=lambda point: abs(point.error))
     mean = statistics.fmean(abs(point.error) for point in found)

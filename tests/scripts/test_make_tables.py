@@ -129,10 +129,11 @@ def test_the_document_and_its_pictures(tmp_path: Path, monkeypatch: pytest.Monke
     assert make_tables.main() == 0
     text = (tmp_path / "tables.md").read_text()
     assert "- H200, jax 0.12.0, jaxlib 0.12.0, 2026-11-20" in text
-    assert text.count("## ") == len(make_tables.SECTIONS) - 1, "no row has numbers to compare"
+    titles = [title for title, *_ in make_tables.SECTIONS]
+    missing = [title for title in titles if f"## {title}\n" not in text]
+    assert missing == ["Every plan on CPU", "Numbers"], "no record is of a CPU, no row has numbers to compare"
     for name in ("step_time_sockets_2", "overlap", "fidelity"):
         assert f"({name}.svg)" in text
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 

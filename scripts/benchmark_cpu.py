@@ -1,0 +1,88 @@
+"""Predicted against measured on CPU: many plans of one training step, several processes on one machine.
+
+    python scripts/benchmark_cpu.py transformer_lm bert rnnlm --out DIR
+    python scripts/make_tables.py DIR --out TABLES
+
+Each model runs in a job of its own, `mpiexec -n 2`. The plans are XLA's default, nothing fused, fixed combine
+thresholds, what a search finds and its parts, and legal plans by dice. A batch runs them in turn and then
+profiles the machine anew; the predictions are those of all batches' profiles together. So both saw the same
+machine. How much of it other programs used is noted with each batch, and only the quietest count.
+
+DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; a run adds the batches that it lacks.
+Exit status: 0 done; 1 a model could not be measured; 2 bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from benchmark import MODELS, find_package
+
+CPU_MODELS = ("transformer_lm", *MODELS)
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; exits with 2 where it is wrong."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("models", nargs="+", choices=CPU_MODELS, metavar="MODEL", help=", ".join(CPU_MODELS))
+    parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
+    parser.add_argument("--size", default="tiny", choices=("full", "tiny"))
+    parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="longest for each model (default 600)")
+    parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
+    parser.add_argument(
+        "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    args = parser.parse_args(argv)
+    if args.batches < 1 or args.seconds <= 0 or args.search_seconds <= 0 or not 0 <= args.others <= 1:
+        parser.error("expected --batches of at least 1, seconds above 0, and --others from 0 to 1")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is not a directory")
+    return args
+
+
+def job(args: argparse.Namespace, model: str) -> int:
+    """Run one model's job to its end; its exit status."""
+    import demo
+    from demo_job import free_port, log_tail, run_job
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    mpiexec = shutil.which("mpiexec", path=here)
+    if mpiexec is None:
+        print("benchmark_cpu.py: mpiexec is not on PATH: pip install '.[mpi]'", file=sys.stderr)
+        return 1
+    phase = demo.Phase("benchmark", "", None)
+    environment = demo.environment(phase, args.out, args.search_seconds, free_port())
+    command = [mpiexec, "-n", str(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
+    for name in ("processes", "size", "batches", "seconds", "search_seconds", "others", "seed"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    log = args.out / f"{model}.log"
+    status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)
+    if status == 0:
+        return 0
+    how = "not finished in time" if status is None else f"exit status {status}"
+    print(f"benchmark_cpu.py: {model}: {how}{log_tail(log)}", file=sys.stderr)
+    return 1
+
+
+def main() -> int:
+    """One job for each model; inside a job, one rank of it."""
+    args = arguments()
+    find_package()
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return max([job(args, model) for model in args.models])
+    from evaluation import ranks
+
+    return ranks.run(args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

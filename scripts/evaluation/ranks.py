@@ -1,0 +1,294 @@
+"""One rank of a CPU job that measures how well its simulator predicts it (see ``scripts/benchmark_cpu.py``)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from disco_hlo.profiler.merge import merge
+from disco_hlo.profiler.profile import Profile
+
+from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_noise, ratio_to
+from disco_hlo.plugin.logs import configure, one_line
+from disco_hlo.plugin.profiling import Kept, profile_step
+from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.search_phase import NO_FUSION, PLAN
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.timeline import simulate
+from evaluation import step
+from evaluation.record import FAILED, OK, CellName, Record
+from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
+
+THRESHOLDS_KIB = (64, 512)
+RANDOM_PLANS = 3
+FINALISTS = 1
+ROUNDS = 3
+"""Runs of each plan in one batch, after which the machine is profiled again: both within half a minute, since what
+others use of the machine changes."""
+AGAIN_S = 40.0
+"""Longest that a batch takes whose executables are there; the first one compiles some."""
+UNFUSED = "nothing fused"
+MOST = 3
+"""On a machine that is never quiet the quietest third of the batches counts."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure until there are enough quiet batches or the time is up; the exit status."""
+    started = time.monotonic()
+    configure("warning")
+    sys.path.insert(0, str(step.EXAMPLES))
+    import parallel
+
+    parser = argparse.ArgumentParser()
+    parallel.add_arguments(parser)
+    parallel.initialize(parser.parse_args(["--distributed"]))
+    settings = Settings(
+        search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
+    )
+    request = step.request_of(args.models[0], args.size)
+    session = join(request, settings)
+    cell = CellName(args.models[0], args.size, "gloo", len(request.devices))
+    try:
+        _Benchmark(session, cell, args).run(lambda: args.seconds - (time.monotonic() - started))
+    except DiscoError as error:
+        print(f"benchmark_cpu.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@dataclass
+class _Batch:
+    """What one batch measured."""
+
+    others: float
+    """Share of the cores that other programs used meanwhile."""
+    times_ns: dict[str, list[int]]
+    profile: Profile | None = field(default=None, repr=False)
+
+
+class _Benchmark:
+    """One model's plans. Rank 0 keeps the files, all ranks run everything."""
+
+    def __init__(self, session: Session, cell: CellName, args: argparse.Namespace) -> None:
+        self.session, self.cell, self.args = session, cell, args
+        self.files = step.Files(args.out, cell)
+        module = self.files.module() if session.leads else None
+        self.step = step.captured(session.request, module)
+        self.source: CanonicalModule = self.step.source
+        self.xla = read(self.source)
+        self.kept = Kept()
+
+    def run(self, left_s: Any) -> None:
+        session = self.session
+        if session.leads:
+            self.files.save_module(self.step.module)
+        batches = self._kept() if session.leads else []
+        rows = self._rows()
+        trials = [Trial(name, strategy, 0) for name, strategy in rows]
+        for trial in trials:
+            self._say(f"compiling {trial.name}")
+            compile_trials(session, self.source, [trial], tag=trial.name)
+        measure(session, trials, budget_s=1.0)  # and check that they compute the same
+        last_s = 0.0
+        while session.tell(
+            session.leads and self._lacks(batches, left_s() - min(last_s, AGAIN_S)), "goes on"
+        ):
+            started = time.monotonic()
+            batch = self._batch(trials)
+            last_s = time.monotonic() - started
+            if session.leads:
+                batches.append(batch)
+                self._say(f"batch {len(batches)}: others used {100 * batch.others:.0f} % of the cores")
+                self._keep(len(batches), batch)
+                self._record(batches, trials)
+
+    def _rows(self) -> list[tuple[str, Strategy | None]]:
+        """Names and strategies of what is measured; the search needs a profile, a first one."""
+        found = None
+        if not self.session.tell(self.session.leads and self.files.plans() is not None, "searched"):
+            self._say("profiling")
+            first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+            with self.session.stage("search", takes_s=300 + self.args.search_seconds):
+                if first is not None:
+                    plans = step.search(self.step, first.profile, self.session.settings)
+                    self.files.save_plans(plans)
+                    self.files.save_profile(first.profile)
+        if self.session.leads:
+            found = [[name, msgspec.to_builtins(strategy)] for name, strategy in self._strategies()]
+        told = self.session.tell(found, "rows")
+        rows = [(name, msgspec.convert(strategy, Strategy)) for name, strategy in told]
+        return [(DEFAULT, None), *rows]
+
+    def _strategies(self) -> Iterator[tuple[str, Strategy]]:
+        plans, profile = self.files.plans(), self.files.profile()
+        assert plans is not None
+        assert profile is not None
+        graph, xla = self.source.graph, self.xla
+        yield UNFUSED, unfused(graph)
+        for name, strategy, _ in plans.strategies:
+            few = not name.startswith(PLAN + " ") or int(name.split()[-1]) <= FINALISTS
+            if few and name != NO_FUSION:  # nothing fused, in another order
+                yield name, strategy
+        for kib in THRESHOLDS_KIB:
+            buckets = combined_up_to(graph, xla, kib << 10)
+            with suppress(IllegalStrategyError):
+                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
+                yield f"threshold {kib} KiB", check(self.source, strategy)
+        costs = step.costs(profile, self.step)
+        bases = [xla, *(strategy for _, strategy, _ in plans.strategies)]
+        for number in range(1, RANDOM_PLANS + 1):
+            with suppress(IllegalStrategyError):
+                seed = 1000 * self.args.seed + number
+                strategy = random_strategy(self.source, seed, bases, costs.model, costs.machine)
+                yield f"random plan {number}", strategy
+
+    def _batch(self, trials: Sequence[Trial]) -> _Batch:
+        before = _Use.now()
+        alive = [trial for trial in trials if trial.executable is not None and not trial.error]
+        for trial in alive:
+            trial.times_ns.clear()
+            seed = self.session.settings.seed
+            trial.runner = Runner(self.session.request, trial.executable, seed, inputs_of=alive[0].runner)
+        for number in range(1 + ROUNDS):
+            for trial in alive:
+                assert trial.runner is not None
+                taken_ns = trial.runner.run()
+                trial.times_ns += [taken_ns] if number else []
+        found = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+        own = before.of_this_process_since()
+        every = self.session.channel.all_gather(
+            json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
+        )
+        others = before.of_others_since(sum(json.loads(one) for one in every))
+        times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
+        return _Batch(others, times, None if found is None else found.profile)
+
+    def _lacks(self, batches: Sequence[_Batch], left_s: float) -> bool:
+        quiet = sum(batch.others <= self.args.others for batch in batches)
+        if not batches:
+            return True
+        return quiet < self.args.batches and len(batches) < MOST * self.args.batches and left_s > 0
+
+    def _say(self, text: str) -> None:
+        if self.session.leads:
+            print(f"{time.strftime('%H:%M:%S')} {self.cell.stem}: {text}", flush=True)
+
+    # --- rank 0's files ---------------------------------------------------------------------------
+
+    def _folder(self, number: int) -> Path:
+        return self.files.folder / f"batch_{number}"
+
+    def _keep(self, number: int, batch: _Batch) -> None:
+        from disco_hlo.profiler.profile import save
+
+        assert batch.profile is not None
+        folder = self._folder(number)
+        save(batch.profile, folder / "profile.json")
+        body = {"others": batch.others, "times_ns": batch.times_ns}
+        step.write_atomically(folder / "times.json", json.dumps(body).encode())
+
+    def _kept(self) -> list[_Batch]:
+        from disco_hlo.profiler.profile import load
+
+        found: list[_Batch] = []
+        while (path := self._folder(len(found) + 1) / "times.json").exists():
+            body = json.loads(path.read_bytes())
+            profile = load(path.with_name("profile.json"))
+            found.append(_Batch(float(body["others"]), body["times_ns"], profile))
+        return found
+
+    def _record(self, batches: Sequence[_Batch], trials: Sequence[Trial]) -> None:
+        """The cell's record from the quietest batches: times of all of them, predictions of their profiles."""
+        counted = sorted(batches, key=lambda batch: batch.others)[: self.args.batches]
+        profiles = [batch.profile for batch in counted if batch.profile is not None]
+        profile = merge(profiles)
+        self.files.save_profile(profile)
+        record = Record.open(self.args.out, self.cell)
+        record.note_all(
+            versions=step.versions(), device=profile.platform.device_kind, backend="cpu",
+            date=time.strftime("%Y-%m-%d", time.gmtime()), fingerprint=self.source.graph.fingerprint,
+            batches=len(counted), batches_measured=len(batches),
+            others=[round(batch.others, 3) for batch in counted], noise=profile.noise,
+        )  # fmt: skip
+        costs = step.costs(profile, self.step)
+        times = {trial.name: Trial(trial.name, trial.strategy, 0) for trial in trials}
+        for batch in counted:
+            for name, trial in times.items():
+                trial.times_ns += batch.times_ns.get(name, [])
+        changes: dict[str, dict[str, Any]] = {}
+        for trial in trials:
+            if trial.error:
+                changes[trial.name] = {"status": FAILED, "kind": "cpu", "reason": trial.error[:2000]}
+                continue
+            predicted = self._predict(trial.strategy or self.xla, costs)
+            changes[trial.name] = {"kind": "cpu", "predicted": predicted}
+            changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
+        record.update_all(changes)
+
+    def _predict(self, strategy: Strategy, costs: step.Costs) -> dict[str, float]:
+        found = simulate(build(self.source.graph, strategy, costs.model, costs.machine).problem)
+        return {
+            "step_ms": found.makespan_ns / 1e6,
+            "compute_ms": found.compute_ns / 1e6,
+            "communication_ms": found.communication_ns / 1e6,
+        }
+
+
+def _measured(trial: Trial, default: Trial) -> dict[str, Any]:
+    if len(trial.times_ns) != len(default.times_ns):
+        raise ProfileError(f"{trial.name} ran {len(trial.times_ns)} times, XLA's default otherwise")
+    return {
+        "status": OK,
+        "median_ms": trial.median_ns / 1e6,
+        "mean_ms": statistics.fmean(trial.times_ns) / 1e6,
+        "spread_ms": trial.spread_ns / 1e6,
+        "of_default": ratio_to(trial, default),
+        "of_default_noise": ratio_noise(trial, default),
+        "default_median_ms": default.median_ns / 1e6,
+        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
+    }
+
+
+# --- who used the cores ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Seconds of processor time used up to a moment: by everything on this machine, by this process."""
+
+    at_s: float
+    machine_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> _Use:
+        columns = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, columns)
+        ticks = user + nice + system + irq + softirq + steal
+        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
+
+    def of_this_process_since(self) -> float:
+        return time.process_time() - self.own_s
+
+    def of_others_since(self, job_s: float) -> float:
+        """Share of the cores used by what is not the job, which used ``job_s``."""
+        now = _Use.now()
+        cores = os.cpu_count() or 1
+        return max(0.0, now.machine_s - self.machine_s - job_s) / ((now.at_s - self.at_s) * cores)

@@ -1,0 +1,68 @@
+"""The fidelity benchmark of a CPU job: its arguments, and what it makes of batches."""
+
+from __future__ import annotations
+
+import time
+
+import benchmark_cpu
+import pytest
+from evaluation import ranks
+from evaluation.tables import cpu_plans, fidelity
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin.candidates import DEFAULT, Trial
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["no-such-model", "--out", "o"],
+        ["bert"],
+        ["bert", "--out", "o", "--batches", "0"],
+        ["bert", "--out", "o", "--others", "1.5"],
+        ["bert", "--out", "o", "--processes", "1"],
+        ["bert", "--out", __file__],
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        benchmark_cpu.arguments(wrong)
+    assert refused.value.code == 2
+
+
+def test_a_row_is_held_against_the_default_round_by_round() -> None:
+    default = Trial(DEFAULT, None, 0, times_ns=[100_000_000, 200_000_000, 120_000_000])
+    plan = Trial("plan", None, 0, times_ns=[50_000_000, 100_000_000, 90_000_000])
+    found = ranks._measured(plan, default)
+    assert (found["status"], found["median_ms"], found["mean_ms"]) == ("ok", 90.0, 80.0)
+    assert (found["of_default"], found["default_median_ms"]) == (0.5, 120.0)
+    plan.times_ns.pop()
+    with pytest.raises(ProfileError, match="plan ran 2 times"):
+        ranks._measured(plan, default)
+
+
+def test_what_others_use_is_what_the_job_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks.os, "cpu_count", lambda: 2)
+    before = ranks._Use(at_s=10.0, machine_s=100.0, own_s=0.0)
+    now = ranks._Use(at_s=20.0, machine_s=116.0, own_s=7.0)
+    monkeypatch.setattr(ranks._Use, "now", classmethod(lambda _: now))
+    assert before.of_others_since(job_s=13.0) == pytest.approx(0.15)
+    assert before.of_others_since(job_s=20.0) == 0.0
+
+
+def test_processor_time_of_this_process_is_counted() -> None:
+    before = ranks._Use.now()
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    assert before.of_this_process_since() >= 0.05
+
+
+def test_the_record_makes_a_row_of_the_fidelity_table() -> None:
+    row = {"status": "ok", "median_ms": 100.0, "of_default_noise": 0.02, "predicted": {"step_ms": 90.0}}
+    cell = {"model": "transformer_lm", "size": "tiny", "link": "gloo", "devices": 2}
+    record = {"cell": cell, "facts": {"backend": "cpu"}, "rows": {DEFAULT: row}}
+    _, rows = fidelity([record])
+    assert rows[0][1:4] == ("1", "10.0 %", "-10.0 %")
+    _, rows = cpu_plans([record, {**record, "facts": {"backend": "gpu"}}])
+    assert rows == [("transformer_lm (tiny), gloo, 2", DEFAULT, "100.0", "2.00", "90.0", "-10.0 %")]
