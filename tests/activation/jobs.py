@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,13 +67,6 @@ def at_every_moment(tmp_path: Path, run: Callable[[Path, str], Any]) -> dict[str
         return dict(
             zip(moments, pool.map(lambda moment: run(tmp_path / moment, moment), moments), strict=True)
         )
-
-
-def free_port() -> int:
-    """A port nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _worker(scenario: str) -> list[str]:

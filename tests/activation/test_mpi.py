@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.activation.jobs import at_every_moment, free_port, run_alone, run_under_mpi
+from tests.activation.jobs import at_every_moment, run_alone, run_under_mpi
 from tests.activation.test_processes import DEFAULT, KV, assert_default_after, assert_exchange
+from tests.ports import free_port
 
 pytestmark = pytest.mark.mpi
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.activation.jobs import at_every_moment, free_port, run_alone
+from tests.activation.jobs import at_every_moment, run_alone
+from tests.ports import free_port
 
 KV = "jax.distributed's key-value store"
 DEFAULT = "XLA's default on all ranks: "

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import read_module
 from tests.cli.conftest import Disco
+from tests.ports import free_port
 
 TRAIN = Path(__file__).with_name("train.py")
 FILES = ["capture.json", "default.hlo.pb.gz", "profile.json", "unfused.hlo.pb.gz"]
@@ -91,9 +91,7 @@ def test_a_damaged_record_is_refused(disco: Disco, cpu_plan: Path, tmp_path: Pat
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_two_ranks_capture_and_rank_0_writes(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     folder = tmp_path / "captured"
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     train = ["mpiexec", "-n", "2", sys.executable, str(TRAIN), address]

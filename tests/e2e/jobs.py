@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.ports import free_port
 
 Result = TypeVar("Result")
 
@@ -193,10 +194,3 @@ def two_at_a_time(makers: Mapping[str, Callable[[], Result]]) -> dict[str, Futur
     thread's work, so two take little longer than one."""
     with ThreadPoolExecutor(2) as pool:
         return {name: pool.submit(make) for name, make in makers.items()}
-
-
-def free_port() -> int:
-    """A port nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

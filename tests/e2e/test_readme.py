@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import HERE, free_port
+from tests.e2e.jobs import HERE
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.mpi,

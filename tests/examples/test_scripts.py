@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +14,15 @@ import pytest
 import train
 import transformer_lm
 
+from tests.ports import free_port
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(command: list[str], devices: int, out: Path) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        environment["JAX_COORDINATOR_PORT"] = str(probe.getsockname()[1])
+    environment["JAX_COORDINATOR_PORT"] = str(free_port())
     done = subprocess.run(
         [*command, "--json", str(out)],
         env=environment,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,13 @@ import pytest
 
 from disco_hlo.plugin.jaxlink import Parameter
 from disco_hlo.plugin.runner import synthetic_values
+from tests.ports import free_port
 
 RANK = Path(__file__).with_name("rank.py")
 
 
 def test_two_processes_capture_enact_and_run_in_lockstep(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     outputs = [tmp_path / f"{rank}.json" for rank in (0, 1)]
     ranks = [
