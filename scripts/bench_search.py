@@ -299,9 +299,11 @@ def gap(arguments: argparse.Namespace) -> None:
                 "gap", f"{name} {link}",
                 {
                     "baselines_ns": baselines, "found_ns": result.predicted_ns, "bound_ns": limit.makespan_ns,
+                    "plain_bound_ns": limit.plain_ns,
                     "communication_ns": limit.communication_ns, "compute_ns": limit.compute_ns,
                     "processor_s": round(result.wall_s, 1), "candidates": result.evaluations,
                     "closed": round((best - result.predicted_ns) / max(best - limit.makespan_ns, 1), 4),
+                    "closed_plain": round((best - result.predicted_ns) / max(best - limit.plain_ns, 1), 4),
                 },
             )  # fmt: skip
 

@@ -5,9 +5,10 @@ least compute that must precede any all-reduce and q the least that must follow 
 with these kernels takes at least max(C, r + M + q): before the first transfer starts at least r
 was computed, between it and the end of the last lie at least M, and at least q comes after.
 The same holds for every part of the all-reduces: those before which at least r' must be computed take
-at least M' of the link, all of it after r' (``late_bound_ns``), which is tight where gradients appear
-together behind a loop. The paper's full overlap, FO = max(C, M), is looser. Where collectives block the compute stream
-nothing overlaps, and the bound is C + M.
+at least M' of the link, all of it after r', which is tight where gradients appear together behind a loop. And
+where kernels and transfers slow each other down, what hides costs the other side time
+(``tight_bound_ns``). The paper's full overlap, FO = max(C, M), is looser. Where collectives block the
+compute stream nothing overlaps, and the bound is C + M.
 
 C depends on the kernels, that is on the op groups. For a bound over several plans take the
 lowest of theirs; compute of the faster of XLA's plan and ours is the usual choice.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.costs import LinearPieces, MachineModel
+from disco_hlo.simulator.costs import PPM, LinearPieces, MachineModel
 from disco_hlo.simulator.problem import Problem
 
 
@@ -39,15 +40,20 @@ class Bound:
     """q: least compute that can start only after an all-reduce."""
     overlaps: bool
     """Whether compute and communication can run at once."""
-    late_ns: int = 0
-    """The most that :func:`late_bound_ns` says, where it was asked."""
+    tight_ns: int = 0
+    """What :func:`tight_bound_ns` says, where it was asked."""
 
     @property
     def makespan_ns(self) -> int:
         """What no plan with these kernels can beat."""
+        return max(self.plain_ns, self.tight_ns)
+
+    @property
+    def plain_ns(self) -> int:
+        """max(C, r + M + q), which knows of no contention."""
         if not self.overlaps:
             return self.compute_ns + self.communication_ns
-        return max(self.compute_ns, self.before_ns + self.communication_ns + self.after_ns, self.late_ns)
+        return max(self.compute_ns, self.before_ns + self.communication_ns + self.after_ns)
 
     @property
     def full_overlap_ns(self) -> int:
@@ -73,32 +79,43 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     return Bound(total, int(before.min()), communication_ns, int(after.min()), overlaps)
 
 
-def late_bound_ns(
+def tight_bound_ns(
     problem: Problem, sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel
 ) -> int:
-    """What the all-reduces that cannot start before some moment make every plan with these kernels take.
+    """What contention, and all-reduces that cannot start before some moment, make every plan with these kernels take.
 
     An all-reduce starts after all compute it depends on, r of it. Of those with r from some time on, the
     first starts then at the earliest; their bytes take at least M' of the link; and behind the one that
-    ends last comes at least the least compute that must follow any of them. A bucket may carry earlier
+    ends last comes at least the least compute that must follow any of them, q. A bucket may carry earlier
     gradients too, which makes it no shorter unless larger all-reduces can be faster: then M' is what the
     bytes take at the best rate of any bucket.
+
+    The rest of the compute, C - r - q, runs beside these transfers and holds them up, or runs while there are none, and
+    then takes its own time: it costs its time times the smaller of (1 - transfer speed) / compute speed and 1. In
+    the same way all transfers together cost the compute stream at least M times the smaller of
+    (1 - compute speed) / transfer speed and 1.
 
     Args:
         problem: as for :func:`bound`, on a machine where transfers overlap.
         sizes_bytes: of every task of the problem that communicates, in their order.
     """
     compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
+    total_ns = int(compute_ns.sum())
     transfers = np.flatnonzero(problem.communicates)
     before = compute_ns @ reaches(problem, transfers, forward=True)
     after = compute_ns @ reaches(problem, transfers, forward=False)
     sizes = np.array(sizes_bytes, np.int64)
     largest = None if _grows(pieces) else int(sizes.sum())
-    found = 0
-    for release in np.unique(before):
+    compute_speed, transfer_speed = machine.compute_speed_ppm / PPM, machine.transfer_speed_ppm / PPM
+    held_up = min(1.0, (1 - transfer_speed) / compute_speed)
+    slowed = min(1.0, (1 - compute_speed) / transfer_speed)
+    found = total_ns + int(slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest))
+    for release in np.unique(before).tolist():
         late = before >= release
         link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
-        found = max(found, int(release + link_ns + after[late].min()))
+        last_ns = int(after[late].min())
+        beside_ns = total_ns - release - last_ns
+        found = max(found, release + link_ns + last_ns + int(held_up * beside_ns))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.bound import Bound, bound, late_bound_ns, least_communication_ns
+from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
 
@@ -40,4 +40,4 @@ def bound_of_kernels(
         for unit, communicates in zip(units, built.problem.communicates, strict=True)
         if communicates
     ]
-    return replace(found, late_ns=late_bound_ns(built.problem, moved, pieces, machine))
+    return replace(found, tight_ns=tight_bound_ns(built.problem, moved, pieces, machine))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.simulator.bound import Bound, bound, late_bound_ns, least_communication_ns
+from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate
@@ -52,14 +52,29 @@ def test_without_communication_the_bound_is_the_compute() -> None:
 
 def test_what_starts_late_takes_its_time_behind_that() -> None:
     # Both: 3 of compute, 210 on the link, and u (6) behind. With x of one byte, y alone: 7, 110, v and u (7).
-    assert late_bound_ns(problem(STEP), [50, 50], LINE, GPU) == pytest.approx(3 + 210 + 6, abs=1)
-    assert late_bound_ns(problem(STEP), [1, 50], LINE, GPU) == pytest.approx(7 + 110 + 7, abs=1)
+    assert tight_bound_ns(problem(STEP), [50, 50], LINE, GPU) == pytest.approx(3 + 210 + 6, abs=1)
+    assert tight_bound_ns(problem(STEP), [1, 50], LINE, GPU) == pytest.approx(7 + 110 + 7, abs=1)
 
 
 def test_a_late_gradient_that_travels_with_an_early_one_may_be_faster_for_it() -> None:
-    # From 60 bytes on an all-reduce takes 1 ns: y is best carried together with x.
+    # From 60 bytes on an all-reduce takes 1 ns: y is best carried together with x, and compute is the bound.
     pieces = LinearPieces((0, 60), (2.0, 0.0), (10.0, 1.0))
-    assert late_bound_ns(problem(STEP), [50, 50], pieces, GPU) <= 7 + 1 + 7
+    assert tight_bound_ns(problem(STEP), [50, 50], pieces, GPU) == 16
+
+
+def test_what_runs_beside_transfers_holds_them_up() -> None:
+    # Of 16, 3 come before and 6 behind; 7 run beside transfers of 210, which do half their work in 7 / 0.8.
+    slow = replace(GPU, compute_speed_ppm=800_000, transfer_speed_ppm=500_000)
+    assert tight_bound_ns(problem(STEP), [50, 50], LINE, slow) == pytest.approx(3 + 210 + 6 + 4, abs=1)
+    # Where a transfer beside compute all but stands still, the 7 cost themselves: no plan must run both at once.
+    slower = replace(slow, transfer_speed_ppm=100_000)
+    assert tight_bound_ns(problem(STEP), [50, 50], LINE, slower) == pytest.approx(3 + 210 + 6 + 7, abs=1)
+
+
+def test_what_is_hidden_slows_the_compute_down() -> None:
+    # Compute of 16, and a transfer of 7 beside which it loses half its speed.
+    short, slow = LinearPieces((0,), (2.0,), (3.0,)), replace(GPU, compute_speed_ppm=500_000)
+    assert tight_bound_ns(problem(STEP), [1, 1], short, slow) == pytest.approx(16 + 3, abs=1)
 
 
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
@@ -119,7 +134,7 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
             sum(step.nodes[node].shape.size_bytes for node in built.units.units[built.unit_of[task]].nodes)
             for task in built.problem.communicates.nonzero()[0]
         ]
-        found = replace(found, late_ns=late_bound_ns(built.problem, moved, pieces, machine))
+        found = replace(found, tight_ns=tight_bound_ns(built.problem, moved, pieces, machine))
     for _ in range(4):
         strategy = random_strategy(random, step, asynchronous=machine.asynchronous, groups=groups)
         for ready_queue in (False, True):
