@@ -51,8 +51,10 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
     is_measured = alone > 0
     alone = np.where(is_measured, alone, estimated)
     static = np.zeros((len(graph), spec.STATIC), np.float32)
-    for node in graph.nodes:
-        static[node.id, :_SHAPE_NUMBERS] = _shape_numbers(graph, node)
+    first = np.array(graph.first_of_key)
+    for x in np.unique(first).tolist():
+        static[x, :_SHAPE_NUMBERS] = _shape_numbers(graph, graph.nodes[x])
+    static[:, :_SHAPE_NUMBERS] = static[first, :_SHAPE_NUMBERS]
     static[:, _SHAPE_NUMBERS] = np.log2(1000 * tables.value[at.ELEMENT_NS] + 1)
     static[:, _SHAPE_NUMBERS + 1] = np.log2(alone + 1)
     static[:, _SHAPE_NUMBERS + 2] = np.log2(alone / estimated)

@@ -83,7 +83,8 @@ class Structure(NamedTuple):
 
 def structure(graph: Graph) -> Structure:
     """Index maps and sizes of every node of the graph."""
-    maps = [_edges(graph, node) for node in graph.nodes]
+    slots = _slot_maps(graph)
+    maps = [_edges(graph, node, slots) for node in graph.nodes]
     pool: list[int] = []
     rows: list[list[int]] = [[], [], []]
     offsets: dict[tuple[int, ...], int] = {}
@@ -118,15 +119,26 @@ def _closed(rows: list[list[int]], end: int) -> NDArray[np.int32]:
     return np.array([[*row, end] for row in rows], np.int32)
 
 
-def _edges(graph: Graph, node: Node) -> list[tuple[int, tuple[int, ...]]]:
+def _slot_maps(graph: Graph) -> list[list[tuple[int, ...]]]:
+    """The maps of every node's operands, shared by nodes of equal key."""
+    found: list[list[tuple[int, ...]]] = []
+    for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
+        known = first < node.id
+        found.append(found[first] if known else [_map(graph, node, slot) for slot in range(len(node.operands))])
+    return found
+
+
+def _edges(
+    graph: Graph, node: Node, slots: Sequence[Sequence[tuple[int, ...]]]
+) -> list[tuple[int, tuple[int, ...]]]:
     found = []
     for slot, operand in enumerate(node.operands):
         target = graph.nodes[operand]
         if is_cloned(target):
             continue
-        index_map = _map(graph, node, slot)
+        index_map = slots[node.id][slot]
         while target.opcode == "bitcast":
-            index_map = _composed(index_map, _map(graph, target, 0))
+            index_map = _composed(index_map, slots[target.id][0])
             target = graph.nodes[target.operands[0]]
         if not is_cloned(target):
             found.append((target.id, index_map))

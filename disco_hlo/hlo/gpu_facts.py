@@ -87,22 +87,24 @@ def gpu_facts(graph: Graph) -> GpuFacts:
 
 
 def _facts(graph: Graph) -> GpuFacts:
-    nodes = graph.nodes
-    first = [nodes[node.operands[0]].shape if node.operands else None for node in nodes]
-    reductions = [block_reduction(node, shape) for node, shape in zip(nodes, first, strict=True)]
-    transposes = [tiled_transpose(node, shape) for node, shape in zip(nodes, first, strict=True)]
+    """All of it follows from a node's shapes and attributes: found for the first node of each key."""
+    first = np.array(graph.first_of_key)
+    ids, place = np.unique(first, return_inverse=True)
+    nodes = [graph.nodes[x] for x in ids.tolist()]
+    operands = [graph.nodes[node.operands[0]].shape if node.operands else None for node in nodes]
+    reductions = [block_reduction(node, shape) for node, shape in zip(nodes, operands, strict=True)]
+    transposes = [tiled_transpose(node, shape) for node, shape in zip(nodes, operands, strict=True)]
     layouts = [tile and (tile.dimensions, tile.permutation, tile.bits) for tile in transposes]
-    loops = _numbered([_loop(node.shape) for node in nodes] + [_loop(shape) for shape in first])
+    loops = _numbered([_loop(node.shape) for node in nodes] + [_loop(shape) for shape in operands])
+    heroes = list(zip(nodes, reductions, transposes, strict=True))
     return GpuFacts(
-        flags=_array(_flags(graph, node, reductions[node.id], transposes[node.id]) for node in nodes),
-        reduction=_array(_numbered(reductions)),
-        transpose=_array(_numbered(layouts)),
-        loop=_array(loops[: len(nodes)]),
-        operand_loop=_array(loops[len(nodes) :]),
-        elements=_array(node.shape.element_count for node in nodes),
-        shared_bytes=_array(
-            _shared_bytes(graph, node, reductions[node.id], transposes[node.id]) for node in nodes
-        ),
+        flags=_array(_flags(graph, *hero) for hero in heroes)[place],
+        reduction=_array(_numbered(reductions))[place],
+        transpose=_array(_numbered(layouts))[place],
+        loop=_array(loops[: len(nodes)])[place],
+        operand_loop=_array(loops[len(nodes) :])[place],
+        elements=_array(node.shape.element_count for node in nodes)[place],
+        shared_bytes=_array(_shared_bytes(graph, *hero) for hero in heroes)[place],
     )
 
 

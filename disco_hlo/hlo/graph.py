@@ -148,6 +148,13 @@ class Graph:
         return tuple(tuple(ids) for ids in found)
 
     @cached_property
+    def first_of_key(self) -> tuple[int, ...]:
+        """For each node the first with its :attr:`Node.key`: what follows from shapes and attributes is found
+        once for all of them, since the layers of a model repeat."""
+        first: dict[str, int] = {}
+        return tuple(first.setdefault(node.key, node.id) for node in self.nodes)
+
+    @cached_property
     def all_reduces(self) -> tuple[int, ...]:
         """Ids of the nodes of kind :attr:`Kind.ALL_REDUCE`, ascending."""
         return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)

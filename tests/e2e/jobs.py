@@ -21,7 +21,7 @@ from tests.ports import free_port
 Result = TypeVar("Result")
 
 HERE = Path(__file__).parent
-LIMIT_S = 120
+LIMIT_S = 240
 _FOREIGN = (
     "DISCO_",
     "ENABLE_SEARCH",

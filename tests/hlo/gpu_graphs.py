@@ -36,7 +36,8 @@ def graph(text: str, inplace: Pairs = ()) -> Graph:
         operands = tuple(map(int, match["operands"].split()))
         kind = _KINDS.get(match["opcode"], Kind.FUSIBLE)
         dimensions = _numbers(match["dimensions"] or "")
-        nodes.append(Node(i, match["opcode"], shape, operands, kind, match["opcode"], dimensions=dimensions))
+        key = f"{match['opcode']} {shape} {dimensions} {[str(nodes[o].shape) for o in operands]}"
+        nodes.append(Node(i, match["opcode"], shape, operands, kind, key, dimensions=dimensions))
     return Graph(tuple(nodes), len(nodes) - 1, (), "gpu", "jit_step", "f00d", inplace)
 
 

@@ -26,5 +26,6 @@ def graph(text: str, before: Pairs = (), inplace: Pairs = (), backend: str = "cp
     for i, line in enumerate(text.strip().splitlines()):
         opcode, *operands = line.split()
         kind = KINDS.get(opcode, Kind.FUSIBLE)
-        nodes.append(Node(i, opcode, Shape("f32", (i + 1,)), tuple(map(int, operands)), kind, key=opcode))
+        key = f"{line.strip()} of {i + 1}"
+        nodes.append(Node(i, opcode, Shape("f32", (i + 1,)), tuple(map(int, operands)), kind, key=key))
     return Graph(tuple(nodes), len(nodes) - 1, before, backend, "jit_step", "f00d", inplace)
