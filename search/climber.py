@@ -49,7 +49,7 @@ class Climber:
         self.seen = {ordered: new_table(1) for ordered in (False, True)}
         self.waiting = np.zeros((cl.MOST_WAITING, 3), np.int64)
         self.stage = new_stage(len(self.graph), self.machine)
-        self.segments = new_segments(len(self.graph), ranked, self.machine)
+        self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(cl.CONTROLS, np.int64)
         self.depths = all_reduce_depths(self.graph)
         self.state = self.priced(copy_state(starts.states[start]))

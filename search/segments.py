@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import put
-from disco_hlo.search.rng import mix
+from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
 from numpy.typing import NDArray
 
@@ -49,7 +49,7 @@ _KINDS: Final = 3
 _PLACE_BITS: Final = 24
 _KIND_BITS: Final = 2
 _NEVER: Final = 2**62
-_OTHER = np.uint64(0x5851F42D4C957F2D)
+_OTHER, _END = np.uint64(0x5851F42D4C957F2D), np.uint64(0x9E3779B97F4A7C15)
 
 
 class Segments(NamedTuple):
@@ -64,6 +64,11 @@ class Segments(NamedTuple):
     """``[2, 3 * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
     ranked: NDArray[np.int64]
     """``[all-reduces]``: their nodes, by rank."""
+    tie_at: NDArray[np.int64]
+    """``[4 * all-reduces + 1]``: number i reads ``tie[tie_at[4 * i] : tie_at[4 * i + 1]]``; then come those
+    that must run before it, its readers, and those that must run after it. Near each other they are fast
+    to read, and candidates are scored by little else."""
+    tie: NDArray[np.int64]
     lane: NDArray[np.int64]
     """``[channels, 3]``, as in the engine."""
     queued_ns: NDArray[np.int64]
@@ -86,6 +91,8 @@ class SegmentsView(NamedTuple):
     ranked: Any
     buckets: Any
     """Number of all-reduces."""
+    tie_at: Any
+    tie: Any
     lane: Any
     queued_ns: Any
     channel: Any
@@ -94,16 +101,20 @@ class SegmentsView(NamedTuple):
     channels: Any
 
 
-def new_segments(nodes: int, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
-    """Working space for orders of a step of so many nodes."""
-    speed_ppm = machine.speed_ppm()
+def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
+    """Working space for orders of a step, whose all-reduces are ``ranked``."""
+    speed_ppm, nodes = machine.speed_ppm(), int(step.node.shape[1]) - 1
     channels, events = speed_ppm.shape[1] - 1, _KINDS * ranked.size
+    rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT)
+    ties = [step.edge[slice(*step.node[row, x : x + 2])] for x in ranked.tolist() for row in rows]
     return Segments(
         np.full((2, nodes + 1), -1, np.int64),
         np.zeros(nodes // BLOCK + 1, np.int64),
         np.zeros(NUMBERS, np.int64),
         np.array([np.full(events, _NEVER), np.arange(events)], np.int64),
         ranked,
+        np.cumsum([0, *map(len, ties)], dtype=np.int64),
+        np.concatenate([*ties, np.zeros(0, np.int64)]),
         np.zeros((channels, 3), np.int64),
         np.zeros((channels, ranked.size), np.int64),
         np.zeros((2, ranked.size), np.int64),
@@ -124,6 +135,8 @@ def open_segments(segments: Any) -> Any:
         pointer_to(segments.event.ctypes.data + 8 * events),
         pointer_to(segments.ranked.ctypes.data),
         buckets,
+        pointer_to(segments.tie_at.ctypes.data),
+        pointer_to(segments.tie.ctypes.data),
         pointer_to(segments.lane.ctypes.data),
         pointer_to(segments.queued_ns.ctypes.data),
         pointer_to(segments.stands.ctypes.data),
@@ -158,36 +171,44 @@ def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
     """Bring sums and digest up to date with what was written since the log had ``mark`` entries."""
     order, times = address_of(s.order), address_of(s.time_ns)
     width = address_of(s.copies) - order  # the next row
+    digest = np.uint64(c.number[ORDER_DIGEST])
     for entry in range(mark, w.number[at.LOGGED]):
         address = w.log[2 * entry]
         if order <= address < order + width:
-            _count_anew(g, s, w, c, (address - order) >> 3)
+            slot = (address - order) >> 3
+            if c.unit[slot] != s.order[slot]:
+                digest += _change_of_digest(g, s, c, slot)
+                put(w, c.unit, slot, s.order[slot])
+                _count_anew(g, s, w, c, slot)
         elif times <= address < times + at.TIME_COLUMNS * width:
             unit = (address - times) // (8 * at.TIME_COLUMNS)
-            if s.place[unit] != -1 and s.order[s.place[unit]] == unit:
+            # Where it came to stand at a slot only now, that slot was written, too.
+            if s.place[unit] != -1 and c.unit[s.place[unit]] == unit:
                 _count_anew(g, s, w, c, s.place[unit])
+    if np.int64(digest) != c.number[ORDER_DIGEST]:
+        put(w, c.number, ORDER_DIGEST, np.int64(digest))
+
+
+@inner
+def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
+    """What it does to the digest that a slot gets the unit that stands there now."""
+    before, after, end = slot - 1, slot + 1, s.total[at.SLOTS]
+    while before >= 0 and c.unit[before] == -1:
+        before -= 1
+    while after < end and c.unit[after] == -1:
+        after += 1
+    first = c.unit[before] if before >= 0 else -1
+    last = c.unit[after] if after < end else -1
+    return _through(g, first, s.order[slot], last) - _through(g, first, c.unit[slot], last)
 
 
 @inner
 def _count_anew(g: Any, s: Any, w: Any, c: Any, slot: Any) -> None:
-    old, new = c.unit[slot], s.order[slot]
-    if old != new:
-        before, after = slot - 1, slot + 1
-        while before >= 0 and c.unit[before] == -1:
-            before -= 1
-        while after < s.total[at.SLOTS] and c.unit[after] == -1:
-            after += 1
-        first = c.unit[before] if before >= 0 else -1
-        last = c.unit[after] if after < s.total[at.SLOTS] else -1
-        digest = np.uint64(c.number[ORDER_DIGEST])
-        digest += _through(g, first, new, last) - _through(g, first, old, last)
-        put(w, c.number, ORDER_DIGEST, np.int64(digest))
-        put(w, c.unit, slot, new)
-    compute_ns = _compute_ns(g, s, new)
-    if compute_ns != c.time_ns[slot]:
-        block = slot // BLOCK
-        put(w, c.block, block, c.block[block] + compute_ns - c.time_ns[slot])
-        put(w, c.time_ns, slot, compute_ns)
+    """Bring the sums up to date with what a slot's unit adds to them."""
+    change_ns = _compute_ns(g, s, c.unit[slot]) - c.time_ns[slot]
+    if change_ns != 0:
+        put(w, c.block, slot // BLOCK, c.block[slot // BLOCK] + change_ns)
+        put(w, c.time_ns, slot, c.time_ns[slot] + change_ns)
 
 
 @inner
@@ -208,9 +229,9 @@ def _through(g: Any, first: Any, unit: Any, last: Any) -> Any:
 @inner
 def _follows(g: Any, a: Any, b: Any) -> Any:
     """Hash of ``b`` running next after ``a``; -1 stands for both ends."""
-    mixed_a = np.uint64(g.mixed[a]) if a != -1 else _OTHER
-    mixed_b = np.uint64(g.mixed[b]) if b != -1 else _OTHER
-    return mix(mixed_a + _OTHER * mixed_b)
+    mixed_a = np.uint64(g.mixed[a]) if a != -1 else _END
+    mixed_b = np.uint64(g.mixed[b]) if b != -1 else _END
+    return (mixed_a ^ _OTHER) * (mixed_b + _END)
 
 
 # --- events -------------------------------------------------------------------------------------------
@@ -226,14 +247,16 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
             continue
         issued, awaited = np.int64(-1), s.total[at.SLOTS]
         times = at.TIME_COLUMNS * bucket
+        is_packed = s.time_ns[times + at.PACK] >= 0
         x = bucket
         while x != -1:
-            issued = max(issued, _last_needed(g, s, bucket, x))
-            awaited = min(awaited, _first_reader(g, s, bucket, x))
+            rank = g.rank[x]
+            issued = max(issued, _last_needed(g, s, c, bucket, rank))
+            awaited = min(awaited, _first_waiting(s, c, bucket, rank))
             sliced = _NEVER
-            if g.flags[x] & at.UNPACKED and s.time_ns[times + at.PACK] >= 0:
+            if is_packed and g.flags[x] & at.UNPACKED:
                 sliced = _key(_first_outside(g, s, x), SLICED, x)
-            c.key[_KINDS * g.rank[x] + SLICED] = sliced
+            c.key[_KINDS * rank + SLICED] = sliced
             x = s.next[x]
         place = s.place[bucket]
         c.key[_KINDS * i + ISSUED] = _key(issued + 1, ISSUED, place)
@@ -248,15 +271,15 @@ def _key(slot: Any, kind: Any, place: Any) -> Any:
 
 
 @inner
-def _last_needed(g: Any, s: Any, bucket: Any, x: Any) -> Any:
+def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     """The last slot of what must have run before an all-reduce is issued."""
-    last = np.int64(-1)
-    for e in range(g.sources_at[x], g.sources_at[x + 1]):
-        last = max(last, _ready_at(g, s, bucket, s.owner[g.edge[e]]))
-    for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
-        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+    last, earlier = np.int64(-1), c.tie_at[4 * rank + 1]
+    for e in range(c.tie_at[4 * rank], c.tie_at[4 * rank + 2]):
+        unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
         while True:
-            last = max(last, _ready_at(g, s, bucket, unit))
+            # Another transfer is waited for at this one's own slot, for it is one of its readers.
+            if unit != bucket:
+                last = max(last, s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit])
             if cell == -1:
                 break
             unit = s.cell_unit[cell]
@@ -265,21 +288,11 @@ def _last_needed(g: Any, s: Any, bucket: Any, x: Any) -> Any:
 
 
 @inner
-def _ready_at(g: Any, s: Any, bucket: Any, unit: Any) -> Any:
-    if unit == bucket:
-        return -1
-    # Another transfer is waited for at this one's own slot, for it is one of its readers.
-    return s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit]
-
-
-@inner
-def _first_reader(g: Any, s: Any, bucket: Any, x: Any) -> Any:
+def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     """The first slot of what must wait for an all-reduce."""
     first = s.total[at.SLOTS]
-    readers = g.readers_at[x + 1] - g.readers_at[x]
-    for k in range(readers + g.later_at[x + 1] - g.later_at[x]):
-        node = g.edge[g.readers_at[x] + k if k < readers else g.later_at[x] + k - readers]
-        unit, cell = s.owner[node], s.copiers[node]
+    for e in range(c.tie_at[4 * rank + 2], c.tie_at[4 * rank + 4]):
+        unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]]
         while True:
             if unit != bucket:
                 first = min(first, s.place[unit])
@@ -379,18 +392,29 @@ def _compute(c: Any, work_ns: Any) -> None:
     while number[BUSY] > 0 and work > 0:
         speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
         transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
-        elapsed = (work + speed - 1) // speed
+        elapsed = _quotient(work, speed)
         if number[DONE] + elapsed * transfer_speed < number[NEAREST]:
             number[NOW] += elapsed
             number[DONE] += elapsed * transfer_speed
             return
-        elapsed = (number[NEAREST] - number[DONE] + transfer_speed - 1) // transfer_speed
+        elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
         number[NOW] += elapsed
         number[DONE] += elapsed * transfer_speed
         work -= elapsed * speed
         _retire(c)
     if work > 0:
-        number[NOW] += (work + PPM - 1) // PPM
+        number[NOW] += _quotient(work, PPM)
+
+
+@inner
+def _quotient(work: Any, speed: Any) -> Any:
+    """``work / speed`` rounded up. Processors divide floats several times faster; the rest makes it exact."""
+    found = np.int64(work / speed)
+    while found * speed < work:
+        found += 1
+    while (found - 1) * speed >= work:
+        found -= 1
+    return found
 
 
 @inner
@@ -411,7 +435,7 @@ def _wait(c: Any, rank: Any) -> None:
     number, head = c.number, 3 * c.channel[rank] + HEAD
     while c.lane[head] <= c.turn[rank]:
         speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]
-        elapsed = (number[NEAREST] - number[DONE] + speed - 1) // speed
+        elapsed = _quotient(number[NEAREST] - number[DONE], speed)
         number[NOW] += elapsed
         number[DONE] += elapsed * speed
         _retire(c)
