@@ -7,16 +7,14 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-import pytest
 from disco_hlo.search import layout as at
 from disco_hlo.search.entries import count_order, recount_order, run_order, undo
 from disco_hlo.search.proposals import FUSE, REORDER
-from disco_hlo.search.segments import BLOCK, ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.segments import ORDER_DIGEST, Segments, new_segments
 from disco_hlo.search.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
@@ -86,7 +84,9 @@ def followed_moves(followed: Followed, random: Random, count: int) -> Iterator[i
 
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 90), machine=st.sampled_from(MACHINES), fast=st.booleans())
-def test_sums_follow_every_move_and_every_undo(seed: int, count: int, machine: MachineModel, fast: bool) -> None:
+def test_sums_follow_every_move_and_every_undo(
+    seed: int, count: int, machine: MachineModel, fast: bool
+) -> None:
     random = Random(seed)
     costs = FAST_LINK if fast else TrafficCosts()
     followed = Followed(Bench(random_step(random, count, backend="gpu"), machine, costs))
@@ -142,9 +142,25 @@ def test_long_runs_of_kernels_are_added_up_by_blocks() -> None:
     assert followed.engine_ns() == 400 * negate_ns + int(state.times[402, at.MAIN])
 
 
+def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
+    # Kernels of 43 ns: one, then a transfer of 200 ns beside the first of four more, at 0.7 of their speed.
+    # The engine ends them at 105, 167, 229 and, 9.8 ns being done when the transfer ends at 243, at 277.
+    # Together 140 of their 172 ns are done by then.
+    graph = chain(
+        "param\nnegate 0\nall-reduce 1\nnegate 0\nnegate 3\nnegate 4\nnegate 5\ntuple 2 6", backend="gpu"
+    )
+    costs = TrafficCosts(LinearPieces((0,), (0.0,), (200.0,)))
+    contended = Followed(Bench(graph, replace(ALONE, compute_speed_ppm=700_000), costs))
+    assert (contended.engine_ns(), contended.follow(0)) == (277, 275)
+    free = Followed(Bench(graph, ALONE, costs))
+    assert free.engine_ns() == free.follow(0) == 243
+
+
 def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
     # 1 and 2 became one unit, which stands at 2's slot; 1's is a hole, and moving there passes nobody.
-    followed = Followed(Bench(chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3", backend="gpu"), ALONE))
+    followed = Followed(
+        Bench(chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3", backend="gpu"), ALONE)
+    )
     bench = followed.bench
     assert bench.move(FUSE, 2, 1)
     bench.costs.price_changed(bench.state, bench.scratch)
@@ -154,5 +170,3 @@ def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
     assert bench.move(REORDER, 1, 0)
     followed.follow(mark)
     assert int(followed.segments.number[ORDER_DIGEST]) == digest
-
-
