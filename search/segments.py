@@ -154,7 +154,8 @@ def count_all(g: Any, s: Any, c: Any) -> None:
     """Sums and digest of a state, from nothing."""
     for block in range(g.nodes // BLOCK + 1):
         c.block[block] = 0
-    digest, before = np.uint64(0), np.int64(-1)
+    digest: Any = np.uint64(0)
+    before: Any = np.int64(-1)
     for slot in range(g.nodes):
         unit = s.order[slot] if slot < s.total[at.SLOTS] else -1
         c.unit[slot] = unit
@@ -169,7 +170,8 @@ def count_all(g: Any, s: Any, c: Any) -> None:
 @inner
 def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
     """Bring sums and digest up to date with what was written since the log had ``mark`` entries."""
-    order, times = address_of(s.order), address_of(s.time_ns)
+    order: Any = address_of(s.order)
+    times: Any = address_of(s.time_ns)
     width = address_of(s.copies) - order  # the next row
     digest = np.uint64(c.number[ORDER_DIGEST])
     for entry in range(mark, w.number[at.LOGGED]):
@@ -339,7 +341,9 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         lane = 3 * channel
         c.lane[lane + HEAD] = c.lane[lane + TAIL] = 0
         c.lane[lane + ENDS_AT] = IDLE
-    work_ns, reached, issued = np.int64(0), np.int64(0), np.int64(0)
+    work_ns: Any = np.int64(0)
+    reached: Any = np.int64(0)
+    issued: Any = np.int64(0)
     for k in range(_KINDS * c.buckets):
         event = c.by_time[k]
         if c.key[event] == _NEVER:
