@@ -82,7 +82,7 @@ def followed_moves(followed: Followed, random: Random, count: int) -> Iterator[i
             yield mark
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 90), machine=st.sampled_from(MACHINES), fast=st.booleans())
 def test_sums_follow_every_move_and_every_undo(
     seed: int, count: int, machine: MachineModel, fast: bool
