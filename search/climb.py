@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.pricing import has_place, price_changed
 from disco_hlo.search.proposals import FUSE, KINDS, SIBLING, make_move, random_move
 from disco_hlo.search.rng import draw
+from disco_hlo.search.segments import ORDER_DIGEST, catch_up, open_segments, segments_ns
 from disco_hlo.search.table import claim, find
-from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
 from disco_hlo.compiled import compiled, inner
@@ -43,12 +42,11 @@ RETRIES: Final = 8
 RETRIED: Final = 9
 """How many of those have been tried again."""
 ORDERED: Final = 10
-"""1: the score is the makespan of the state's order. 0: it is the sum of all times."""
+"""1: the score is the makespan of the state's order, as ``segments`` has it. 0: it is the sum of all times."""
 CONTROLS: Final = 11
 
 MOST_WAITING: Final = 256
 COMPUTE_SHARE: Final = 1024
-_OTHER = np.uint64(0x5851F42D4C957F2D)
 
 
 @compiled
@@ -63,7 +61,7 @@ def climb(
     unknown: Any,
     waiting: Any,
     seen: Any,
-    stage: Any,
+    segments: Any,
     control: Any,
 ) -> Any:
     """Make proposals until none are left or the cost model must be asked.
@@ -72,12 +70,14 @@ def climb(
         weights: ``[KINDS]`` int64, how often each kind of move is proposed.
         waiting: ``[MOST_WAITING, 3]`` int64.
         seen: table of the scores of candidates by digest; has room for the proposals left.
+        segments: up to date with the state where the score is that of its order.
 
     Returns:
         The number of units listed as unknown; 0 when all proposals are made, the state then being
         the best one.
     """
     g, s, w = open_views(step, state, scratch)
+    c = open_segments(segments)
     total = 0
     for kind in range(KINDS):
         total += weights[kind]
@@ -97,7 +97,7 @@ def climb(
         if not has_room(g, w):
             roll_back(w, 0)
             control[CURRENT] = control[BEST]
-        _consider(g, s, w, kind, a, b, pools, prices, unknown, waiting, seen, stage, control)
+        _consider(g, s, w, kind, a, b, prices, unknown, waiting, seen, c, control)
     if control[LISTED] == 0:
         roll_back(w, 0)
         control[CURRENT] = control[BEST]
@@ -122,12 +122,11 @@ def _consider(
     kind: Any,
     a: Any,
     b: Any,
-    pools: Any,
     prices: Any,
     unknown: Any,
     waiting: Any,
     seen: Any,
-    stage: Any,
+    c: Any,
     control: Any,
 ) -> None:
     mark = w.number[at.LOGGED]
@@ -142,7 +141,9 @@ def _consider(
             waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
             control[WAITING] += 1
         return
-    score = _score(g, s, w, pools, seen, stage, control)
+    if control[ORDERED]:
+        catch_up(g, s, w, c, mark)
+    score = _score(g, s, c, seen, control)
     if score > control[CURRENT] + control[THRESHOLD]:
         roll_back(w, mark)
         return
@@ -153,12 +154,12 @@ def _consider(
 
 
 @inner
-def _score(g: Any, s: Any, w: Any, pools: Any, seen: Any, stage: Any, control: Any) -> Any:
+def _score(g: Any, s: Any, c: Any, seen: Any, control: Any) -> Any:
     """Score of the state; looked up where the candidate was seen before."""
     control[EVALUATED] += 1
     digest = s.total[at.DIGEST_SUM]
     if control[ORDERED]:
-        digest += _order_digest(g, s)
+        digest += c.number[ORDER_DIGEST]
     slot = find(seen, digest)
     if slot >= 0:
         return seen.value[slot, 0]
@@ -166,17 +167,6 @@ def _score(g: Any, s: Any, w: Any, pools: Any, seen: Any, stage: Any, control: A
     score = s.total[at.COMPUTE_NS] + s.total[at.TRANSFER_NS]
     if control[ORDERED]:
         # Of two orders that take equally long, the one with less compute leaves more to be gained.
-        score = order_ns(g, s, w, stage, pools[1])[0] + s.total[at.COMPUTE_NS] // COMPUTE_SHARE
+        score = segments_ns(g, s, c) + s.total[at.COMPUTE_NS] // COMPUTE_SHARE
     seen.value[claim(seen, digest), 0] = score
     return score
-
-
-@inner
-def _order_digest(g: Any, s: Any) -> Any:
-    total, i = np.uint64(0), 0
-    for slot in range(s.total[at.SLOTS]):
-        unit = s.order[slot]
-        if unit != -1:
-            total += np.uint64(g.mixed[unit]) * (np.uint64(g.mixed[i]) ^ _OTHER)
-            i += 1
-    return np.int64(total)

@@ -11,10 +11,11 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.arrange import gradients_ready, list_order, regroup
 from disco_hlo.search.board import State, copy_state, new_scratch
 from disco_hlo.search.costing import UnitCosts
-from disco_hlo.search.entries import run_order
+from disco_hlo.search.entries import count_order, run_order
 from disco_hlo.search.proposals import KINDS
 from disco_hlo.search.rng import mix, seeded
 from disco_hlo.search.schedule import contiguous_buckets
+from disco_hlo.search.segments import new_segments
 from disco_hlo.search.starts import Starts
 from disco_hlo.search.state import to_strategy
 from disco_hlo.search.table import new_table, with_room
@@ -48,6 +49,7 @@ class Climber:
         self.seen = {ordered: new_table(1) for ordered in (False, True)}
         self.waiting = np.zeros((cl.MOST_WAITING, 3), np.int64)
         self.stage = new_stage(len(self.graph), self.machine)
+        self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(cl.CONTROLS, np.int64)
         self.depths = all_reduce_depths(self.graph)
         self.state = self.priced(copy_state(starts.states[start]))
@@ -92,7 +94,8 @@ class Climber:
         score = self.total_ns()
         if ordered:
             compute_ns = int(self.state.word[at.TOTAL, at.COMPUTE_NS])
-            score = self.makespan_ns() + compute_ns // cl.COMPUTE_SHARE
+            score = int(count_order(self.step, self.state, scratch, self.segments))
+            score += compute_ns // cl.COMPUTE_SHARE
         control[[cl.LEFT, cl.THRESHOLD, cl.ORDERED]] = proposals, threshold_ns, ordered
         control[[cl.CURRENT, cl.BEST]] = score
         control[[cl.LISTED, cl.WAITING, cl.RETRIES, cl.RETRIED]] = 0
@@ -101,7 +104,7 @@ class Climber:
             weights[kind] = weight
         while listed := cl.climb(
             self.step, self.state, scratch, self.generator, self.pools, weights, self.costs.prices,
-            self.costs.unknown, self.waiting, self.seen[ordered], self.stage, control,
+            self.costs.unknown, self.waiting, self.seen[ordered], self.segments, control,
         ):  # fmt: skip
             self.costs.ask(listed)
             control[cl.RETRIES] = control[cl.WAITING]

@@ -12,6 +12,7 @@ from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move
 from disco_hlo.search.ready_queue import ready_queue
+from disco_hlo.search.segments import catch_up, count_all, open_segments, segments_ns
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
@@ -63,6 +64,24 @@ def run_order(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> A
     """Cost in ns of a priced state in its own order, and number of entries in ``stage.order``."""
     g, s, w = open_views(step, state, scratch)
     return order_ns(g, s, w, stage, ranked)
+
+
+@compiled
+def count_order(step: Any, state: Any, scratch: Any, segments: Any) -> Any:
+    """What the order of a priced state takes by its segments, which are then ready to follow its changes."""
+    g, s, _ = open_views(step, state, scratch)
+    c = open_segments(segments)
+    count_all(g, s, c)
+    return segments_ns(g, s, c)
+
+
+@compiled
+def recount_order(step: Any, state: Any, scratch: Any, segments: Any, mark: Any) -> Any:
+    """The same after changes, which the log has from entry ``mark`` on."""
+    g, s, w = open_views(step, state, scratch)
+    c = open_segments(segments)
+    catch_up(g, s, w, c, mark)
+    return segments_ns(g, s, c)
 
 
 @compiled

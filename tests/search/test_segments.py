@@ -1,0 +1,172 @@
+"""The sums that follow a state's changes say what its order takes, without going through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.entries import count_order, recount_order, run_order, undo
+from disco_hlo.search.proposals import FUSE, REORDER
+from disco_hlo.search.segments import ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.timeline import new_stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
+from tests.search.cost_models import TrafficCosts
+from tests.search.random_steps import random_step
+from tests.search.states import Bench
+from tests.search.steps import chain
+
+SEEDS = st.integers(0, 2**32)
+ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
+MACHINES = [
+    replace(ALONE, channels=channels, shared_link=shared, one_shot_max_bytes=one_shot, compute_speed_ppm=speed,
+            transfer_speed_ppm=900_000)
+    for channels in (1, 2) for shared in (True, False) for one_shot in (0, 100) for speed in (PPM, 870_000)
+]  # fmt: skip
+FAST_LINK = TrafficCosts(LinearPieces((0,), (0.02,), (30.0,)))
+
+
+class Followed:
+    """A bench whose order is followed by sums and run by the engine."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        node = bench.step.node
+        self.ranked = np.array(sorted(bench.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
+        self.segments = self.fresh()
+        self.stage = new_stage(len(bench.graph), bench.machine)
+        self.count(self.segments)
+
+    def fresh(self) -> Segments:
+        return new_segments(self.bench.step, self.ranked, self.bench.machine)
+
+    def count(self, segments: Segments) -> int:
+        return int(count_order(self.bench.step, self.bench.state, self.bench.scratch, segments))
+
+    def follow(self, mark: int) -> int:
+        bench = self.bench
+        return int(recount_order(bench.step, bench.state, bench.scratch, self.segments, mark))
+
+    def engine_ns(self) -> int:
+        bench = self.bench
+        return int(run_order(bench.step, bench.state, bench.scratch, self.stage, self.ranked)[0])
+
+    def sums(self, segments: Segments) -> tuple[object, ...]:
+        return segments.slot[:, :-1].tolist(), segments.block.tolist(), int(segments.number[ORDER_DIGEST])
+
+    def check(self, found_ns: int) -> None:
+        """What was followed is what a count from nothing gives, and what the engine says."""
+        bench, other = self.bench, self.fresh()
+        assert self.count(other) == found_ns
+        assert self.sums(self.segments) == self.sums(other)
+        units, engine_ns = int(bench.state.word[at.TOTAL, at.UNITS]), self.engine_ns()
+        if bench.machine.compute_speed_ppm == PPM:
+            assert found_ns == engine_ns
+        assert abs(engine_ns - found_ns) <= units
+        if bench.machine.channels == 1:
+            assert found_ns <= engine_ns
+
+
+def followed_moves(followed: Followed, random: Random, count: int) -> Iterator[int]:
+    """Makes random moves, each priced; the mark in the log before each one made."""
+    bench = followed.bench
+    for _ in range(count):
+        mark, method = int(bench.scratch.number[at.LOGGED]), random.randrange(8)
+        if bench.move(method, *bench.random_arguments(random, method)):
+            bench.costs.price_changed(bench.state, bench.scratch)
+            yield mark
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 90), machine=st.sampled_from(MACHINES), fast=st.booleans())
+def test_sums_follow_every_move_and_every_undo(
+    seed: int, count: int, machine: MachineModel, fast: bool
+) -> None:
+    random = Random(seed)
+    costs = FAST_LINK if fast else TrafficCosts()
+    followed = Followed(Bench(random_step(random, count, backend="gpu"), machine, costs))
+    bench = followed.bench
+    for mark in followed_moves(followed, random, 2 * count):
+        followed.check(followed.follow(mark))
+        if random.random() < 0.4:
+            undo(bench.step, bench.state, bench.scratch, mark)
+            followed.check(followed.follow(mark))
+    undo(bench.step, bench.state, bench.scratch, 0)
+    followed.check(followed.follow(0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60))
+def test_where_transfers_block_everything_adds_up(seed: int, count: int) -> None:
+    random = Random(seed)
+    followed = Followed(Bench(random_step(random, count), replace(CPU, launch_ns=2)))
+    for mark in followed_moves(followed, random, count):
+        total = followed.bench.state.word[at.TOTAL]
+        assert followed.follow(mark) == total[at.COMPUTE_NS] == followed.engine_ns()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60))
+def test_the_digest_tells_orders_apart_and_nothing_else(seed: int, count: int) -> None:
+    random = Random(seed)
+    followed = Followed(Bench(random_step(random, count, backend="gpu"), ALONE))
+    bench, orders = followed.bench, {}
+    for _ in range(4 * count):
+        mark, head = int(bench.scratch.number[at.LOGGED]), random.choice(bench.heads())
+        if bench.move(REORDER, head, random.randrange(count)):
+            followed.follow(mark)
+        digest = int(followed.segments.number[ORDER_DIGEST])
+        order = tuple(x for x in bench.state.word[at.ORDER].tolist() if x != -1)
+        assert orders.setdefault(digest, order) == order
+    assert len({*orders.values()}) == len(orders)
+
+
+def test_long_runs_of_kernels_are_added_up_by_blocks() -> None:
+    # 400 kernels, and a transfer of the last parameter's gradient that is issued first and awaited last.
+    kernels = "\n".join(f"negate {i}" for i in [0, *range(3, 402)])
+    graph = chain(f"param\nnegate 0\nall-reduce 1\n{kernels}\nadd 402 2\ntuple 403", backend="gpu")
+    followed = Followed(Bench(graph, ALONE))
+    state, mark = followed.bench.state, int(followed.bench.scratch.number[at.LOGGED])
+    negate_ns, add_ns = (int(state.times[x, at.MAIN]) for x in (1, 403))
+    transfer_ns = int(state.times[2, at.MAIN])
+    assert transfer_ns < 400 * negate_ns
+    followed.check(401 * negate_ns + add_ns)
+    assert followed.bench.move(FUSE, 403, 402)
+    followed.bench.costs.price_changed(state, followed.bench.scratch)
+    followed.check(followed.follow(mark))
+    assert followed.engine_ns() == 400 * negate_ns + int(state.times[402, at.MAIN])
+
+
+def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
+    # Kernels of 43 ns: one, then a transfer of 200 ns beside the first of four more, at 0.7 of their speed.
+    # The engine ends them at 105, 167, 229 and, 9.8 ns being done when the transfer ends at 243, at 277.
+    # Together 140 of their 172 ns are done by then.
+    graph = chain(
+        "param\nnegate 0\nall-reduce 1\nnegate 0\nnegate 3\nnegate 4\nnegate 5\ntuple 2 6", backend="gpu"
+    )
+    costs = TrafficCosts(LinearPieces((0,), (0.0,), (200.0,)))
+    contended = Followed(Bench(graph, replace(ALONE, compute_speed_ppm=700_000), costs))
+    assert (contended.engine_ns(), contended.follow(0)) == (277, 275)
+    free = Followed(Bench(graph, ALONE, costs))
+    assert free.engine_ns() == free.follow(0) == 243
+
+
+def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
+    # 1 and 2 became one unit, which stands at 2's slot; 1's is a hole, and moving there passes nobody.
+    followed = Followed(
+        Bench(chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3", backend="gpu"), ALONE)
+    )
+    bench = followed.bench
+    assert bench.move(FUSE, 2, 1)
+    bench.costs.price_changed(bench.state, bench.scratch)
+    followed.follow(0)
+    digest, mark = int(followed.segments.number[ORDER_DIGEST]), int(bench.scratch.number[at.LOGGED])
+    assert bench.state.word[at.ORDER, :3].tolist() == [-1, 1, 3]
+    assert bench.move(REORDER, 1, 0)
+    followed.follow(mark)
+    assert int(followed.segments.number[ORDER_DIGEST]) == digest
