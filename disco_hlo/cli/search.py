@@ -21,8 +21,7 @@ from disco_hlo import __version__
 from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
-from disco_hlo.cli.output import print_json, say, show, warn_all, write_files
-from disco_hlo.errors import DiscoError
+from disco_hlo.cli.output import check_place, print_json, say, show, warn_all, write_files
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
@@ -82,7 +81,7 @@ def search(
         unchanged=patience,
     )  # fmt: skip
     plan_file = output if output.suffix == ".json" else output / PLAN_NAME
-    _check_place(plan_file)
+    check_place(plan_file)
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
@@ -141,15 +140,6 @@ def _interruptible() -> Iterator[_Interruption]:
         yield interruption
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _check_place(plan_file: Path) -> None:
-    """Refuse now what could not be written later."""
-    if plan_file.is_dir():
-        raise DiscoError(f"{plan_file} is a folder; name a file or another folder")
-    existing = next(path for path in plan_file.absolute().parents if path.exists())
-    if not existing.is_dir():
-        raise DiscoError(f"{existing} is not a folder; the plan cannot be written below it")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ XLA's kernels, transfers beside them, tells by how much they slow each other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -68,6 +68,8 @@ _UNFUSED_STEP = "unfused"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 _NO_CONTENTION = Contention(1.0, 1.0)
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,22 @@ class _Known:
         self._read()
 
     def _read(self) -> None:
-        if self._store is not None:
-            self._ops = self._store.ops(self._platform)
-            self._points = self._store.sweep(self._platform, self._link)
+        def read(store: ProfileStore) -> None:
+            self._ops, self._points = store.ops(self._platform), store.sweep(self._platform, self._link)
+
+        self._use(read, None)
+
+    def _use(self, use: Callable[[ProfileStore], Found], otherwise: Found) -> Found:
+        """What ``use`` gives. A store that fails (a full disk, a damaged row) is done without from then on: an
+        error here would be rank 0's alone, and the others would wait for it."""
+        if self._store is None:
+            return otherwise
+        try:
+            return use(self._store)
+        except DiscoError as error:
+            LOGGER.warning("measured times are not kept: %s", one_line(error))
+            self._store = None
+            return otherwise
 
     def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
         """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
@@ -198,8 +213,10 @@ class _Known:
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
-        steps = self._store.steps(self._platform, fingerprint) if self._store is not None else ()
-        return any(step.plan == _UNFUSED_STEP for step in steps)
+        return any(step.plan == _UNFUSED_STEP for step in self._steps(fingerprint))
+
+    def _steps(self, fingerprint: str) -> Sequence[StepTime]:
+        return self._use(lambda store: store.steps(self._platform, fingerprint), ())
 
     def _lacking_sizes(self, source: CanonicalModule) -> list[int]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -225,24 +242,21 @@ class _Known:
         middle = statistics.median(step_ns)
         spread = statistics.median(abs(ns - middle) for ns in step_ns)
         self._unfused[fingerprint] = OpTime(int(middle), int(spread), len(step_ns))
-        if self._store is not None:
-            time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
-            self._store.add_step(self._platform, fingerprint, time)
+        time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
+        self._use(lambda store: store.add_step(self._platform, fingerprint, time), None)
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         self._add(contention_as_times(contention, self._link, fingerprint))
 
     def _add(self, times: dict[str, OpTime]) -> None:
         self._ops |= times
-        if self._store is not None:
-            self._store.add_ops(self._platform, times)
-            self._read()
+        self._use(lambda store: store.add_ops(self._platform, times), None)
+        self._read()
 
     def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
         self._points += points
-        if self._store is not None:
-            self._store.add_sweep(self._platform, self._link, points)
-            self._read()
+        self._use(lambda store: store.add_sweep(self._platform, self._link, points), None)
+        self._read()
 
     def profile(self, fingerprint: str) -> Profile:
         constants = constants_in(self._ops)
@@ -262,9 +276,8 @@ class _Known:
     def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
         """From run to run of the whole step; where none was traced, of the device's constants."""
         step = self._unfused.get(fingerprint)
-        if step is None and self._store is not None:
-            steps = self._store.steps(self._platform, fingerprint)
-            step = next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
+        if step is None:
+            step = next((one.time for one in self._steps(fingerprint) if one.plan == _UNFUSED_STEP), None)
         return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
 
 

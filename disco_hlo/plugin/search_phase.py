@@ -377,8 +377,8 @@ def _save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredS
     try:
         digest = hashlib.sha256(winner.module).hexdigest()
         replace_files(slot.path, {FILE_NAME: encode_timelines(digest, timelines)})
-    except PlanError as error:
-        LOGGER.debug("the measured timelines are not kept: %s", one_line(error))
+    except Exception as error:  # as in :func:`_save`
+        LOGGER.info("the measured timelines are not kept: %s", one_line(error))
 
 
 def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:

@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
     sys.path.insert(0, str(step.EXAMPLES))
     import parallel
 
-    parser = argparse.ArgumentParser()
-    parallel.add_arguments(parser)
-    parallel.initialize(parser.parse_args(["--distributed"]))
+    parallel.initialize(parallel.parser(None).parse_args(["--distributed"]))
     settings = Settings(
         search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
     )
