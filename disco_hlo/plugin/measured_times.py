@@ -28,5 +28,5 @@ def measured_times(session: Session) -> Iterator[ProfileStore | None]:
         return
     with store:
         if not store.writable:
-            LOGGER.warning("measured times are neither kept nor reused: %s cannot be written", store.path)
-        yield store if store.writable else None
+            LOGGER.warning("measured times are not kept: %s cannot be written", store.path)
+        yield store

@@ -179,6 +179,12 @@ class _Known:
 
         self._use(read, None)
 
+    def _keep(self, add: Callable[[ProfileStore], None]) -> None:
+        """Add to the store, and take up what it makes of that: merged with earlier measurements."""
+        if self._store is not None and self._store.writable:
+            self._use(add, None)
+            self._read()
+
     def _use(self, use: Callable[[ProfileStore], Found], otherwise: Found) -> Found:
         """What ``use`` gives. A store that fails (a full disk, a damaged row) is done without from then on: an
         error here would be rank 0's alone, and the others would wait for it."""
@@ -243,20 +249,18 @@ class _Known:
         spread = statistics.median(abs(ns - middle) for ns in step_ns)
         self._unfused[fingerprint] = OpTime(int(middle), int(spread), len(step_ns))
         time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
-        self._use(lambda store: store.add_step(self._platform, fingerprint, time), None)
+        self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         self._add(contention_as_times(contention, self._link, fingerprint))
 
     def _add(self, times: dict[str, OpTime]) -> None:
         self._ops |= times
-        self._use(lambda store: store.add_ops(self._platform, times), None)
-        self._read()
+        self._keep(lambda store: store.add_ops(self._platform, times))
 
     def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
         self._points += points
-        self._use(lambda store: store.add_sweep(self._platform, self._link, points), None)
-        self._read()
+        self._keep(lambda store: store.add_sweep(self._platform, self._link, points))
 
     def profile(self, fingerprint: str) -> Profile:
         constants = constants_in(self._ops)

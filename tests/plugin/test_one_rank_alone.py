@@ -91,17 +91,21 @@ def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pyte
     assert "median_ns: expected an integer of at least 0, got -1" in caplog.text
 
 
-def test_a_store_that_cannot_be_written_is_one_line(
+def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     with measured_times(session) as store:
-        assert store is not None
-    monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: self._read_only(mode), False)
-    monkeypatch.setattr(ProfileStore, "_read_only", _read_only, raising=False)
+        _Known(PLATFORM, LINK, store).add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000])
+    monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
     with measured_times(session) as store:
-        assert store is None
-    assert f"{tmp_path / STORE_NAME} cannot be written" in caplog.text
+        known = _Known(PLATFORM, LINK, store)
+        known.add_constants(CONSTANTS)
+        assert known.profile("f00d").ops == {"dot": OpTime(100, 1, 12)}
+        assert known.profile("f00d").launch_ns == 400
+    assert [record.getMessage() for record in caplog.records] == [
+        f"measured times are not kept: {tmp_path / STORE_NAME} cannot be written"
+    ]
 
 
 def _read_only(store: ProfileStore, mode: str) -> Any:
