@@ -20,7 +20,8 @@ from evaluation import tables
 from evaluation.record import RecordError, read, write_atomically
 
 LINKS = ("nvlink", "staged", "sockets")
-_STEP_TIMES = """ms: XLA default's median, times the median ratio of the row to it over the rounds they ran in. A row's own
+_STEP_TIMES = """\
+ms: XLA default's median, times the median ratio of the row to it over the rounds they ran in. A row's own
 median, elsewhere on this page, may differ."""
 SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
     ("Step time by scheme (figure 6)", _STEP_TIMES, tables.step_times),

@@ -15,10 +15,10 @@ import typer
 from disco_hlo.cli import training
 from disco_hlo.cli.output import add_row, check_place, print_json, say, show, table, write_file
 from disco_hlo.errors import DiscoError
+from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.capture_record import RECORD_NAME
 from disco_hlo.profiler.profile import Profile, load, to_json
 
-_PROFILE = "profile.json"
 _POLL_S = 0.2
 _PATIENCE_S = 10.0
 
@@ -67,9 +67,9 @@ def _measured(command: list[str], folder: Path, seconds: float, *, as_json: bool
         _end(process)
     if not (folder / RECORD_NAME).exists():
         raise DiscoError(f"the command ended with exit code {process.returncode} and {training.NO_STEP}")
-    if not (folder / _PROFILE).exists():
+    if not (folder / PROFILE_NAME).exists():
         raise DiscoError("the step cannot be measured on made-up inputs; the lines above say why")
-    return load(folder / _PROFILE)
+    return load(folder / PROFILE_NAME)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -26,12 +26,12 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
+from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable, starting_point
 from disco_hlo.profiler.profile import Link, Profile, to_json
-from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
+from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
 from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text

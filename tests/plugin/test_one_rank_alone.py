@@ -20,8 +20,8 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin import candidates, capture_phase, jaxlink, timelines
 from disco_hlo.plugin.candidates import Trial, compile_trials
 from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.known_times import KnownTimes
 from disco_hlo.plugin.measured_times import STORE_NAME, measured_times
-from disco_hlo.plugin.profiling import _Known
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -67,7 +67,7 @@ def test_a_store_that_fills_up_costs_the_search_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with FullDisk(tmp_path / "profile.sqlite") as store, caplog.at_level(logging.WARNING, "disco_hlo"):
-        known = _Known(PLATFORM, LINK, store)
+        known = KnownTimes(PLATFORM, LINK, store)
         known.add_constants(CONSTANTS)
         known.add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
         known.add_sweep(tuple(SweepPoint(size, 1000 + size // 10, 5, 7) for size in (1024, 2048, 4096)))
@@ -84,7 +84,7 @@ def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pyte
     with ProfileStore(tmp_path / "profile.sqlite") as store:
         store.add_ops(PLATFORM, {"dot": OpTime(100, 1, 12)})
         store._connection.execute("UPDATE op SET median_ns = -1")
-        known = _Known(PLATFORM, LINK, store)
+        known = KnownTimes(PLATFORM, LINK, store)
         known.add_constants(CONSTANTS)
         assert known.profile("f00d").ops == {}
     assert "measured times are not kept: " in caplog.text
@@ -96,10 +96,10 @@ def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
 ) -> None:
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     with measured_times(session) as store:
-        _Known(PLATFORM, LINK, store).add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000])
+        KnownTimes(PLATFORM, LINK, store).add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000])
     monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
     with measured_times(session) as store:
-        known = _Known(PLATFORM, LINK, store)
+        known = KnownTimes(PLATFORM, LINK, store)
         known.add_constants(CONSTANTS)
         assert known.profile("f00d").ops == {"dot": OpTime(100, 1, 12)}
         assert known.profile("f00d").launch_ns == 400
