@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Link, OpTime, Platform
@@ -22,6 +24,7 @@ from disco_hlo.plugin.candidates import Trial, compile_trials
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.known_times import KnownTimes
 from disco_hlo.plugin.measured_times import STORE_NAME, measured_times
+from disco_hlo.plugin.profiling import traced
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -114,6 +117,41 @@ def _read_only(store: ProfileStore, mode: str) -> Any:
     if mode != "ro":
         raise sqlite3.OperationalError("attempt to write a readonly database")
     return store._connected(mode)
+
+
+# --- traces, which need a place to write ----------------------------------------------------------
+
+
+class Counted:
+    """Stands in for a runner; the other ranks' all-reduces wait for each of its runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self) -> int:
+        self.runs += 1
+        return 1000
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("INTERNAL: no profiler")])
+def test_a_rank_without_a_trace_runs_as_often_as_the_others(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(run_once: Callable[[], None], repeats: int, warmup: int) -> bytes:
+        run_once()
+        raise error
+
+    monkeypatch.setattr(tracing, "collect", failing)
+    runner = Counted()
+    with pytest.raises(type(error), match=str(error)):
+        traced(runner, 5)  # type: ignore[arg-type]
+    assert runner.runs == 7
+
+
+def test_no_place_for_a_trace_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ProfileError, match=r"no place for a profiler trace: .*gone"):
+        tracing.collect(lambda: None, 1)
 
 
 # --- what jax raises --------------------------------------------------------------------------------

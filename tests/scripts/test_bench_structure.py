@@ -29,9 +29,7 @@ def test_schedules_are_measured_beside_the_default_and_only_once(tmp_path: Path)
     command += ["--schedules", "chunk-2,sharded-update,no-such"]
     done = run(*command, "--keep-modules")
     assert done.returncode == 0, done.stderr
-    assert (
-        "  no pattern for no-such; this step has chunk-2, chunk-4, sharded-update" in done.stdout
-    )
+    assert "  no pattern for no-such; this step has chunk-2, chunk-4, sharded-update" in done.stdout
     rows = read(tmp_path / "adam-10-tiny-nvlink-2.json")["rows"]
     orders = ("XLA's order", "our order")
     assert set(rows) == {"XLA default", "whole, our order"} | {
