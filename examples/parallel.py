@@ -59,8 +59,11 @@ def json_path(text: str) -> Path:
     return path
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parser(description: str | None) -> argparse.ArgumentParser:
     """The options every example has: how long to train, what to record, how the job is started."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=positive_int, default=100, help="training steps (default 100)")
     parser.add_argument(
         "--seed", type=seed_int, default=0, help="seed of the parameters and the data (default 0)"
@@ -79,6 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"coordinator's port (default $JAX_COORDINATOR_PORT or {DEFAULT_PORT})",
     )
     parser.add_argument("--host", default="127.0.0.1", help="coordinator's host (default 127.0.0.1)")
+    return parser
+
+
+def loaded(load: Callable[[], Any]) -> Any:
+    """What `load` makes of a configuration; one that is bad ends the script with one message and code 2."""
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def initialize(args: argparse.Namespace) -> None:

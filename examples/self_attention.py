@@ -7,8 +7,6 @@ A matmul over a width that is split over the devices, the sum of its parts, then
 device alike. Sizes: configs/parallel/self_attention.toml.
 """
 
-import argparse
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -72,16 +70,10 @@ def compilable(config: Config) -> Compilable:
 
 def main() -> None:
     """Call it again and again on random values."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parallel.add_arguments(parser)
+    parser = parallel.parser(__doc__)
     parser.add_argument("--size", default="tiny", help="table of the file (default tiny)")
     args = parser.parse_args()
-    try:
-        config = load(args.size)
-    except (OSError, ValueError) as error:
-        print(f"self_attention.py: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    config = parallel.loaded(lambda: load(args.size))
     parallel.initialize(args)
     function, shapes = compilable(config)
     random = np.random.default_rng(args.seed)

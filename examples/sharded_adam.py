@@ -7,7 +7,6 @@ Every device has its own gradient and a copy of the parameters, but only its sha
 summed, updated and gathered where is left to XLA.
 """
 
-import argparse
 from typing import Any
 
 import jax
@@ -48,9 +47,7 @@ def compilable(log2_elements: int) -> Compilable:
 
 def main() -> None:
     """Update random parameters again and again by random gradients."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parallel.add_arguments(parser)
+    parser = parallel.parser(__doc__)
     parser.add_argument("--elements", type=int, choices=range(8, 31), default=14, help="power of two")
     args = parser.parse_args()
     parallel.initialize(args)

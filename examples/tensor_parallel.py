@@ -8,8 +8,6 @@ Heads and the MLP's hidden width are split over the devices, activations are lef
 forward and two backward, each with the next layer waiting for it. Sizes: configs/parallel/tensor_parallel.toml.
 """
 
-import argparse
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +111,15 @@ def train_step(
     return jax.tree.map(lambda p, g: p - LEARNING_RATE * g.astype(p.dtype), params, gradients), loss
 
 
+def layout(params: Any) -> tuple[Any, NamedSharding]:
+    """Where each parameter lives, as a tree like `params`, and where what is on every device does."""
+    mesh = Mesh(np.array(jax.devices()), ("model",))
+    layers = [
+        {name: NamedSharding(mesh, SHARDED.get(name, PartitionSpec())) for name in layer} for layer in params
+    ]
+    return layers, NamedSharding(mesh, PartitionSpec())
+
+
 class Compilable(NamedTuple):
     """A jitted function and the shapes it is to be called with."""
 
@@ -122,12 +129,8 @@ class Compilable(NamedTuple):
 
 def compilable(config: Config, *, training: bool) -> Compilable:
     """The jitted step over every device: (params, x, y) -> (params, loss), or (params, x) -> out."""
-    mesh = Mesh(np.array(jax.devices()), ("model",))
-    everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
-    shardings = [
-        {name: NamedSharding(mesh, SHARDED.get(name, PartitionSpec())) for name in layer} for layer in params
-    ]
+    shardings, everywhere = layout(params)
     rows = jax.ShapeDtypeStruct((config.batch, config.length, config.width), config.dtype)
     if not training:
         jitted = jax.jit(forward, in_shardings=(shardings, everywhere), out_shardings=everywhere)
@@ -143,27 +146,20 @@ def compilable(config: Config, *, training: bool) -> Compilable:
 
 def main() -> None:
     """Train on random rows, or run the layers forward."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parallel.add_arguments(parser)
+    parser = parallel.parser(__doc__)
     parser.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
     parser.add_argument("--forward", action="store_true", help="run the layers, train nothing")
     args = parser.parse_args()
-    try:
-        config = load(args.size)
-    except (OSError, ValueError) as error:
-        print(f"tensor_parallel.py: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    config = parallel.loaded(lambda: load(args.size))
     parallel.initialize(args)
     step, shapes = compilable(config, training=not args.forward)
-    params = jax.jit(lambda key: init(config, key), out_shardings=_placed(shapes[0]))(
-        jax.random.key(args.seed, impl="rbg")
-    )
-    mesh = Mesh(np.array(jax.devices()), ("model",))
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    shardings, everywhere = layout(shapes[0])
+    key = jax.random.key(args.seed, impl="rbg")
+    params = jax.jit(lambda key: init(config, key), out_shardings=shardings)(key)
     random = np.random.default_rng(args.seed)
-    rows = [jax.device_put(random.normal(size=shapes[1].shape), everywhere) for _ in range(2)]
-    x, y = (row.astype(config.dtype) for row in rows)
+    rows = shapes[1]
+    # The type first: every process hands in its own copy, and jax compares them as arrays of its own types.
+    x, y = (jax.device_put(random.normal(size=rows.shape).astype(rows.dtype), everywhere) for _ in range(2))
 
     def run(state: Any, _batch: Any) -> tuple[Any, jax.Array]:
         if args.forward:
@@ -172,13 +168,6 @@ def main() -> None:
 
     params, record = parallel.fit(run, params, lambda index: index, args)
     parallel.finish({"model": "tensor_parallel", "size": args.size, "steps": args.steps, **record}, args.json)
-
-
-def _placed(params: Any) -> Any:
-    mesh = Mesh(np.array(jax.devices()), ("model",))
-    return [
-        {name: NamedSharding(mesh, SHARDED.get(name, PartitionSpec())) for name in layer} for layer in params
-    ]
 
 
 if __name__ == "__main__":

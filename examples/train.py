@@ -7,9 +7,7 @@
 Sizes and the batch per device come from configs/models/<model>.toml.
 """
 
-import argparse
 import importlib
-import sys
 from pathlib import Path
 
 import parallel
@@ -28,18 +26,12 @@ def load(model: str, size: str, config: Path | None = None) -> Training:
 
 def main() -> None:
     """Train and record."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parallel.add_arguments(parser)
+    parser = parallel.parser(__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
     parser.add_argument("--config", type=Path, metavar="TOML", help="instead of configs/models/<model>.toml")
     args = parser.parse_args()
-    try:
-        training = load(args.model, args.size, args.config)
-    except (OSError, ValueError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    training = parallel.loaded(lambda: load(args.model, args.size, args.config))
     parallel.initialize(args)
 
     shardings = parallel.data_parallel()

@@ -8,7 +8,6 @@ device of the job. Needs jax and optax, and no download.
     mpiexec -n 2 python examples/transformer_lm.py --distributed
 """
 
-import argparse
 import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,10 +156,7 @@ def validation_loss(params: Params, text: np.ndarray, batch: int, shardings: par
 
 def main() -> None:
     """Train, validate, record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parallel.add_arguments(parser)
+    parser = parallel.parser(__doc__)
     parser.add_argument(
         "--batch-per-device",
         type=parallel.positive_int,

@@ -3,7 +3,7 @@
 What one model measured, the next one reuses: rows are keyed by the platform (device kind, backend,
 driver and jaxlib version) and the cost key. Every measurement is a row of its own; reading merges
 them by weighted medians, so a disturbed measurement is outvoted, not averaged in. Beside op times
-the file keeps the points of all-reduce sweeps and the step times of measured finalists.
+the file keeps the points of all-reduce sweeps and the times of whole unfused steps.
 """
 
 from __future__ import annotations

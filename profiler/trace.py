@@ -91,7 +91,11 @@ def collect(run_once: Callable[[], None], repeats: int, warmup: int = 1) -> byte
         raise ProfileError(f"need at least 1 profiled run and 0 warm-up runs, got {repeats} and {warmup}")
     for _ in range(warmup):
         run_once()
-    with tempfile.TemporaryDirectory(prefix="disco_hlo_trace_") as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="disco_hlo_trace_")
+    except OSError as error:
+        raise ProfileError(f"there is no place for a profiler trace: {error}") from error
+    with temporary as folder:
         _run_traced(run_once, repeats, folder)
         written = sorted(Path(folder).rglob("*.xplane.pb"))
         if not written:

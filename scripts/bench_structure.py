@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,34 +28,26 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from benchmark import find_package
+from evaluation import commands
+from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.links import LINKS, described, prepare
-
-DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = commands.parser(__doc__, size="full", seconds=560)
+    commands.add_rounds(parser)
     parser.add_argument("steps", nargs="+", metavar="STEP")
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(2, 65), default=2, metavar="N")
-    parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--schedules", default="", help="names separated by commas (default: all that fit)")
-    parser.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
     parser.add_argument("--compiles", type=int, default=8, help="modules compiled at once (default 8)")
-    parser.add_argument("--seconds", type=float, default=560.0, help="time for everything (default 560)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", type=Path, help="a profile.json instead of the one for the link")
     parser.add_argument(
         "--keep-modules", action="store_true", help="keep every variant's module (.hlo.pb.gz)"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args(argv)
-    if args.rounds < 2 or args.seconds <= 0:
-        parser.error("expected --rounds of at least 2, and --seconds above 0")
-    if args.out.exists() and not args.out.is_dir():
-        parser.error(f"--out {args.out} is not a directory")
+    commands.check(parser, args)
     return args
 
 
@@ -73,9 +64,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
         return BAD_ARGUMENTS
     records: list[Record] = []
-    watchdog = threading.Timer(max(0.0, left_s()), _end, [records])
-    watchdog.daemon = True
-    watchdog.start()
+    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: _stop(records))
     status = DONE
     for step in args.steps:
         try:
@@ -149,12 +138,9 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
     return step.profile(session, step.captured(request), args.out)
 
 
-def _end(records: list[Any]) -> None:
-    """End the process when the time is up, whatever it is doing: devices may be waiting for each other."""
+def _stop(records: list[Any]) -> None:
     for record in records:
         record.stop("the time was up")
-    print("bench_structure.py: the time is up; run again to go on", file=sys.stderr, flush=True)
-    os._exit(OUT_OF_TIME)
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from evaluation import commands  # noqa: E402
 from evaluation.links import LINKS, prepare  # noqa: E402
 
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
@@ -30,27 +31,21 @@ MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg1
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = commands.parser(__doc__, size="full", seconds=560)
+    commands.add_rounds(parser)
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
-    parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
-    parser.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
-    parser.add_argument("--seconds", type=float, default=560.0, help="time for everything (default 560)")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--finalists", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--until", choices=("profile", "search", "measure"), default="measure")
     parser.add_argument("--offline-search", action="store_true", help="search what was profiled; no device")
     parser.add_argument("--warm-up", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args(argv)
-    if args.rounds < 2 or args.seconds <= 0 or args.search_seconds <= 0 or args.finalists < 1:
-        parser.error("expected --rounds of at least 2, --finalists of at least 1, and seconds above 0")
-    if args.out.exists() and not args.out.is_dir():
-        parser.error(f"--out {args.out} is not a directory")
+    commands.check(parser, args)
+    if not args.search_seconds > 0 or args.finalists < 1:
+        parser.error("expected --search-seconds above 0, and --finalists of at least 1")
     return args
 
 

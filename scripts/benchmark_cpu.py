@@ -21,30 +21,25 @@ import sys
 from pathlib import Path
 
 from benchmark import MODELS, find_package
+from evaluation import commands
 
 CPU_MODELS = ("transformer_lm", *MODELS)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = commands.parser(__doc__, size="tiny", seconds=600, of="longest for each model")
     parser.add_argument("models", nargs="+", choices=CPU_MODELS, metavar="MODEL", help=", ".join(CPU_MODELS))
     parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
-    parser.add_argument("--size", default="tiny", choices=("full", "tiny"))
     parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="longest for each model (default 600)")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument(
         "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args(argv)
-    if args.batches < 1 or args.seconds <= 0 or args.search_seconds <= 0 or not 0 <= args.others <= 1:
-        parser.error("expected --batches of at least 1, seconds above 0, and --others from 0 to 1")
-    if args.out.exists() and not args.out.is_dir():
-        parser.error(f"--out {args.out} is not a directory")
+    commands.check(parser, args)
+    if args.batches < 1 or not args.search_seconds > 0 or not 0 <= args.others <= 1:
+        parser.error("expected --batches of at least 1, --search-seconds above 0, and --others from 0 to 1")
     return args
 
 

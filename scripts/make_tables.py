@@ -20,8 +20,11 @@ from evaluation import tables
 from evaluation.record import RecordError, read, write_atomically
 
 LINKS = ("nvlink", "staged", "sockets")
+_STEP_TIMES = """\
+ms: XLA default's median, times the median ratio of the row to it over the rounds they ran in. A row's own
+median, elsewhere on this page, may differ."""
 SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
-    ("Step time by scheme (figure 6)", "ms; medians of runs in turn.", tables.step_times),
+    ("Step time by scheme (figure 6)", _STEP_TIMES, tables.step_times),
     (
         "Speed-up over the best baseline (table 1)",
         "(Tmin - T) / T. Gaps below 5 % of the best baseline are not counted.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from disco_hlo.cli.output import add_row, print_json, say, show, table, write_file
+from disco_hlo.cli import training
+from disco_hlo.cli.output import add_row, check_place, print_json, say, show, table, write_file
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.capture_record import RECORD_NAME, VARIABLE
+from disco_hlo.plan.store import PROFILE_NAME
+from disco_hlo.plugin.capture_record import RECORD_NAME
 from disco_hlo.profiler.profile import Profile, load, to_json
 
-_PROFILE = "profile.json"
 _POLL_S = 0.2
 _PATIENCE_S = 10.0
 
@@ -36,15 +36,11 @@ def calibrate(
     The command is started, its step measured on its own devices while it compiles, and the command ended; it
     does not train. What was measured before, for another model too, is taken from the plan directory.
     """
-    if shutil.which(command[0]) is None:
-        raise DiscoError(
-            f"{command[0]}: no such command; expected: disco calibrate -o profile.json -- python train.py"
-        )
-    if output.is_dir():
-        raise DiscoError(f"{output} is a folder; name a file")
+    training.require(command, "disco calibrate -o profile.json -- python train.py")
+    check_place(output)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="disco_calibrate_") as folder:
-        profile = _measured(command, Path(folder), seconds)
+        profile = _measured(command, Path(folder), seconds, as_json=as_json)
     write_file(output, to_json(profile).encode())
     taken_s = time.monotonic() - started
     if as_json:
@@ -54,15 +50,13 @@ def calibrate(
     say(f"measured in {taken_s:.0f} s; the profile is in {output}")
 
 
-def _measured(command: list[str], folder: Path, seconds: float) -> Profile:
+def _measured(command: list[str], folder: Path, seconds: float, *, as_json: bool) -> Profile:
     """The profile that the command's own processes take, after which they are ended.
 
     Raises:
         DiscoError: the command ended or the time was up before there was one, or its step cannot be measured.
     """
-    environment = {**os.environ, VARIABLE: str(folder)}
-    environment.pop("ENABLE_SEARCH", None)
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = training.start(command, folder, as_json=as_json, own_group=True)
     deadline = time.monotonic() + seconds
     try:
         while not (folder / RECORD_NAME).exists() and process.poll() is None:
@@ -72,13 +66,10 @@ def _measured(command: list[str], folder: Path, seconds: float) -> Profile:
     finally:
         _end(process)
     if not (folder / RECORD_NAME).exists():
-        raise DiscoError(
-            f"the command ended with exit code {process.returncode} and compiled no training step: no module on "
-            "several devices with an all-reduce of a computed value (DISCO_MODULE=name names one)"
-        )
-    if not (folder / _PROFILE).exists():
+        raise DiscoError(f"the command ended with exit code {process.returncode} and {training.NO_STEP}")
+    if not (folder / PROFILE_NAME).exists():
         raise DiscoError("the step cannot be measured on made-up inputs; the lines above say why")
-    return load(folder / _PROFILE)
+    return load(folder / PROFILE_NAME)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

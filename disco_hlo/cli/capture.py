@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from disco_hlo.cli import training
 from disco_hlo.cli.output import print_json, say, show
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.capture_record import RECORD_NAME, VARIABLE, CaptureRecord, load
+from disco_hlo.plugin.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
 
 
@@ -26,17 +25,13 @@ def capture(
     The command runs to its end; once the line "captured ..." has appeared, Ctrl-C may end it. The exit
     code is the command's, or 1 where it compiled no training step.
     """
-    if shutil.which(command[0]) is None:
-        raise DiscoError(f"{command[0]}: no such command; expected: disco capture -o DIR -- python train.py")
+    training.require(command, "disco capture -o DIR -- python train.py")
     if output.exists() and not output.is_dir():
         raise DiscoError(f"{output} is a file; name a folder")
     before = _stamp(output)
-    code = _run(command, output.absolute())
+    code = _run(training.start(command, output.absolute(), as_json=as_json))
     if _stamp(output) == before:
-        say(
-            f"the command ended with exit code {code} and compiled no training step: no module on several "
-            "devices with an all-reduce of a computed value (DISCO_MODULE=name names one)"
-        )
+        say(f"the command ended with exit code {code} and {training.NO_STEP}")
         raise typer.Exit(code or 1)
     record = load(output / RECORD_NAME)
     assert record is not None
@@ -48,11 +43,8 @@ def capture(
         raise typer.Exit(code)
 
 
-def _run(command: list[str], folder: Path) -> int:
+def _run(process: subprocess.Popen[bytes]) -> int:
     """Exit code of the command; as shells say it, 128 + n where signal n ended it."""
-    environment = {**os.environ, VARIABLE: str(folder)}
-    environment.pop("ENABLE_SEARCH", None)
-    process = subprocess.Popen(command, env=environment)
     while True:
         try:
             code = process.wait()

@@ -44,6 +44,21 @@ def warn_all(lines: tuple[str, ...] | list[str]) -> None:
         say(line)
 
 
+def check_place(file: Path) -> None:
+    """Refuse now, before the work, what could not be written after it.
+
+    Raises:
+        DiscoError: ``file`` is a folder, or what would be its folder is something else or read-only.
+    """
+    if file.is_dir():
+        raise DiscoError(f"{file} is a folder; name a file")
+    existing = next(path for path in file.absolute().parents if path.exists())
+    if not existing.is_dir():
+        raise DiscoError(f"{existing} is not a folder; {file} cannot be written below it")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DiscoError(f"the folder {existing} is read-only; {file} cannot be written there")
+
+
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write files into a folder, which is made if need be; each appears whole or not at all.
 

@@ -21,18 +21,17 @@ from disco_hlo import __version__
 from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
-from disco_hlo.cli.output import print_json, say, show, warn_all, write_files
-from disco_hlo.errors import DiscoError
+from disco_hlo.cli.output import check_place, print_json, say, show, warn_all, write_files
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME
+from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable, starting_point
 from disco_hlo.profiler.profile import Link, Profile, to_json
-from disco_hlo.report.bundle import PROFILE_NAME, beside, read_module
+from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
 from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
@@ -82,7 +81,7 @@ def search(
         unchanged=patience,
     )  # fmt: skip
     plan_file = output if output.suffix == ".json" else output / PLAN_NAME
-    _check_place(plan_file)
+    check_place(plan_file)
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     costs = costs_for(opened.source.graph, known, opened.device_kind)
@@ -141,15 +140,6 @@ def _interruptible() -> Iterator[_Interruption]:
         yield interruption
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _check_place(plan_file: Path) -> None:
-    """Refuse now what could not be written later."""
-    if plan_file.is_dir():
-        raise DiscoError(f"{plan_file} is a folder; name a file or another folder")
-    existing = next(path for path in plan_file.absolute().parents if path.exists())
-    if not existing.is_dir():
-        raise DiscoError(f"{existing} is not a folder; the plan cannot be written below it")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
         module.hlo.pb        the optimized HLO module (DisCo, section 5.1: what the master broadcasts)
         module.hlo.txt       the same, to read
         default.hlo.pb.gz    the module it was made from
+        profile.json         the measured times it was made with (profiler/profile.py)
         timelines.json.gz    measured steps of XLA's default and the plan (profiler/timeline.py)
         search.lock          a search is running (see locks.py)
         compiling-<sha>.*    a plan or candidate is being tried; left behind, it killed its process
@@ -38,6 +39,7 @@ PLAN_NAME = "plan.json"
 MODULE_NAME = "module.hlo.pb"
 TEXT_NAME = "module.hlo.txt"
 DEFAULT_NAME = "default.hlo.pb.gz"
+PROFILE_NAME = "profile.json"
 MAX_MODULE_BYTES = (2 << 30) - 1
 """protobuf's own limit on one message."""
 _MAX_REASON_BYTES = 1 << 16

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
-from disco_hlo.errors import DiscoError, IllegalStrategyError
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
@@ -149,7 +149,7 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
             mine = PlanBytes(b"{}", apply(trial.strategy, trial.source(source)))
             banned = trial.marks.is_banned(mine.module_sha256) if trial.marks is not None else ""
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
-        except DiscoError as error:
+        except Exception as error:  # the others wait for what is sent here
             why = one_line(error)
     sent, trial.error = broadcast_plan(
         session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag

@@ -10,24 +10,20 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.files import replace_files
-from disco_hlo.plan.plan import Target
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import DEFAULT_NAME
+from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
 from disco_hlo.plugin.capture_record import FORMAT, RECORD_NAME, UNFUSED_NAME, VERSION, CaptureRecord, encode
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step
-from disco_hlo.plugin.session import Session, join, versions
+from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.profiler.profile import Profile, to_json
-
-PROFILE_NAME = "profile.json"
 
 
 def capture_in(folder: Path) -> Callable[[CompileRequest, Settings], LoadedExecutable | None]:
@@ -58,7 +54,7 @@ def _profile(session: Session, step: Step) -> Profile | None:
     try:
         with measured_times(session) as store:
             profiled = profile_step(session, step.source, read(step.source), store)
-    except DiscoError as error:
+    except Exception as error:  # also what jax raises: the other ranks go on to save the step
         session.say("the step is captured without measured times: %s", one_line(error))
         return None
     return None if profiled is None else profiled.profile
@@ -69,14 +65,7 @@ def _save(session: Session, step: Step, profile: Profile | None, folder: Path) -
     record = CaptureRecord(
         format=FORMAT,
         version=VERSION,
-        target=Target(
-            fingerprint=graph.fingerprint,
-            module_name=graph.module_name,
-            backend=facts.backend,
-            device_kind=facts.device_kind,
-            device_count=facts.device_count,
-            process_count=facts.process_count,
-        ),
+        target=target(graph, facts),
         versions=versions(facts),
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -155,8 +155,12 @@ def install(handler: Handler) -> None:
     def compile_or_get_cached(*args: Any, **kwargs: Any) -> LoadedExecutable:
         if _ours.depth:
             return original(*args, **kwargs)
-        arguments = signature.bind(*args, **kwargs).arguments
-        request = _request(arguments, lambda: original(*args, **kwargs))
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+            request = _request(arguments, lambda: original(*args, **kwargs))
+        except Exception as error:  # a compile that we do not understand is JAX's alone
+            LOGGER.warning("a module runs as XLA compiles it: %s", one_line(error))
+            return original(*args, **kwargs)
         executable = _ask(handler, request)
         return request.call_default() if executable is None else executable
 
@@ -395,7 +399,8 @@ def _early_options(
     if request.backend.platform != "cpu":
         return {**{name: 0 for name in _GPU_COMBINERS if name not in users}, **extra}
     option = "xla_disable_hlo_passes"
-    named_already = [str(place[option]) for place in (users, extra) if place.get(option)]
+    flags = getattr(request.options.executable_build_options.debug_options, option, "")  # XLA_FLAGS
+    named_already = [str(one) for one in (flags, users.get(option), extra.get(option)) if one]
     return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.store import ProfileStore
 
@@ -23,8 +23,10 @@ def measured_times(session: Session) -> Iterator[ProfileStore | None]:
         session.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = ProfileStore(session.settings.directory / STORE_NAME)
     except (DiscoError, OSError) as error:
-        LOGGER.warning("measured times are not kept: %s", error)
+        LOGGER.warning("measured times are not kept: %s", one_line(error))
         yield None
         return
     with store:
-        yield store if store.writable else None
+        if not store.writable:
+            LOGGER.warning("measured times are not kept: %s cannot be written", store.path)
+        yield store

@@ -12,14 +12,13 @@ XLA's kernels, transfers beside them, tells by how much they slow each other.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, unfused
 from disco_hlo.plan.store import PlanSlot
@@ -28,6 +27,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
+from disco_hlo.plugin.known_times import KnownTimes
 from disco_hlo.plugin.links import (
     AFTER_COMPUTE,
     REPEATS,
@@ -39,32 +39,24 @@ from disco_hlo.plugin.links import (
     traced_transfers,
 )
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.microbenchmarks import (
-    as_times,
-    constants_in,
-    contention_as_times,
-    contention_in,
-    is_constant,
-    measure_constants,
-)
+from disco_hlo.plugin.microbenchmarks import measure_constants
 from disco_hlo.plugin.runner import Runner, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep_sizes
+from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.costs import fused_key, group_times
+from disco_hlo.profiler.costs import group_times
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, scaled, stretch
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
-from disco_hlo.profiler.store import ProfileStore, StepTime
+from disco_hlo.profiler.store import ProfileStore
 
 _RUNS = {"cpu": 12, "gpu": 5}
 """Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
-_UNFUSED_STEP = "unfused"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 _NO_CONTENTION = Contention(1.0, 1.0)
@@ -125,7 +117,7 @@ def profile_step(
     platform = platform_of(session)
     label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
     link = Link(session.facts.device_count, session.facts.process_count, label)
-    known = _Known(platform, link, store) if session.leads else None
+    known = KnownTimes(platform, link, store) if session.leads else None
     wanted = session.tell(known.lacks(source, xla) if known is not None else None, "to profile")
     if wanted["device"]:
         with session.stage("device constants"):
@@ -158,130 +150,6 @@ def profile_step(
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
     return Profiled(known.profile(source.graph.fingerprint), measured or "nothing: all known")
-
-
-class _Known:
-    """Rank 0's measured times: those of the store, where there is one, and those measured now."""
-
-    def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
-        self._platform, self._link, self._store = platform, link, store
-        self._ops: dict[str, OpTime] = {}
-        self._unfused: dict[str, OpTime] = {}
-        """Times of whole unfused steps, by fingerprint."""
-        self._points: tuple[SweepPoint, ...] = ()
-        self._read()
-
-    def _read(self) -> None:
-        if self._store is not None:
-            self._ops = self._store.ops(self._platform)
-            self._points = self._store.sweep(self._platform, self._link)
-
-    def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
-        """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
-        return {
-            "device": constants_in(self._ops) is None,
-            "ops": self._lacks_ops(source, xla),
-            "contention": self._lacks_contention(source),
-            "all-reduces": self._lacking_sizes(source),
-        }
-
-    def _lacks_contention(self, source: CanonicalModule) -> bool:
-        """Where transfers and kernels never run beside each other, neither slows the other."""
-        gpus = self._link.device_count if self._platform.backend == "gpu" else 1
-        known = contention_in(self._ops, self._link, source.graph.fingerprint)
-        return gpus > 1 and bool(source.graph.all_reduces) and known is None
-
-    def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
-        missing = _step_keys(source, xla) - set(self._ops)
-        LOGGER.debug("%d of %d op times are unknown", len(missing), len(_step_keys(source, xla)))
-        return bool(missing) and not self._was_traced(source.graph.fingerprint)
-
-    def _was_traced(self, fingerprint: str) -> bool:
-        """What a trace of this very step did not show, another one will not show either."""
-        steps = self._store.steps(self._platform, fingerprint) if self._store is not None else ()
-        return any(step.plan == _UNFUSED_STEP for step in steps)
-
-    def _lacking_sizes(self, source: CanonicalModule) -> list[int]:
-        """A line is trusted between the sizes it was measured at, not far beyond."""
-        if not source.graph.all_reduces or self._link.device_count < 2:
-            return []
-        known = max((point.size_bytes for point in self._points), default=0)
-        wanted = sweep_sizes(1 << 10, _largest_bytes(source), per_octave=1)
-        return [size for size in wanted if size > known] if len(self._points) >= 3 else list(wanted)
-
-    @property
-    def launch_ns(self) -> int:
-        """Launch cost; 0 as long as the device's constants are not known."""
-        constants = constants_in(self._ops)
-        return 0 if constants is None else constants.launch_ns
-
-    def add_constants(self, constants: DeviceConstants) -> None:
-        self._add(as_times(constants))
-
-    def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
-        self._add(times)
-        if not step_ns:
-            return
-        middle = statistics.median(step_ns)
-        spread = statistics.median(abs(ns - middle) for ns in step_ns)
-        self._unfused[fingerprint] = OpTime(int(middle), int(spread), len(step_ns))
-        if self._store is not None:
-            time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
-            self._store.add_step(self._platform, fingerprint, time)
-
-    def add_contention(self, contention: Contention, fingerprint: str) -> None:
-        self._add(contention_as_times(contention, self._link, fingerprint))
-
-    def _add(self, times: dict[str, OpTime]) -> None:
-        self._ops |= times
-        if self._store is not None:
-            self._store.add_ops(self._platform, times)
-            self._read()
-
-    def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
-        self._points += points
-        if self._store is not None:
-            self._store.add_sweep(self._platform, self._link, points)
-            self._read()
-
-    def profile(self, fingerprint: str) -> Profile:
-        constants = constants_in(self._ops)
-        assert constants is not None, "constants are measured where they are not known"
-        return Profile(
-            platform=self._platform,
-            ops={key: time for key, time in self._ops.items() if not is_constant(key)},
-            launch_ns=constants.launch_ns,
-            memory_bandwidth=constants.memory_bandwidth,
-            flops_per_s=constants.flops_per_s,
-            all_reduce=fit(self._points) if len(self._points) >= 3 else None,
-            link=self._link,
-            contention=contention_in(self._ops, self._link, fingerprint),
-            noise=self._noise(fingerprint, constants),
-        )
-
-    def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
-        """From run to run of the whole step; where none was traced, of the device's constants."""
-        step = self._unfused.get(fingerprint)
-        if step is None and self._store is not None:
-            steps = self._store.steps(self._platform, fingerprint)
-            step = next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
-        return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
-
-
-def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    graph = source.graph
-    single = {
-        node.key for node in graph.nodes
-        if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
-    }  # fmt: skip
-    fused = {fused_key(graph, group) for group in xla.groups}
-    return single | fused
-
-
-def _largest_bytes(source: CanonicalModule) -> int:
-    """All gradients together: the largest bucket there could be."""
-    total = sum(source.graph.transfer_bytes(node) for node in source.graph.all_reduces)
-    return max(1 << 16, min(total, 1 << 30))
 
 
 @dataclass(frozen=True)
@@ -378,8 +246,8 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
-    except ProfileError:
-        # The other ranks run the step nevertheless, and its all-reduces wait for this one.
+    except Exception:
+        # Whatever it is: the other ranks run the step nevertheless, and its all-reduces wait for this one.
         while len(walls) < _WARM_UPS + runs:
             walls.append(runner.run())
         raise

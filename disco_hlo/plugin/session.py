@@ -24,6 +24,8 @@ from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.plan import Target
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.job import DeviceFacts, device_facts
@@ -135,6 +137,18 @@ def _refuse_difference(what: str, values: list[str]) -> None:
     ranks = {value: [r for r, theirs in enumerate(values) if theirs == value] for value in values}
     listed = "; ".join(f"{name_ranks(theirs)}: {value}" for value, theirs in ranks.items())
     raise ActivationError(f"the ranks differ in {what} ({listed})")
+
+
+def target(graph: Graph, facts: DeviceFacts) -> Target:
+    """What a plan or capture of this step is for."""
+    return Target(
+        fingerprint=graph.fingerprint,
+        module_name=graph.module_name,
+        backend=facts.backend,
+        device_kind=facts.device_kind,
+        device_count=facts.device_count,
+        process_count=facts.process_count,
+    )
 
 
 def versions(facts: DeviceFacts) -> dict[str, str]:

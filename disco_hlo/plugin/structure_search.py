@@ -7,7 +7,6 @@ profiled and searched, and those that are predicted to beat the plan are measure
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -139,9 +138,16 @@ def _restructured(session: Session) -> dict[str, Restructured]:
                     raise one
                 agreed[name] = one
         except Exception as error:
-            level = logging.INFO if name == session.settings.forced_structure else logging.DEBUG
-            LOGGER.log(level, "%s: %s", name, one_line(error))
+            _say_left_out(session, name, error)
     return agreed
+
+
+def _say_left_out(session: Session, name: str, error: Exception) -> None:
+    """A schedule that does not work is nothing to the user, unless it is the one asked for."""
+    if name == session.settings.forced_structure:
+        session.say("%s is not tried: %s", name, one_line(error))
+    else:
+        LOGGER.debug("%s: %s", name, one_line(error))
 
 
 def _wanted(session: Session, schedules: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -182,7 +188,7 @@ def _most_promising(
             costs, machine = costs_of(best.profile, [graph]), machine_of(best.profile)
             predicted[name] = best_buckets(graph, read(one.source).groups, costs, machine).predicted_ns
         except Exception as error:
-            LOGGER.debug("%s: %s", name, one_line(error))
+            _say_left_out(session, name, error)
     LOGGER.debug("structures as predicted before profiling: %s ns", predicted)
     return sorted(predicted, key=lambda name: (predicted[name], name))[:MOST_PROFILED]
 
@@ -197,7 +203,7 @@ def _searched(
         with session.stage(f"search of {name}", takes_s=session.settings.budget_s + _TAKES_S):
             return None if profiled is None else _best_plan(session, one, profiled.profile)
     except Exception as error:
-        LOGGER.debug("%s: %s", name, one_line(error))
+        _say_left_out(session, name, error)
         return None
 
 

@@ -28,7 +28,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import MAX_BYTES, Plan, decode
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME
+from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.profile import Profile
@@ -38,7 +38,6 @@ from disco_hlo.profiler.timeline import MAX_BYTES as MAX_TIMELINES_BYTES
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import decode as decode_timelines
 
-PROFILE_NAME = "profile.json"
 _GZIP = b"\x1f\x8b"
 _TOKEN = re.compile(r"([gbn])(\d{1,9})(?:\.(?:start|done))?")
 

@@ -27,6 +27,8 @@ _FIELDS: dict[str, tuple[str, type[Any]]] = {
 }
 _LARGEST = 1 << 16
 """Elements of the largest constant looked into."""
+_DEEPEST = 32
+"""Ops one behind the other that are followed."""
 _ARITHMETIC: dict[str, Any] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -57,8 +59,19 @@ def is_zero(instruction: Message) -> bool:
     return value is not None and not value.any()
 
 
-def evaluate(program: Program, instruction: Message, partition: int, depth: int = 32) -> NDArray[Any] | None:
+def evaluate(program: Program, instruction: Message, partition: int) -> NDArray[Any] | None:
     """The value of integer index arithmetic on one device; None where it is anything else."""
+    return _evaluated(program, instruction, partition, _DEEPEST, {})
+
+
+def _evaluated(
+    program: Program,
+    instruction: Message,
+    partition: int,
+    depth: int,
+    known: dict[int, NDArray[Any] | None],
+) -> NDArray[Any] | None:
+    """``known`` holds values by id: a chain whose links read the one before twice would double with each."""
     opcode = instruction.opcode
     if depth == 0:
         return None
@@ -68,7 +81,9 @@ def evaluate(program: Program, instruction: Message, partition: int, depth: int 
         return np.array(partition, np.uint32)
     operands: list[NDArray[Any]] = []
     for operand in program.operands(instruction):
-        value = evaluate(program, operand, partition, depth - 1)
+        if operand.id not in known:
+            known[operand.id] = _evaluated(program, operand, partition, depth - 1, known)
+        value = known[operand.id]
         if value is None:
             return None
         operands.append(value)

@@ -11,7 +11,7 @@ from disco_hlo.structure.chunk import check
 from disco_hlo.structure.groups import Groups, SameValues, groups_of
 from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_to
 from disco_hlo.structure.program import Program, bits, dims
-from disco_hlo.structure.region import PASSING, as_move, back_to_matmul, grow
+from disco_hlo.structure.region import PASSING, Asker, as_move, back_to_matmul, grow
 from disco_hlo.structure.sharded import reorder, split
 
 UNCHANGED = "matmul, all-reduce, fused pointwise"
@@ -47,6 +47,7 @@ def _is_legal(module: bytes, program: Program, move: Move) -> bool:
 
 
 def _candidates(program: Program) -> Iterator[Move]:
+    asker = Asker(program)
     at = {i.id: position for position, i in enumerate(program.instructions)}
     for position, instruction in enumerate(program.instructions):
         rank = len(dims(instruction))
@@ -59,12 +60,12 @@ def _candidates(program: Program) -> Iterator[Move]:
         for dimension in range(rank):
             for parts in _PARTS:
                 yield Chunk((position,), (instruction.opcode,), (dimension,), parts)
-                yield from _grown(program, instruction, dimension, parts)
+                yield from _grown(asker, instruction, dimension, parts)
 
 
-def _grown(program: Program, seed: Message, dimension: int, parts: int) -> Iterator[Chunk]:
+def _grown(asker: Asker, seed: Message, dimension: int, parts: int) -> Iterator[Chunk]:
     try:
-        yield as_move(program, grow(program, {seed.id: dimension}, parts), parts)
+        yield as_move(asker.program, grow(asker, {seed.id: dimension}, parts), parts)
     except IllegalMoveError:
         return
 
@@ -84,24 +85,25 @@ def schedules(module: bytes) -> dict[str, tuple[Move, ...]]:
     reduces = [i for i in program.instructions if i.opcode == "all-reduce" and len(i.operand_ids) == 1]
     if not reduces:
         return {}
+    asker = Asker(program)
     found: dict[str, tuple[Move, ...]] = {UNCHANGED: ()}
     for parts in _PARTS:
-        stretch = _longest(program, reduces, parts)
+        stretch = _longest(asker, reduces, parts)
         if stretch:
             found[f"chunk-{parts}"] = (as_move(program, stretch, parts),)
             short = {i: d for i, d in stretch.items() if d >= 0}
             if parts == 2 and short != stretch:
                 found["chunk-2-whole-gradients"] = (as_move(program, short, parts),)
-    matmuls = _matmul_stretches(program, reduces)
+    matmuls = _matmul_stretches(asker, reduces)
     if matmuls:
-        found |= _coconet(module, program, matmuls)
+        found |= _coconet(module, asker, matmuls)
     update = _sharded_update(module, reduces)
     if update:
         found["sharded-update"] = update
     return found
 
 
-def _longest(program: Program, reduces: list[Message], parts: int) -> dict[int, int]:
+def _longest(asker: Asker, reduces: list[Message], parts: int) -> dict[int, int]:
     """The stretch with most all-reduces, then most matmuls, around one of the first all-reduces."""
     best: dict[int, int] = {}
     best_score = (0, 0)
@@ -111,31 +113,30 @@ def _longest(program: Program, reduces: list[Message], parts: int) -> dict[int, 
             if (seed.id, dimension) in seen:
                 continue
             try:
-                stretch = grow(program, {seed.id: dimension}, parts)
+                stretch = grow(asker, {seed.id: dimension}, parts)
             except IllegalMoveError:
                 continue
             seen |= set(stretch.items())
-            opcodes = [program.by_id[i].opcode for i in stretch]
+            opcodes = [asker.program.by_id[i].opcode for i in stretch]
             score = (opcodes.count("all-reduce"), opcodes.count("dot"))
             if score > best_score:
                 best, best_score = stretch, score
     return best
 
 
-def _matmul_stretches(program: Program, reduces: list[Message], parts: int = 2) -> dict[int, dict[int, int]]:
+def _matmul_stretches(asker: Asker, reduces: list[Message], parts: int = 2) -> dict[int, dict[int, int]]:
     """Per all-reduce that sums what a matmul made: both and what lies between, along the first free dimension."""
     found: dict[int, dict[int, int]] = {}
     for reduce in reduces:
-        tried = (back_to_matmul(program, reduce, d, parts) for d in range(len(dims(reduce))))
+        tried = (back_to_matmul(asker, reduce, d, parts) for d in range(len(dims(reduce))))
         stretch = next(filter(None, tried), None)
         if stretch:
             found[reduce.id] = stretch
     return found
 
 
-def _coconet(
-    module: bytes, program: Program, matmuls: dict[int, dict[int, int]]
-) -> dict[str, tuple[Move, ...]]:
+def _coconet(module: bytes, asker: Asker, matmuls: dict[int, dict[int, int]]) -> dict[str, tuple[Move, ...]]:
+    program = asker.program
     found: dict[str, tuple[Move, ...]] = {}
     together = {i: d for stretch in matmuls.values() for i, d in stretch.items()}
     found["chunk-2-matmul"] = (as_move(program, together, 2),)
@@ -143,7 +144,7 @@ def _coconet(
     split = _split_and_push(module, (), names)
     if split:
         found["split"] = split
-    pointwise = grow(program, together, 2, only=_POINTWISE, partial_sums=False, producers=False)
+    pointwise = grow(asker, together, 2, only=_POINTWISE, partial_sums=False, producers=False)
     overlap = as_move(program, pointwise, 2)
     found["overlap"] = (overlap,)
     both = _split_and_push(module, (overlap,), [f"{name}.part{part}" for name in names for part in range(2)])

@@ -23,17 +23,18 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_noise, ratio_to
+from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure
+from disco_hlo.plugin.finding import NO_FUSION, PLAN
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.profiling import Kept, profile_step
 from disco_hlo.plugin.runner import Runner
-from disco_hlo.plugin.search_phase import NO_FUSION, PLAN
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import step
-from evaluation.record import FAILED, OK, CellName, Record
+from evaluation.measure import times_of
+from evaluation.record import FAILED, CellName, Record
 from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
 
 THRESHOLDS_KIB = (64, 512)
@@ -56,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     sys.path.insert(0, str(step.EXAMPLES))
     import parallel
 
-    parser = argparse.ArgumentParser()
-    parallel.add_arguments(parser)
-    parallel.initialize(parser.parse_args(["--distributed"]))
+    parallel.initialize(parallel.parser(None).parse_args(["--distributed"]))
     settings = Settings(
         search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
     )
@@ -254,16 +253,7 @@ class _Benchmark:
 def _measured(trial: Trial, default: Trial) -> dict[str, Any]:
     if len(trial.times_ns) != len(default.times_ns):
         raise ProfileError(f"{trial.name} ran {len(trial.times_ns)} times, XLA's default otherwise")
-    return {
-        "status": OK,
-        "median_ms": trial.median_ns / 1e6,
-        "mean_ms": statistics.fmean(trial.times_ns) / 1e6,
-        "spread_ms": trial.spread_ns / 1e6,
-        "of_default": ratio_to(trial, default),
-        "of_default_noise": ratio_noise(trial, default),
-        "default_median_ms": default.median_ns / 1e6,
-        "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
-    }
+    return {**times_of(trial, default), "mean_ms": statistics.fmean(trial.times_ns) / 1e6}
 
 
 # --- who used the cores ---------------------------------------------------------------------------

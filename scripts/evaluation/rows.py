@@ -13,8 +13,8 @@ from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.candidates import DEFAULT
+from disco_hlo.plugin.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
-from disco_hlo.plugin.search_phase import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
 from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
 

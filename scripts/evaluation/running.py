@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -20,7 +19,9 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from evaluation import commands
 from evaluation.cell import Asked, Cell
+from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.compiling import AT_A_TIME
 from evaluation.measure import Comparison, shapes_of
 from evaluation.record import CellName, Record, RecordError
@@ -28,7 +29,6 @@ from evaluation.rows import Row, chosen_names
 from evaluation.step import Files, search, stand_in_profile
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
-DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
 COMPILES = 4
 """Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
 MEASURE_S = 35.0
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         return DONE
     if args.offline_search:
         return _offline(asked, names)
-    watchdog = _watch(args, names, left_s)
+    watchdog = commands.end_in(left_s(), "benchmark.py", lambda: _stop(args.out, names))
     stages = _Stages(asked, args)
     try:
         stages.run(names, args.until)
@@ -201,21 +201,10 @@ def _offline(asked: Asked, names: Sequence[CellName]) -> int:
     return status
 
 
-def _watch(args: argparse.Namespace, cells: list[CellName], left_s: Callable[[], float]) -> threading.Timer:
-    """End the process when the time is up, whatever it is doing: devices may be waiting for each other."""
-
-    def end() -> None:
-        for cell in cells:
-            path = args.out / f"{cell.stem}.json"
-            if path.exists():
-                Record.open(args.out, cell).stop("the time was up")
-        print("benchmark.py: the time is up; run again to go on", file=sys.stderr, flush=True)
-        os._exit(OUT_OF_TIME)
-
-    timer = threading.Timer(max(0.0, left_s()), end)
-    timer.daemon = True
-    timer.start()
-    return timer
+def _stop(out: Path, cells: Sequence[CellName]) -> None:
+    for cell in cells:
+        if (out / f"{cell.stem}.json").exists():
+            Record.open(out, cell).stop("the time was up")
 
 
 def _say(text: str) -> None:

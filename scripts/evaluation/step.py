@@ -28,7 +28,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink, search_phase
+from disco_hlo.plugin import finding, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.session import Interruption, Session, join
@@ -203,7 +203,7 @@ def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
-    found = search_phase.find(session, step, read(step.source), profile, Interruption())
+    found = finding.find(session, step, read(step.source), profile, Interruption())
     strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,

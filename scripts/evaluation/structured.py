@@ -107,6 +107,9 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
         schedules={name: len(moves) for name, moves in found.items()},
         propose_s=round(time.monotonic() - started, 3),
     )
+    absent = sorted(asked.only - set(found))
+    if absent:
+        asked.say(f"  no pattern for {', '.join(absent)}; this step has {', '.join(found) or 'none'}")
     variants = [Variant(WHOLE)]
     variants += [
         Variant(name, moves) for name, moves in found.items() if not asked.only or name in asked.only

@@ -50,7 +50,7 @@ def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
         assert done.returncode in expected, (line, done.stdout, done.stderr)
         return done.stdout
 
-    written = [line for page in PAGES for line in dict.fromkeys(commands(page))]
+    written = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
     first = [line for line in written if line.split()[1] in ("capture", "search")]
     for line in first:
         run(line.replace("--seconds 30", "--evaluations 50"))

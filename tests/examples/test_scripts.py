@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import parallel
 import pytest
+import self_attention
+import tensor_parallel
 import train
 import transformer_lm
 
@@ -62,6 +64,17 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
     assert one["validation_loss"] < one["losses"][0] - 1
 
 
+@pytest.mark.mpi
+def test_tensor_parallel_layers_in_two_processes_are_those_of_one(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "tensor_parallel.py"), "--forward", "--steps", "1"]
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    one = run(command, 2, tmp_path / "one" / "run.json")
+    two = run(["mpiexec", "-n", "2", *command, "--distributed"], 1, tmp_path / "two" / "run.json")
+    assert (one["processes"], two["processes"]) == (1, 2)
+    np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
+
+
 def test_train_script_records_a_tiny_run(tmp_path: Path) -> None:
     script = [
         sys.executable,
@@ -102,11 +115,18 @@ def test_bad_arguments_end_with_code_2_and_one_message(
 def test_unknown_size_ends_with_code_2_and_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--model", "bert", "--size", "huge"])
-    with pytest.raises(SystemExit) as stopped:
-        train.main()
-    assert stopped.value.code == 2
-    assert "bert.toml has no table [huge]" in capsys.readouterr().err
+    for main, file, arguments in (
+        (train.main, "bert.toml", ["--model", "bert"]),
+        (tensor_parallel.main, "tensor_parallel.toml", []),
+        (self_attention.main, "self_attention.toml", []),
+    ):
+        monkeypatch.setattr(sys, "argv", ["somewhere/script.py", *arguments, "--size", "huge"])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 2
+        message = capsys.readouterr().err
+        assert message.startswith("script.py: ")
+        assert f"{file} has no table [huge]" in message
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, 3), ("", 3), ("5", 0), ("4,5,6,7", 3), ("4,5", 1)])
@@ -121,9 +141,7 @@ def test_each_process_of_a_host_takes_one_gpu(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(sys, "argv", ["x", "--distributed", "--port", "1234", "--host", "head"])
-    parser = parallel.argparse.ArgumentParser()
-    parallel.add_arguments(parser)
-    parallel.initialize(parser.parse_args())
+    parallel.initialize(parallel.parser(None).parse_args())
     assert seen == {
         "coordinator_address": "head:1234",
         "num_processes": 8,

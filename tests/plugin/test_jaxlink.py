@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -335,6 +337,24 @@ def test_the_passes_that_the_user_turned_off_stay_off(compile_with: CompileWith)
     assert found == [True]
 
 
+def test_the_passes_that_xla_flags_turn_off_stay_off(compile_with: CompileWith) -> None:
+    """XLA_FLAGS are read once a process; they arrive as debug options of the request."""
+    found: list[str] = []
+
+    def handle(request: CompileRequest) -> None:
+        options = copy.deepcopy(request.options)
+        options.executable_build_options.debug_options.xla_disable_hlo_passes = "algsimp"
+        early = jaxlink._early_options(dataclasses.replace(request, options=options), {})
+        found.append(str(early["xla_disable_hlo_passes"]))
+
+    def flags_off(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("flags_off", handle)
+    jax.jit(flags_off)(jnp.ones(4))
+    assert found == [f"algsimp,{jaxlink._CPU_PASSES_OFF}"]
+
+
 def test_a_matmul_between_layouts_computes_the_same_without_fusion(compile_with: CompileWith) -> None:
     """With ``fusion`` and ``fusion-wrapper`` off, XLA:CPU's simplifier dropped the copies around this one."""
 
@@ -404,6 +424,23 @@ def test_an_error_of_the_handler_is_one_line_and_training_goes_on(
         assert float(jax.jit(unlucky)(1.0)) == 2.0
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["jit_unlucky runs as XLA compiles it: RuntimeError: no such luck"]
+
+
+def test_a_compile_that_is_not_understood_is_left_to_jax(
+    install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> CompileRequest:
+        raise KeyError("sym_name")
+
+    def nameless(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    x = np.float32(1.0)
+    monkeypatch.setattr(jaxlink, "_request", unreadable)
+    install(lambda request: None)
+    with caplog.at_level(logging.WARNING, "disco_hlo"):
+        assert float(jax.jit(nameless)(x)) == 2.0
+    assert "a module runs as XLA compiles it: KeyError: 'sym_name'" in caplog.text
 
 
 def test_ctrl_c_in_the_handler_is_the_users(compile_with: CompileWith) -> None:

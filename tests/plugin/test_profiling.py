@@ -15,8 +15,9 @@ from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.known_times import KnownTimes
 from disco_hlo.plugin.microbenchmarks import as_times
-from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _Known, _slow_downs, _Traced
+from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _Traced
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -43,7 +44,7 @@ def points(*sizes: int) -> tuple[SweepPoint, ...]:
 
 
 def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -> None:
-    first = _Known(PLATFORM, Link(2, 1), store)
+    first = KnownTimes(PLATFORM, Link(2, 1), store)
     lacking = first.lacks(step, read(step))
     assert lacking["device"] is True
     assert lacking["ops"] is True
@@ -52,7 +53,7 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
     # A trace that shows one op of many: another trace of the same step would show no more.
     first.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
     first.add_sweep(points(*lacking["all-reduces"]))
-    second = _Known(PLATFORM, Link(2, 1), store)
+    second = KnownTimes(PLATFORM, Link(2, 1), store)
     assert not any(second.lacks(step, read(step)).values())
     assert second.profile("f00d") == first.profile("f00d")
     assert set(second.profile("f00d").ops) == {"dot"}
@@ -60,22 +61,22 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
 
 def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:
     fingerprint = step.graph.fingerprint
-    first = _Known(PLATFORM, Link(2, 1), store)
+    first = KnownTimes(PLATFORM, Link(2, 1), store)
     first.add_constants(CONSTANTS)
     assert first.profile(fingerprint).noise == pytest.approx(0.01)
     first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [4000, 5000, 5200, 5100, 4900])
     assert first.profile(fingerprint).noise == 100 / 5000
-    assert _Known(PLATFORM, Link(2, 1), store).profile(fingerprint).noise == 100 / 5000
+    assert KnownTimes(PLATFORM, Link(2, 1), store).profile(fingerprint).noise == 100 / 5000
 
 
 def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> None:
-    known = _Known(PLATFORM, Link(2, 1), store)
+    known = KnownTimes(PLATFORM, Link(2, 1), store)
     known.add_ops("0" * 64, {"dot": OpTime(100, 1, 12)}, [5000])
     assert known.lacks(step, read(step))["ops"] is True
 
 
 def test_a_larger_step_extends_the_sweep(step: CanonicalModule, store: ProfileStore) -> None:
-    known = _Known(PLATFORM, Link(2, 1), store)
+    known = KnownTimes(PLATFORM, Link(2, 1), store)
     known.add_sweep(points(1024, 2048, 4096))
     lacking = known.lacks(step, read(step))["all-reduces"]
     assert lacking
@@ -84,11 +85,11 @@ def test_a_larger_step_extends_the_sweep(step: CanonicalModule, store: ProfileSt
 
 
 def test_on_one_device_no_all_reduce_is_measured(step: CanonicalModule, store: ProfileStore) -> None:
-    assert _Known(PLATFORM, Link(1, 1), store).lacks(step, read(step))["all-reduces"] == []
+    assert KnownTimes(PLATFORM, Link(1, 1), store).lacks(step, read(step))["all-reduces"] == []
 
 
 def test_without_a_store_a_search_still_has_its_numbers() -> None:
-    known = _Known(PLATFORM, Link(2, 1), None)
+    known = KnownTimes(PLATFORM, Link(2, 1), None)
     known.add_constants(CONSTANTS)
     known.add_sweep(points(1024, 2048, 4096))
     profile = known.profile("f00d")

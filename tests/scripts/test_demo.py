@@ -17,7 +17,7 @@ from rich.console import Console
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import search_phase
+from disco_hlo.plugin import candidates, finding
 
 MODULE = b"module"
 BEST = "plan 2"
@@ -123,9 +123,9 @@ def test_a_baseline_that_is_no_legal_strategy_has_an_empty_row() -> None:
 
 
 def test_the_rows_are_what_the_search_phase_measures() -> None:
-    names = (search_phase.DEFAULT, search_phase.NO_FUSION, search_phase.ONE_BUCKET, search_phase.PLAN_BUCKETS)
+    names = (candidates.DEFAULT, finding.NO_FUSION, finding.ONE_BUCKET, finding.PLAN_BUCKETS)
     assert names == demo_table.BASELINES
-    assert search_phase.PLAN == "plan"
+    assert finding.PLAN == "plan"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import draw_fused_ops
 import pytest
+import sample_fused_ops
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.samples import is_plain
 
@@ -54,6 +57,20 @@ def run(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]
         *more,
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the script in this process, its children in theirs: exit code 2, and what is on stderr."""
+
+    def call(config: Path, out: Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["sample_fused_ops.py", str(config), "-o", str(out)])
+        assert sample_fused_ops.main() == 2
+        message = capfd.readouterr().err
+        assert "Traceback" not in message
+        return message
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -108,28 +125,21 @@ def test_a_run_without_time_stops_and_says_how_to_go_on(measured: tuple[Path, Pa
         (CONFIG.replace("width", "girth"), "girth"),
     ],
 )
-def test_bad_configuration_exits_with_one_line(tmp_path: Path, config: str, message: str) -> None:
+def test_bad_configuration_exits_with_one_line(
+    tmp_path: Path, config: str, message: str, refused: Callable[..., str]
+) -> None:
     (tmp_path / "c.toml").write_text(config)
-    done = run(tmp_path / "c.toml", tmp_path / "s.sqlite")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert message in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
 
 
-def test_a_missing_folder_or_a_foreign_file_is_named(measured: tuple[Path, Path], tmp_path: Path) -> None:
-    assert "does not exist" in run(measured[0], tmp_path / "no" / "s.sqlite").stderr
+def test_a_missing_folder_or_a_foreign_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    assert "does not exist" in refused(tmp_path / "c.toml", tmp_path / "no" / "s.sqlite")
     (tmp_path / "s.sqlite").write_bytes(b"something else" * 99)
-    done = run(measured[0], tmp_path / "s.sqlite")
-    assert done.returncode == 2
-    assert "cannot be used as a data set" in done.stderr
+    assert "cannot be used as a data set" in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
 
 
 def test_the_configurations_that_ship_are_read() -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import draw_fused_ops
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
     for device in ("cpu", "h200"):
         config = draw_fused_ops.read_config(ROOT / "configs" / "estimator" / f"samples_{device}.toml")
         assert len({step.model for step in config.steps}) == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,19 @@ from disco_hlo.plan.read import read
 MODULE = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
 
 
+canonical = cache(canonicalize)
+"""The demo's step is the module of every cell here."""
+
+
+@pytest.fixture(autouse=True)
+def step_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ship_profile, "canonicalize", canonical)
+
+
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     """A profile that knows every op and kernel of the demo's step."""
-    source = canonicalize(gzip.decompress(MODULE.read_bytes()))
+    source = canonical(gzip.decompress(MODULE.read_bytes()))
     keys = {node.key for node in source.graph.nodes} | {
         fused_key(source.graph, group) for group in read(source).groups
     }

@@ -1,0 +1,53 @@
+"""The training command that ``capture`` and ``calibrate`` start, told by its environment to capture its step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.capture_record import VARIABLE
+
+NO_STEP = (
+    "compiled no training step: no module on several devices with an all-reduce of a computed value "
+    "(DISCO_MODULE=name names one)"
+)
+"""What to say of a command that left no capture."""
+
+
+def require(command: list[str], example: str) -> None:
+    """Refuse a command that does not exist.
+
+    Raises:
+        DiscoError: it is not on the path.
+    """
+    if shutil.which(command[0]) is None:
+        raise DiscoError(f"{command[0]}: no such command; expected: {example}")
+
+
+def start(
+    command: list[str], folder: Path, *, as_json: bool, own_group: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start ``command``, which captures its step in ``folder``.
+
+    Args:
+        command: what to run.
+        folder: where the capture goes.
+        as_json: stdout belongs to our JSON document; what the command prints goes to stderr.
+        own_group: a process group of its own, which a signal reaches as a whole.
+
+    Raises:
+        DiscoError: the system cannot execute it.
+    """
+    environment = {**os.environ, VARIABLE: str(folder)}
+    environment.pop("ENABLE_SEARCH", None)
+    sys.stdout.flush()
+    try:
+        return subprocess.Popen(
+            command, env=environment, stdout=2 if as_json else None, start_new_session=own_group
+        )
+    except OSError as error:
+        raise DiscoError(f"{command[0]} cannot be started: {error.strerror or error}") from error

@@ -1,0 +1,211 @@
+"""What goes wrong on one rank alone must not leave the others waiting, nor cost what was found before."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.store import ProfileStore
+
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plugin import candidates, capture_phase, jaxlink, timelines
+from disco_hlo.plugin.candidates import Trial, compile_trials
+from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.known_times import KnownTimes
+from disco_hlo.plugin.measured_times import STORE_NAME, measured_times
+from disco_hlo.plugin.profiling import traced
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.timelines import take_timelines
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+PLATFORM, LINK = Platform("some cpu", "cpu", "", "0.12", "0.12"), Link(2, 1)
+CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e11, noise=0.01)
+
+
+def on_mlp(look: Callable[[CompileRequest, Step], Any]) -> Any:
+    step, arguments = models.mlp()
+
+    def body(request: CompileRequest) -> Any:
+        module = jaxlink.capture(request)
+        return look(request, Step(module, canonicalize(module)))
+
+    return intercept(step, arguments, body)
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    """As jax raises it: no error of ours."""
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+# --- the store of measured times, which rank 0 alone has ------------------------------------------
+
+
+class FullDisk(ProfileStore):
+    """Takes the first addition and no other."""
+
+    added = 0
+
+    def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
+        self.added += 1
+        if self.added > 1:
+            raise ProfileError("database or disk is full")
+        super().add_ops(platform, times)
+
+
+def test_a_store_that_fills_up_costs_the_search_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FullDisk(tmp_path / "profile.sqlite") as store, caplog.at_level(logging.WARNING, "disco_hlo"):
+        known = KnownTimes(PLATFORM, LINK, store)
+        known.add_constants(CONSTANTS)
+        known.add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+        known.add_sweep(tuple(SweepPoint(size, 1000 + size // 10, 5, 7) for size in (1024, 2048, 4096)))
+        profile = known.profile("f00d")
+    assert profile.ops == {"dot": OpTime(100, 1, 12)}
+    assert profile.launch_ns == 400
+    assert profile.all_reduce is not None
+    assert [record.getMessage() for record in caplog.records] == [
+        "measured times are not kept: database or disk is full"
+    ]
+
+
+def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ProfileStore(tmp_path / "profile.sqlite") as store:
+        store.add_ops(PLATFORM, {"dot": OpTime(100, 1, 12)})
+        store._connection.execute("UPDATE op SET median_ns = -1")
+        known = KnownTimes(PLATFORM, LINK, store)
+        known.add_constants(CONSTANTS)
+        assert known.profile("f00d").ops == {}
+    assert "measured times are not kept: " in caplog.text
+    assert "median_ns: expected an integer of at least 0, got -1" in caplog.text
+
+
+def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    with measured_times(session) as store:
+        KnownTimes(PLATFORM, LINK, store).add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000])
+    monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
+    with measured_times(session) as store:
+        known = KnownTimes(PLATFORM, LINK, store)
+        known.add_constants(CONSTANTS)
+        assert known.profile("f00d").ops == {"dot": OpTime(100, 1, 12)}
+        assert known.profile("f00d").launch_ns == 400
+    assert [record.getMessage() for record in caplog.records] == [
+        f"measured times are not kept: {tmp_path / STORE_NAME} cannot be written"
+    ]
+
+
+def _read_only(store: ProfileStore, mode: str) -> Any:
+    import sqlite3
+
+    if mode != "ro":
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+    return store._connected(mode)
+
+
+# --- traces, which need a place to write ----------------------------------------------------------
+
+
+class Counted:
+    """Stands in for a runner; the other ranks' all-reduces wait for each of its runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self) -> int:
+        self.runs += 1
+        return 1000
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("INTERNAL: no profiler")])
+def test_a_rank_without_a_trace_runs_as_often_as_the_others(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(run_once: Callable[[], None], repeats: int, warmup: int) -> bytes:
+        run_once()
+        raise error
+
+    monkeypatch.setattr(tracing, "collect", failing)
+    runner = Counted()
+    with pytest.raises(type(error), match=str(error)):
+        traced(runner, 5)  # type: ignore[arg-type]
+    assert runner.runs == 7
+
+
+def test_no_place_for_a_trace_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ProfileError, match=r"no place for a profiler trace: .*gone"):
+        tracing.collect(lambda: None, 1)
+
+
+# --- what jax raises --------------------------------------------------------------------------------
+
+
+def test_no_memory_for_the_timelines_leaves_the_winner_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timelines, "Runner", out_of_memory)
+
+    def look(request: CompileRequest, step: Step) -> Any:
+        session = join(request, Settings(search=True, directory=tmp_path))
+        return take_timelines(session, step, [Trial("XLA default", None, 0)])
+
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        assert on_mlp(look) == ()
+    assert "no measured timelines: RuntimeError: RESOURCE_EXHAUSTED" in caplog.text
+
+
+def test_no_memory_for_profiling_leaves_a_capture_without_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(capture_phase, "profile_step", out_of_memory)
+    monkeypatch.setattr(capture_phase, "training_step", lambda request, settings: taken[0])
+    taken: list[Step] = []
+    folder = tmp_path / "captured"
+
+    def look(request: CompileRequest, step: Step) -> None:
+        taken.append(step)
+        capture_phase.handle(request, Settings(search=False, directory=tmp_path / "plans"), folder)
+
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        on_mlp(look)
+    assert "captured without measured times: RuntimeError: RESOURCE_EXHAUSTED" in caplog.text
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "capture.json", "default.hlo.pb.gz", "unfused.hlo.pb.gz",
+    ]  # fmt: skip
+
+
+def test_a_candidate_that_rank_0_fails_to_write_is_left_out_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bytes:
+        raise KeyError("n7")
+
+    monkeypatch.setattr(candidates, "apply", broken)
+
+    def look(request: CompileRequest, step: Step) -> list[Trial]:
+        session = join(request, Settings(search=True, directory=tmp_path))
+        trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(step.source.graph), 0)]
+        compile_trials(session, step.source, trials, tag="candidate")
+        return trials
+
+    default, plain = on_mlp(look)
+    assert (default.error, plain.error) == ("", "KeyError: 'n7'")
+    assert default.executable is not None
+    assert plain.executable is None
