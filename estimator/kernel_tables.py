@@ -124,7 +124,9 @@ def _slot_maps(graph: Graph) -> list[list[tuple[int, ...]]]:
     found: list[list[tuple[int, ...]]] = []
     for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
         known = first < node.id
-        found.append(found[first] if known else [_map(graph, node, slot) for slot in range(len(node.operands))])
+        found.append(
+            found[first] if known else [_map(graph, node, slot) for slot in range(len(node.operands))]
+        )
     return found
 
 
