@@ -11,17 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
-from disco_hlo.estimator.kernel_cost import (
-    COUNT,
-    FIRST,
-    NODE,
-    Scratch,
-    enter,
-    enter_read,
-    nested,
-    place_of,
-    streaming_ns,
-)
+from disco_hlo.estimator.contexts import COUNT, FIRST, NODE, Scratch, enter, enter_read, place_of
+from disco_hlo.estimator.kernel_cost import nested, streaming_ns
 from disco_hlo.estimator.kernel_tables import KernelTables
 from numpy.typing import NDArray
 

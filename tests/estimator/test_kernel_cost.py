@@ -9,7 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
+from disco_hlo.estimator.contexts import MAXIMUM_CONTEXTS
+from disco_hlo.estimator.kernel_cost import kernel_work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,7 +309,8 @@ def captured(name):
 
 @cache
 def model_of(hoists):
-    return AnalyticModel(DeviceModel(3e12, 5e13, hoists=hoists, element_ns={"exponential": 0.37, "add": 0.011}))
+    times_ns = {"exponential": 0.37, "add": 0.011}
+    return AnalyticModel(DeviceModel(3e12, 5e13, hoists=hoists, element_ns=times_ns))
 
 
 def grown_kernel(graph, random, size):
