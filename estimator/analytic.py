@@ -19,7 +19,8 @@ from typing import Protocol
 from weakref import ref
 
 import numpy as np
-from disco_hlo.estimator.kernel_cost import Scratch, kernel_ns, kernels_ns, make_scratch, streaming_ns
+from disco_hlo.estimator.contexts import Scratch, make_scratch
+from disco_hlo.estimator.kernel_cost import kernel_ns, kernels_ns, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
     CONSTANTS,
     ELEMENT_NS,

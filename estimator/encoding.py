@@ -11,16 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
-from disco_hlo.estimator.kernel_cost import (
-    MAXIMUM_CONTEXTS,
-    Scratch,
-    _evaluations,
-    _is_strided,
-    _local,
-    _nested,
-    _place,
-    streaming_ns,
-)
+from disco_hlo.estimator.contexts import COUNT, FIRST, NODE, Scratch, enter, enter_read, place_of
+from disco_hlo.estimator.kernel_cost import nested, streaming_ns
 from disco_hlo.estimator.kernel_tables import KernelTables
 from numpy.typing import NDArray
 
@@ -132,12 +124,12 @@ def encode_kernels(graph: GraphFeatures, kernels: Kernels, scratch: Scratch, bat
     for kernel in range(kernels.tiled.size):
         members = kernels.members[kernels.member_start[kernel] : kernels.member_start[kernel + 1]]
         results = kernels.results[kernels.result_start[kernel] : kernels.result_start[kernel + 1]]
-        tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[1]
+        tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[0]
         if tiled:
             count = _flat(graph.tables, members, scratch)
         else:
-            count, _ = _nested(graph.tables, members, results, scratch)
-            count = min(count, scratch.value.shape[1])
+            count, _ = nested(graph.tables, members, results, scratch)
+            count = min(count, scratch.value.shape[0])
         values = _values(graph.tables, members, results, count, tiled, scratch)
         nodes = _post_order(graph.tables, members, results, count, values, scratch)
         estimate = _kernel_row(graph, members, results, tiled, count, values, scratch, batch.kernel[kernel])
@@ -151,13 +143,12 @@ def encode_kernels(graph: GraphFeatures, kernels: Kernels, scratch: Scratch, bat
 @inner
 def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) -> int:
     """Register members and reads, each computed once; the number of values."""
-    count = min(members.size, scratch.value.shape[1])
-    for place in range(count):
-        scratch.value[1, place] = members[place]
+    enter(members, scratch)
+    count = min(members.size, scratch.value.shape[0])
     for member in members[:count]:
         for slot in range(tables.node[at.OPERANDS_AT, member], tables.node[at.EXTENTS_AT, member], 2):
-            _, count = _local(members, count, tables.edge[slot], scratch)
-    return int(min(count, scratch.value.shape[1]))
+            _, count = enter_read(tables.edge[slot], count, scratch)
+    return int(min(count, scratch.value.shape[0]))
 
 
 @inner
@@ -169,31 +160,29 @@ def _values(
     tiled: bool,
     scratch: Scratch,
 ) -> _Values:
-    hoists = tables.constant[at.HOISTS] > 0
     found = _Values(
         np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64),
         np.full(count, -1), np.zeros(count, np.int64),
     )  # fmt: skip
     for place in range(count):
-        node = scratch.value[1, place]
+        node = scratch.value[place, NODE]
         elements = tables.value[at.ELEMENTS, node]
         if tiled:
             found.evaluations[place] = elements
             found.contexts[place] = 1
         else:
-            rank = tables.node[at.LOOPS_AT, node] - tables.node[at.EXTENTS_AT, node]
-            found.contexts[place] = scratch.value[0, place]
-            for row in range(place * MAXIMUM_CONTEXTS, place * MAXIMUM_CONTEXTS + scratch.value[0, place]):
-                times = _evaluations(scratch.context, row, scratch.loops, hoists)
-                found.evaluations[place] += times
-                if _is_strided(scratch.context, row, scratch.loops, rank):
-                    found.strided[place] += times
+            found.contexts[place] = scratch.value[place, COUNT]
+            for row in range(FIRST, FIRST + scratch.value[place, COUNT]):
+                context = scratch.value[place, row]
+                found.evaluations[place] += scratch.evaluations[context]
+                if scratch.strided[context]:
+                    found.strided[place] += scratch.evaluations[context]
         if place >= members.size:
             found.moved_bytes[place] = (
                 min(elements, found.evaluations[place]) * tables.value[at.ITEM_BYTES, node]
             )
     for result in results:
-        place = _place(members, result)
+        place = place_of(result, scratch)
         found.moved_bytes[place] = tables.value[at.ELEMENTS, result] * tables.value[at.ITEM_BYTES, result]
     return found
 
@@ -213,7 +202,7 @@ def _post_order(
     seen = np.zeros(count, np.bool_)
     numbered = 0
     for result in results:
-        place = _place(members, result)
+        place = place_of(result, scratch)
         if seen[place]:
             continue
         seen[place] = True
@@ -222,11 +211,11 @@ def _post_order(
         slots[0] = tables.node[at.OPERANDS_AT, result]
         while depth >= 0:
             place = stack[depth]
-            node = scratch.value[1, place]
+            node = scratch.value[place, NODE]
             slot = slots[depth]
             if place < members.size and slot < tables.node[at.EXTENTS_AT, node]:
                 slots[depth] += 2
-                operand, _ = _local(members, count, tables.edge[slot], scratch)
+                operand = place_of(tables.edge[slot], scratch)
                 if operand < 0 or operand >= count or seen[operand]:
                     continue
                 seen[operand] = True
@@ -256,7 +245,7 @@ def _kernel_row(
     tables = graph.tables
     work = strided = read = written = alone = flops = transcendentals = 0.0
     for place in range(count):
-        node = scratch.value[1, place]
+        node = scratch.value[place, NODE]
         if place < members.size:
             work += values.evaluations[place] * tables.value[at.ELEMENT_NS, node]
             alone += graph.alone_ns[node]
@@ -266,7 +255,7 @@ def _kernel_row(
             strided += values.strided[place]
             read += values.moved_bytes[place]
     for result in results:
-        written += values.moved_bytes[_place(members, result)]
+        written += values.moved_bytes[place_of(result, scratch)]
     strided_ns = strided * tables.constant[at.STRIDED_NS]
     streaming = streaming_ns(tables.curve, tables.constant, read + written)
     estimate = max(streaming, work + strided_ns, 1.0)
@@ -306,7 +295,7 @@ def _node_rows(
 ) -> None:
     for number in range(nodes):
         place = values.order[number]
-        node = scratch.value[1, place]
+        node = scratch.value[place, NODE]
         row = batch.node[start + number]
         row[:_STATIC] = graph.static[node]
         is_read = place >= members.size
@@ -323,7 +312,7 @@ def _node_rows(
         row[_BYTES_SHARE] = values.moved_bytes[place] * graph.tables.constant[at.NS_PER_BYTE] / estimate
         row[_ALONE_SHARE] = 0.0 if is_read else np.log2(graph.alone_ns[node] / estimate)
     for result in results:
-        batch.node[start + values.number[_place(members, result)], _IS_RESULT] = 1
+        batch.node[start + values.number[place_of(result, scratch)], _IS_RESULT] = 1
 
 
 @inner
@@ -345,7 +334,7 @@ def _edge_rows(
             continue
         node = members[place]
         for slot in range(tables.node[at.OPERANDS_AT, node], tables.node[at.EXTENTS_AT, node], 2):
-            operand, _ = _local(members, count, tables.edge[slot], scratch)
+            operand = place_of(tables.edge[slot], scratch)
             if 0 <= operand < count:
                 incoming[number] += 1
                 incoming[values.number[operand]] += 1
@@ -365,7 +354,7 @@ def _edge_rows(
             continue
         node = members[place]
         for slot in range(tables.node[at.OPERANDS_AT, node], tables.node[at.EXTENTS_AT, node], 2):
-            operand, _ = _local(members, count, tables.edge[slot], scratch)
+            operand = place_of(tables.edge[slot], scratch)
             if not 0 <= operand < count:
                 continue
             other = values.number[operand]

@@ -18,8 +18,8 @@ import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.analytic import AnalyticModel
+from disco_hlo.estimator.contexts import Scratch
 from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernels, room
-from disco_hlo.estimator.kernel_cost import Scratch
 from disco_hlo.estimator.kernel_tables import array_of
 from numpy.typing import NDArray
 

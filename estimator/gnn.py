@@ -130,8 +130,9 @@ class GnnModel:
         keys = list(zip(first, second, strict=True))
         fresh = {key: position for position, key in enumerate(keys) if key not in self._known}
         if fresh:
-            chosen = np.fromiter(fresh.values(), np.int64, len(fresh))
-            computed = predicted_ns(self._network, selected(batch, chosen))
+            if len(fresh) < len(keys):
+                batch = selected(batch, np.fromiter(fresh.values(), np.int64, len(fresh)))
+            computed = predicted_ns(self._network, batch)
             self._known.update(zip(fresh, computed.tolist(), strict=True))
         times: NDArray[np.float64] = np.array([self._known[key] for key in keys])
         return np.maximum(np.rint(times), 1).astype(np.int64)

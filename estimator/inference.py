@@ -272,28 +272,29 @@ def _receive(
 ) -> None:
     """Add to every node what it hears from its neighbours and edges, weighted by attention."""
     heads, numbers, size = edge_message.shape
-    heard = np.empty(bias.size, np.float32)
+    # Loops over parts of a row count from 0: the compiler must see that no index is negative.
+    heard = np.empty((heads, size), np.float32)
     said = np.empty((heads, numbers), np.float32)
     for target in range(incoming.size - 1):
-        for j in range(heard.size):
-            heard[j] = bias[j]
+        heard[:] = bias.reshape(heads, size)
         said[:] = 0
         for i in range(incoming[target], incoming[target + 1]):
-            row, own, shares = sent[source[i]], edge[i], share[i]
+            own = edge[i]
             for head in range(heads):
-                weight = shares[head]
-                for j in range(head * size, head * size + size):
-                    heard[j] += weight * row[j]
-                for j in range(numbers):
-                    said[head, j] += weight * own[j]
-        for head in range(heads):
-            for i in range(numbers):
-                weight = said[head, i]
+                weight = share[i, head]
+                part, row, line = heard[head], sent[source[i], head * size : head * size + size], said[head]
                 for j in range(size):
-                    heard[head * size + j] += weight * edge_message[head, i, j]
-        out = node[target]
-        for j in range(heard.size):
-            out[j] += heard[j] if heard[j] > 0 else heard[j] * _NODE_SLOPE
+                    part[j] += weight * row[j]
+                for j in range(numbers):
+                    line[j] += weight * own[j]
+        for head in range(heads):
+            part, out = heard[head], node[target, head * size : head * size + size]
+            for i in range(numbers):
+                weight, row = said[head, i], edge_message[head, i]
+                for j in range(size):
+                    part[j] += weight * row[j]
+            for j in range(size):
+                out[j] += part[j] if part[j] > 0 else part[j] * _NODE_SLOPE
 
 
 @inner_fast

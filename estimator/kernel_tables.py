@@ -92,7 +92,7 @@ def structure(graph: Graph) -> Structure:
         for _, index_map in reader:
             if index_map not in offsets:
                 offsets[index_map] = len(pool)
-                pool.extend(index_map)
+                pool.extend(index_map or (UNUSED,))  # no two maps begin at one place
     for reader, node in zip(maps, graph.nodes, strict=True):
         rows[OPERANDS_AT].append(len(pool))
         pool.extend(value for target, index_map in reader for value in (target, offsets[index_map]))

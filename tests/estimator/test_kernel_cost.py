@@ -1,16 +1,23 @@
 """Loop nests of fused kernels: what they move and how often they compute."""
 
+import gzip
+from functools import cache
 from math import prod
+from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.contexts import MAXIMUM_CONTEXTS
 from disco_hlo.estimator.kernel_cost import kernel_work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.graph import Kind, Shape
 from tests.estimator.kernels import f32, graph_of
+from tests.estimator.obvious_cost import obvious_work
 
 # One evaluation of a log costs 1 ns, everything else nothing: work counts the evaluations of logs.
 LOGS = {"log": 1.0, "add": 0.0, "multiply": 0.0, "reduce": 0.0, "divide": 0.0}
@@ -290,3 +297,60 @@ def test_compiled_and_obvious_counting_agree(graph, hoists):
     device = CPU if hoists else GPU
     moved, work, _ = work_of(graph, members, [len(graph) - 1], device)
     assert (moved, work) == reference(graph, set(members), [len(graph) - 1], hoists)
+
+
+STEPS = Path(__file__).parents[1] / "data" / "h200_models"
+
+
+@cache
+def captured(name):
+    return canonicalize(gzip.decompress((STEPS / f"{name}.hlo.pb.gz").read_bytes())).graph
+
+
+@cache
+def model_of(hoists):
+    times_ns = {"exponential": 0.37, "add": 0.011}
+    return AnalyticModel(DeviceModel(3e12, 5e13, hoists=hoists, element_ns=times_ns))
+
+
+def grown_kernel(graph, random, size):
+    """Members and results of a kernel grown from a random op to what it reads or is read by."""
+    fusible = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE]
+    members, edge = set(), [random.choice(fusible)]
+    while edge and len(members) < size:
+        x = edge.pop(random.randrange(len(edge)))
+        if graph.nodes[x].kind in (Kind.FUSIBLE, Kind.FREE) and x not in members:
+            members.add(x)
+            edge += [*graph.nodes[x].operands, *graph.users[x]]
+    ascending = sorted(members)
+    results = [x for x in ascending if not members.issuperset(graph.users[x]) or random.random() < 0.02]
+    return ascending, results or ascending[-1:]
+
+
+@pytest.mark.parametrize("hoists", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 10, 60, 400]))
+def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, seed, size):
+    """To the last bit, in whatever order they are asked for: all examples share what the model keeps."""
+    graph, model = captured("rnnlm"), model_of(hoists)
+    members, results = grown_kernel(graph, Random(seed), size)
+    tables, scratch = model.tables(graph), model.scratch(graph)
+    found = kernel_work(tables, np.array(members, np.int32), np.array(results, np.int32), False, scratch)
+    assert found == obvious_work(tables, scratch.loops, members, results)
+
+
+@pytest.mark.parametrize("hoists", [True, False])
+def test_nothing_depends_on_what_is_kept(hoists):
+    """With room for the contexts of one kernel only, these are forgotten all the time."""
+    graph, model = captured("rnnlm"), model_of(hoists)
+    tables, scratch = model.tables(graph), model.scratch(graph)
+    most = 401 * MAXIMUM_CONTEXTS
+    small = scratch._replace(
+        context=np.zeros_like(scratch.context[: most + 9]), evaluations=np.zeros(most + 9),
+        strided=np.zeros(most + 9, np.bool_), numbers=np.zeros(1 << 13, np.int32), value=scratch.value[:401].copy(),
+        memo=np.zeros((8, 2), np.int64), place=np.zeros_like(scratch.place), number=np.zeros(2, np.int64),
+    )  # fmt: skip
+    for seed in range(40):
+        members, results = (np.array(x, np.int32) for x in grown_kernel(graph, Random(seed), 150))
+        expected = kernel_work(tables, members, results, False, scratch)
+        assert kernel_work(tables, members, results, False, small) == expected
