@@ -215,16 +215,24 @@ def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
 def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
     """Give ``head`` the duplicates of ``other``, then drop those that the unit owns itself."""
     cell = s.copies[other]
+    before, after = -1, s.copies[head]
     put(w, s.copies, other, -1)
     while cell != -1:
-        following = s.next_of_unit[cell]
-        if computes(s, head, s.cell_node[cell]):
-            note_change(w, s.cell_node[cell])
+        following, node = s.next_of_unit[cell], s.cell_node[cell]
+        while after != -1 and s.cell_node[after] < node:
+            before, after = after, s.next_of_unit[after]
+        if s.owner[node] == head or (after != -1 and s.cell_node[after] == node):
+            note_change(w, node)
             _unlink_from_node(s, w, cell)
             _free_cell(s, w, cell)
         else:
             put(w, s.cell_unit, cell, head)
-            _insert_cell(s, w, head, cell)
+            put(w, s.next_of_unit, cell, after)
+            if before == -1:
+                put(w, s.copies, head, cell)
+            else:
+                put(w, s.next_of_unit, before, cell)
+            before = cell
         cell = following
     cell = s.copies[head]
     while cell != -1:

@@ -16,7 +16,7 @@ from disco_hlo.search.proposals import FUSE, KINDS, SIBLING, make_move, random_m
 from disco_hlo.search.rng import draw
 from disco_hlo.search.segments import ORDER_DIGEST, catch_up, open_segments, segments_ns
 from disco_hlo.search.table import claim, find
-from disco_hlo.search.views import open_views
+from disco_hlo.search.views import open_draws, open_views
 
 from disco_hlo.compiled import compiled, inner
 
@@ -78,6 +78,7 @@ def climb(
     """
     g, s, w = open_views(step, state, scratch)
     c = open_segments(segments)
+    source, pool = open_draws(generator, pools)
     total = 0
     for kind in range(KINDS):
         total += weights[kind]
@@ -91,8 +92,8 @@ def climb(
         ):
             break
         else:
-            kind = _random_kind(generator, weights, total)
-            a, b = random_move(g, s, w, generator, pools, kind)
+            kind = _random_kind(source, weights, total)
+            a, b = random_move(g, s, w, source, pool, kind)
             control[LEFT] -= 1
         if not has_room(g, w):
             roll_back(w, 0)
@@ -132,7 +133,7 @@ def _consider(
     mark = w.number[at.LOGGED]
     if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
         return
-    control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED])
+    control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
     if w.number[at.CHANGES] != 0:
         roll_back(w, mark)
         w.number[at.CHANGES] = 0

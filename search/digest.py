@@ -76,22 +76,24 @@ def result_share(x: Any) -> Any:
 
 @inner
 def result_digest(g: Any, s: Any, w: Any, unit: Any) -> Any:
-    """Hash of what a unit returns."""
+    """Hash of what a unit returns, and the stamp that marks it in row ``leaving``."""
+    stamp = fresh_stamp(w)
     total = np.uint64(0)
     x = unit
     while x != -1:
         if is_read_outside(g, s, w, x):
+            w.leaving[x] = stamp
             total += result_share(x)
         x = s.next[x]
-    return np.int64(total)
+    return np.int64(total), stamp
 
 
 @inner
-def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+def structure_digest(g: Any, w: Any, count: Any, leaving: Any) -> Any:
     """Hash of the kernel whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
     Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
-    through bitcasts outside: the layers of a model share their costs.
+    through bitcasts outside: the layers of a model share their costs. ``leaving`` marks its results.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))
@@ -101,8 +103,7 @@ def structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     known = count
     for i in range(count):
         x = w.members[i]
-        returned = s.owner[x] == unit and is_read_outside(g, s, w, x)
-        total = mix(total ^ np.uint64(2 * g.key[x] + returned))
+        total = mix(total ^ np.uint64(2 * g.key[x] + (w.leaving[x] == leaving)))
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if g.flags[operand] & at.CLONED:

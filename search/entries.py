@@ -8,7 +8,6 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
 from disco_hlo.search.digest import member_digest, result_digest
 from disco_hlo.search.legality import unit_refusal
-from disco_hlo.search.neighbours import is_read_outside
 from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move
 from disco_hlo.search.ready_queue import ready_queue
@@ -37,19 +36,20 @@ def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 def digests_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
     """Hashes of what a unit computes and of what it returns, and how many nodes it returns."""
     g, s, w = open_views(step, state, scratch)
+    results, stamp = result_digest(g, s, w, unit)
     returned = 0
     x = unit
     while x != -1:
-        returned += is_read_outside(g, s, w, x)
+        returned += w.leaving[x] == stamp
         x = s.next[x]
-    return member_digest(s, unit), result_digest(g, s, w, unit), returned
+    return member_digest(s, unit), results, returned
 
 
 @compiled
 def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
     """Fill in what the noted changes cost, as far as it is known; number of kernels listed as unknown."""
     g, s, w = open_views(step, state, scratch)
-    return price_changed(g, s, w, prices, unknown, 0)
+    return price_changed(g, s, w, prices, unknown, 0, True)
 
 
 @compiled

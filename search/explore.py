@@ -17,7 +17,7 @@ from disco_hlo.search.ready_queue import ready_queue
 from disco_hlo.search.rng import draw
 from disco_hlo.search.table import claim, find
 from disco_hlo.search.tree import BEST, CANDIDATES, QUEUED, add_candidate, go_to, pop
-from disco_hlo.search.views import open_views
+from disco_hlo.search.views import open_draws, open_views
 
 from disco_hlo.compiled import compiled, inner
 
@@ -81,6 +81,7 @@ def explore(
         ``ENDED``: nothing is left to explore, or nothing improved for so long, or the budget is spent.
     """
     g, s, w = open_views(step, state, scratch)
+    source, pool = open_draws(generator, pools)
     while True:
         if control[JUDGED] == control[WANTED]:
             control[WANTED] = min(methods.size, control[BUDGET] - control[EVALUATED])
@@ -95,10 +96,10 @@ def explore(
             go_to(tree, state, pop(tree))
         while control[PROPOSED] < control[WANTED]:
             i = control[PROPOSED]
-            times = draw(generator, control[BETA] + 1)
-            made[i] = random_apply(g, s, w, generator, pools, methods[i], times, control[TRIES], moves[i])
+            times = draw(source, control[BETA] + 1)
+            made[i] = random_apply(g, s, w, source, pool, methods[i], times, control[TRIES], moves[i])
             control[PROPOSED] += 1
-            control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED])
+            control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], True)
             if w.number[at.CHANGES] == 0 and control[JUDGED] == i:
                 found = _judge(g, s, w, alpha, speed_ppm, seen, started, tree, trace, control)
                 if found != PAUSED:
@@ -111,7 +112,7 @@ def explore(
             i = control[JUDGED]
             for k in range(made[i]):
                 make_move(g, s, w, moves[i, k, 0], moves[i, k, 1], moves[i, k, 2])
-            control[LISTED] = price_changed(g, s, w, prices, unknown, 0)
+            control[LISTED] = price_changed(g, s, w, prices, unknown, 0, True)
             if control[LISTED]:
                 roll_back(w, 0)
                 w.number[at.CHANGES] = 0

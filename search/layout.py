@@ -102,12 +102,15 @@ DIGEST: Final = 11
 """At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere.
 Units whose digest is not 0 are counted in the totals below."""
 WAITS: Final = 12
-"""At a head: number of reads and orderings that the unit waits for; several may concern one unit."""
-TOTAL: Final = 13
+"""At a head: number of reads and orderings that the unit waits for; several may concern one unit. Climbs
+do not keep it up: the ready queue alone goes by it."""
+LEAVES: Final = 13
+"""At an owned node: whether its value left the unit when that was last priced."""
+TOTAL: Final = 14
 """Single numbers, see below."""
-TIMES: Final = 14
+TIMES: Final = 15
 """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 18
+STATE_ROWS: Final = 19
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0
@@ -150,7 +153,8 @@ JUDGING: Final = 12
 RESULTS: Final = 13
 HEROES: Final = 14
 PACKED: Final = 15
-SCRATCH_ROWS: Final = 16
+LEAVING: Final = 16
+SCRATCH_ROWS: Final = 17
 
 # Scratch.number.
 STAMP: Final = 0
@@ -159,4 +163,7 @@ LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
 """Entries of ``Scratch.changed``."""
-NUMBERS: Final = 3
+FEWER: Final = 3
+"""1 where all that changed since the state was priced are fusions and duplications. They take readers away from
+values and give them none: what did not leave its unit (row ``LEAVES``) does not leave it now."""
+NUMBERS: Final = 4

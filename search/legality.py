@@ -15,7 +15,7 @@ from disco_hlo.search.digest import member_digest, result_share, special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
 from disco_hlo.search.neighbours import gather_members, is_read_outside
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import inner
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1
@@ -37,6 +37,26 @@ EMISSIONS_LIMIT: Final = 1
 REDUCTIONS_LIMIT: Final = 2
 GPU_RULES: Final = 3
 """1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
+LARGE_KERNELS: Final = 4
+"""How many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns, ascending, follows."""
+
+
+@inner
+def most_owned(g: Any) -> Any:
+    """Most ops that any kernel may own, those included that stand as they are whatever the rules say."""
+    count = g.limits[LARGE_KERNELS]
+    return g.limits[LARGE_KERNELS + count] if count else MAXIMUM_MEMBERS
+
+
+@inner
+def may_own(g: Any, owned: Any) -> Any:
+    """Whether a kernel may own so many ops, as far as their number goes."""
+    if owned <= MAXIMUM_MEMBERS:
+        return True
+    for i in range(g.limits[LARGE_KERNELS]):
+        if g.limits[LARGE_KERNELS + 1 + i] == owned:
+            return True
+    return False
 
 
 @inner
@@ -115,9 +135,10 @@ def _all_are_used(g: Any, w: Any, count: Any) -> Any:
         w.judging[w.members[i]] = stamp
     for i in range(count):
         x = w.members[i]
-        used = w.value[x] != 0
-        for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            used = used or w.judging[g.edge[e]] == stamp
+        used, e = w.value[x] != 0, g.readers_at[x]
+        while not used and e < g.readers_at[x + 1]:
+            used = w.judging[g.edge[e]] == stamp
+            e += 1
         if not used:
             return False
     return True
@@ -149,7 +170,7 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
             operand = g.edge[e]
             if g.flags[operand] & at.BITCAST and w.inside[operand] != stamp:
                 total = _add_chain(g, w, stamp, operand, total)
-    _sort(w.members, total)
+    _sort(w.members, w.queue, total)
     return total, stamp
 
 
@@ -170,15 +191,36 @@ def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     return total
 
 
-@compiled
-def _sort(values: Any, count: Any) -> None:
-    """Insertion sort: the owned come sorted, so do the duplicates, and bitcasts are few."""
-    for i in range(1, count):
-        value, j = values[i], i - 1
-        while j >= 0 and values[j] > value:
-            values[j + 1] = values[j]
-            j -= 1
-        values[j + 1] = value
+@inner
+def _sort(values: Any, spare: Any, count: Any) -> None:
+    """Merge sort of what is there in a few ascending runs: the owned, the duplicates, chains of bitcasts."""
+    while True:
+        left = 0
+        while left < count:
+            middle = _run_end(values, left, count)
+            if left == 0 and middle == count:
+                return
+            end = _run_end(values, middle, count)
+            i, j = left, middle
+            for k in range(left, end):
+                if j == end or (i < middle and values[i] <= values[j]):
+                    spare[k] = values[i]
+                    i += 1
+                else:
+                    spare[k] = values[j]
+                    j += 1
+            left = end
+        for k in range(count):
+            values[k] = spare[k]
+
+
+@inner
+def _run_end(values: Any, start: Any, count: Any) -> Any:
+    """Where the ascending run that begins at ``start`` ends."""
+    end = start + 1
+    while end < count and values[end - 1] <= values[end]:
+        end += 1
+    return min(end, count)
 
 
 @inner

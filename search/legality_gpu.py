@@ -21,79 +21,89 @@ _LOOP: Final = 0
 _REDUCTION: Final = 1
 _TRANSPOSE: Final = 2
 
+# Behind a web, instead of a hero.
+_NOBODY: Final = -1
+_SEVERAL: Final = -2
+
 
 @inner
 def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     """Whether XLA:GPU may run the members as one kernel, as far as the rules beyond all backends' go."""
-    for i in range(results):
-        w.heroes[i] = _find_hero(g, w, w.results[i], stamp)
+    _find_heroes(g, w, count, results, stamp)
     return (
         _ops_fit(g, w, count, results, stamp)
         and _emitter_fits(g, w, count, results)
         and _loops_agree(g, w, results)
-        and _results_may_produce(g, w, results, stamp)
+        and _results_may_produce(g, w, count, results, stamp)
         and _reductions_are_not_nested(g, w, count)
         and _is_within_budget(g, w, count)
-        and _writes_where_it_reads(g, w, count)
+        and _writes_where_it_reads(g, w, count, stamp)
     )
 
 
 @inner
-def _find_hero(g: Any, w: Any, result: Any, stamp: Any) -> Any:
+def _find_heroes(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> None:
+    """Row ``heroes``: for each result the op that decides how it is computed. For all of them in one pass
+    over the members, since results that share what is behind them are many."""
+    transposes = concatenates = False
+    for i in range(count):
+        transposes = transposes or g.transpose[w.members[i]] >= 0
+        concatenates = concatenates or g.gpu_flags[w.members[i]] & fact.CONCATENATE != 0
+    for i in range(results):
+        w.heroes[i] = -1
+    if transposes or concatenates:
+        _find_web_ends(g, w, count, stamp)
+    if transposes:
+        _find_heroes_behind_web(g, w, count, results, True, stamp)
+    if concatenates:
+        _find_heroes_behind_web(g, w, count, results, False, stamp)
+    for i in range(results):
+        if w.heroes[i] == -1:
+            start = _behind_chain(g, w, w.results[i], stamp)
+            w.heroes[i] = start if g.flags[start] & at.REDUCE else w.results[i]
+
+
+@inner
+def _behind_chain(g: Any, w: Any, result: Any, stamp: Any) -> Any:
     start = result
     while g.gpu_flags[start] & fact.CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
         start = g.edge[g.operands_at[start]]
-    for transposes in (True, False):
-        hero = _hero_behind_web(g, w, start, transposes, stamp)
-        if hero != -1:
-            return hero
-    return start if g.flags[start] & at.REDUCE else result
+    return start
 
 
 @inner
-def _hero_behind_web(g: Any, w: Any, start: Any, transposes: Any, stamp: Any) -> Any:
-    hero = -1
-    seen = fresh_stamp(w)
-    w.mark[start] = seen
-    w.queue[0] = start
-    pending = 1
-    while pending > 0:
-        pending -= 1
-        x = w.queue[pending]
-        if (g.transpose[x] >= 0) if transposes else (g.gpu_flags[x] & fact.CONCATENATE != 0):
-            if hero != -1:
-                return -1
-            hero = x
-            continue
-        if not g.gpu_flags[x] & fact.WEB:
+def _find_web_ends(g: Any, w: Any, count: Any, stamp: Any) -> None:
+    """Row ``value``: 1 where every member that needs this one is part of a web, else 0."""
+    for i in range(count):
+        w.value[w.members[i]] = 1
+    for i in range(count - 1, -1, -1):
+        x = w.members[i]
+        if g.gpu_flags[x] & fact.WEB and w.value[x]:
             continue
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            operand = g.edge[e]
-            if w.inside[operand] == stamp and w.mark[operand] != seen:
-                w.mark[operand] = seen
-                w.queue[pending] = operand
-                pending += 1
-    return hero if hero != -1 and _only_web_after(g, w, hero, stamp) else -1
+            if w.inside[g.edge[e]] == stamp:
+                w.value[g.edge[e]] = 0
 
 
 @inner
-def _only_web_after(g: Any, w: Any, hero: Any, stamp: Any) -> Any:
-    seen = fresh_stamp(w)
-    w.queue[0] = hero
-    pending = 1
-    while pending > 0:
-        pending -= 1
-        x = w.queue[pending]
-        for e in range(g.users_at[x], g.users_at[x + 1]):
-            user = g.edge[e]
-            if w.inside[user] != stamp or w.mark[user] == seen:
-                continue
-            if not g.gpu_flags[user] & fact.WEB:
-                return False
-            w.mark[user] = seen
-            w.queue[pending] = user
-            pending += 1
-    return True
+def _find_heroes_behind_web(g: Any, w: Any, count: Any, results: Any, transposes: Any, stamp: Any) -> None:
+    """Fill in the heroes that are the one transpose, or the one concatenate, behind a web."""
+    behind = w.queue_back
+    for i in range(count):
+        x = w.members[i]
+        hero = _NOBODY
+        if (g.transpose[x] >= 0) if transposes else (g.gpu_flags[x] & fact.CONCATENATE != 0):
+            hero = x
+        elif g.gpu_flags[x] & fact.WEB:
+            for e in range(g.operands_at[x], g.operands_at[x + 1]):
+                operand = g.edge[e]
+                if w.inside[operand] == stamp and behind[operand] != _NOBODY and behind[operand] != hero:
+                    hero = behind[operand] if hero == _NOBODY else _SEVERAL
+        behind[x] = hero
+    for i in range(results):
+        hero = behind[_behind_chain(g, w, w.results[i], stamp)]
+        if w.heroes[i] == -1 and hero >= 0 and w.value[hero]:
+            w.heroes[i] = hero
 
 
 @inner
@@ -204,9 +214,10 @@ def _loops_agree(g: Any, w: Any, results: Any) -> Any:
 
 
 @inner
-def _results_may_produce(g: Any, w: Any, results: Any, stamp: Any) -> Any:
+def _results_may_produce(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     if results < 2:
         return True
+    _find_moving(g, w, count, stamp)
     for i in range(results):
         result, hero = w.results[i], w.heroes[i]
         goes_on = False
@@ -216,30 +227,21 @@ def _results_may_produce(g: Any, w: Any, results: Any, stamp: Any) -> Any:
             continue
         if not g.gpu_flags[result] & fact.LOOP_PRODUCER or _is_real_reduction(g, result, hero):
             return False
-        if _moves_before(g, w, result, stamp):
+        if w.value[result]:
             return False
     return True
 
 
 @inner
-def _moves_before(g: Any, w: Any, node: Any, stamp: Any) -> Any:
-    """Whether what a member needs inside, itself included, moves elements."""
-    seen = fresh_stamp(w)
-    w.mark[node] = seen
-    w.queue[0] = node
-    pending = 1
-    while pending > 0:
-        pending -= 1
-        x = w.queue[pending]
-        if g.gpu_flags[x] & fact.MOVES:
-            return True
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            operand = g.edge[e]
-            if w.inside[operand] == stamp and w.mark[operand] != seen:
-                w.mark[operand] = seen
-                w.queue[pending] = operand
-                pending += 1
-    return False
+def _find_moving(g: Any, w: Any, count: Any, stamp: Any) -> None:
+    """Row ``value``: 1 where what a member needs inside, itself included, moves elements, else 0."""
+    for i in range(count):
+        x = w.members[i]
+        moves, e = g.gpu_flags[x] & fact.MOVES != 0, g.operands_at[x]
+        while not moves and e < g.operands_at[x + 1]:
+            moves = w.inside[g.edge[e]] == stamp and w.value[g.edge[e]] != 0
+            e += 1
+        w.value[x] = moves
 
 
 @inner
@@ -269,29 +271,33 @@ def _is_within_budget(g: Any, w: Any, count: Any) -> Any:
 
 
 @inner
-def _writes_where_it_reads(g: Any, w: Any, count: Any) -> Any:
+def _writes_where_it_reads(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     for i in range(count):
         writer = w.members[i]
         if g.gpu_flags[writer] & fact.SCATTER:
             continue
         for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
-            if not _reads_in_place(g, w, count, g.edge[e]):
+            if not _reads_in_place(g, w, g.edge[e], stamp):
                 return False
     return True
 
 
 @inner
-def _reads_in_place(g: Any, w: Any, count: Any, buffer: Any) -> Any:
+def _reads_in_place(g: Any, w: Any, buffer: Any, stamp: Any) -> Any:
     touched = fresh_stamp(w)
     w.mark[buffer] = touched
-    for i in range(count):
-        x = w.members[i]
-        reads = False
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            reads = reads or w.mark[g.edge[e]] == touched
-        if not reads:
-            continue
-        w.mark[x] = touched
-        if not g.gpu_flags[x] & fact.SAME_PLACE or g.elements[x] != g.elements[buffer]:
-            return False
+    w.queue[0] = buffer
+    pending = 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        for e in range(g.users_at[x], g.users_at[x + 1]):
+            user = g.edge[e]
+            if w.inside[user] != stamp or w.mark[user] == touched:
+                continue
+            if not g.gpu_flags[user] & fact.SAME_PLACE or g.elements[user] != g.elements[buffer]:
+                return False
+            w.mark[user] = touched
+            w.queue[pending] = user
+            pending += 1
     return True

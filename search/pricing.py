@@ -9,7 +9,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
 from disco_hlo.search.digest import member_digest, result_digest, special_slot, structure_digest
 from disco_hlo.search.legality import add_bitcasts
-from disco_hlo.search.neighbours import count_waits, gather_members, is_read_outside
+from disco_hlo.search.neighbours import count_waits, gather_members
 from disco_hlo.search.table import claim, find
 from numpy.typing import NDArray
 
@@ -51,12 +51,13 @@ def new_unknown(nodes: int) -> Unknown:
 
 
 @inner
-def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any) -> Any:
-    """Fill in digest, waits and times of the units noted as changed, as far as these are known.
+def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any, counting: Any) -> Any:
+    """Fill in digest, results, waits and times of the units noted as changed, as far as these are known.
 
     Args:
         prices: a table from price keys (:func:`_price_key`) to times.
         listed: how many entries ``unknown`` has already.
+        counting: whether to keep up row ``waits``, which the ready queue alone goes by.
 
     Returns:
         How many it has now. Where anything is left open the changes remain noted: once the prices
@@ -66,14 +67,18 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
     count, left_open = listed, False
     for i in range(w.number[at.CHANGES]):
         x = w.changed[i]
-        _recount_later(g, s, w, x)
+        if counting:
+            _recount_later(g, s, w, x)
         unit = s.owner[x]
         if w.judged[unit] == stamp:
             continue
         w.judged[unit] = stamp
-        put(w, s.waits, unit, count_waits(g, s, w, unit))
+        if counting:
+            put(w, s.waits, unit, count_waits(g, s, w, unit))
         members = member_digest(s, unit)
-        digest = members + result_digest(g, s, w, unit)
+        returned, leaving = result_digest(g, s, w, unit)
+        digest = members + returned
+        _keep_leaving(s, w, unit, leaving)
         if digest == s.digest[unit]:
             continue
         retire(s, w, unit)
@@ -82,7 +87,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        key, size = _price_key(g, s, w, unit, members, digest)
+        key, size = _price_key(g, s, w, unit, members, digest, leaving)
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
@@ -91,11 +96,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             continue
         left_open = True
         if has_place(unknown, count):
-            _list(g, s, w, unknown, count, unit, key, size)
+            _list(g, s, w, unknown, count, unit, key, size, leaving)
             unknown.digest[count] = members
             count += 1
     if not left_open:
-        w.number[at.CHANGES] = 0
+        w.number[at.CHANGES] = w.number[at.FEWER] = 0
     return count
 
 
@@ -129,6 +134,16 @@ def listed(unknown: Any, rows: Any) -> Any:
 
 
 @inner
+def _keep_leaving(s: Any, w: Any, unit: Any, leaving: Any) -> None:
+    x = unit
+    while x != -1:
+        leaves = w.leaving[x] == leaving
+        if s.leaves[x] != leaves:
+            put(w, s.leaves, x, leaves)
+        x = s.next[x]
+
+
+@inner
 def _is_tiled(g: Any, members: Any) -> Any:
     """Whether a kernel with this ``member_digest`` is one of Triton's."""
     if not g.special_mask:
@@ -147,7 +162,7 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @inner
-def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any) -> Any:
+def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any, leaving: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
@@ -157,7 +172,7 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any) -> 
         slot = special_slot(g, members)
         if slot >= 0 and members + g.special[3 * slot + 1] == digest:
             return digest, count
-    return structure_digest(g, s, w, unit, count), count
+    return structure_digest(g, w, count, leaving), count
 
 
 @inner
@@ -181,7 +196,7 @@ def has_place(unknown: Any, count: Any) -> Any:
 
 
 @inner
-def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
+def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any, leaving: Any) -> None:
     start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]
@@ -189,7 +204,7 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
         if g.flags[x] & at.BITCAST:
             role = BITCAST
         elif s.owner[x] == unit:
-            role = RESULT if is_read_outside(g, s, w, x) else INSIDE
+            role = RESULT if w.leaving[x] == leaving else INSIDE
         unknown.member[start + k] = x
         unknown.role[start + k] = role
     unknown.key[i] = key

@@ -14,7 +14,7 @@ from disco_hlo.search.moves.fuse import fuse
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.reorder import reorder
 from disco_hlo.search.moves.split import hand_over, split
-from disco_hlo.search.moves.unfuse import unfuse
+from disco_hlo.search.moves.unfuse import stays, unfuse
 from disco_hlo.search.neighbours import predecessors, successors
 from disco_hlo.search.rng import draw
 
@@ -43,6 +43,8 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if a < 0 or s.owner[a] == -1:
         return False
+    fewer = method == FUSE or method == DUPLICATE or method == ABSORB
+    w.number[at.FEWER] = fewer and (w.number[at.CHANGES] == 0 or w.number[at.FEWER] != 0)
     if method == HAND_OVER:
         return b >= 0 and s.owner[b] == b and hand_over(g, s, w, a, b)
     if s.owner[a] != a:
@@ -71,7 +73,8 @@ def random_apply(
     """Apply one method at random places.
 
     Args:
-        pools: (fusible nodes, all-reduces in production order), int64 arrays.
+        generator: a pointer to its word.
+        pools: what to draw from, a ``views.PoolView``.
         times: how often.
         tries: how many proposals are drawn for one application before it is given up.
         made: ``[times, 3]`` int64, receives the moves (method, a, b).
@@ -92,23 +95,24 @@ def random_apply(
 
 @inner
 def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any) -> Any:
-    """Arguments for a move of this kind; (-1, -1) where none was found."""
-    fusible, ranked = pools
+    """Arguments for a move of this kind; (-1, -1) where those drawn are refused at sight."""
     if method == MERGE or method == SPLIT or method == HAND_OVER:
-        if ranked.size < 2:
+        if pools.ranks < 2:
             return -1, -1
-        return _random_buckets(g, s, generator, ranked, method)
-    if fusible.size == 0:
+        return _random_buckets(g, s, generator, pools, method)
+    if pools.fusibles == 0:
         return -1, -1
     if method == FUSE or method == DUPLICATE:
-        unit = _random_unit(s, generator, fusible)
-        return unit, _random_producer(g, s, w, generator, unit)
+        unit = _random_unit(s, generator, pools.fusible, pools.fusibles)
+        producer = _random_producer(g, s, w, generator, unit)
+        return (unit, producer) if producer != -1 else (-1, -1)
     if method == SIBLING:
-        return _random_siblings(g, s, generator, fusible)
+        a, b = _random_siblings(g, s, generator, pools)
+        return (a, b) if a != b and g.flags[a] & g.flags[b] & at.FUSIBLE else (-1, -1)
     if method == UNFUSE:
-        return _random_member(s, generator, fusible)
+        return _random_member(g, s, generator, pools)
     if method == ABSORB:
-        return _random_unit(s, generator, fusible), -1
+        return _random_unit(s, generator, pools.fusible, pools.fusibles), -1
     unit = s.order[draw(generator, s.total[at.SLOTS])]
     if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
         return -1, -1
@@ -116,11 +120,11 @@ def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any)
 
 
 @inner
-def _random_unit(s: Any, generator: Any, pool: Any) -> Any:
+def _random_unit(s: Any, generator: Any, pool: Any, size: Any) -> Any:
     """A unit that owns a node of the pool, each equally likely."""
-    unit = pool[draw(generator, pool.size)]
+    unit = pool[draw(generator, size)]
     while s.owner[unit] != unit:
-        unit = pool[draw(generator, pool.size)]
+        unit = pool[draw(generator, size)]
     return unit
 
 
@@ -138,12 +142,12 @@ def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
 
 
 @inner
-def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
+def _random_siblings(g: Any, s: Any, generator: Any, pools: Any) -> Any:
     """Two units, the one that stands later first: mostly such as read the same array, for which one kernel
     reads it once; else any two, for which it is launched once."""
-    x = fusible[draw(generator, fusible.size)]
+    x = pools.fusible[draw(generator, pools.fusibles)]
     if draw(generator, UNRELATED) == 0:
-        a, b = s.owner[x], s.owner[fusible[draw(generator, fusible.size)]]
+        a, b = s.owner[x], s.owner[pools.fusible[draw(generator, pools.fusibles)]]
         return (a, b) if s.place[a] > s.place[b] else (b, a)
     operands = g.operands_at[x + 1] - g.operands_at[x]
     if operands == 0:
@@ -159,9 +163,9 @@ def _random_siblings(g: Any, s: Any, generator: Any, fusible: Any) -> Any:
 
 
 @inner
-def _random_member(s: Any, generator: Any, fusible: Any) -> Any:
-    """A group, and an op that it owns or duplicates."""
-    x = fusible[draw(generator, fusible.size)]
+def _random_member(g: Any, s: Any, generator: Any, pools: Any) -> Any:
+    """A group, and an op that it duplicates, or that it owns and may be rid of."""
+    x = pools.fusible[draw(generator, pools.fusibles)]
     unit = s.owner[x]
     copies = 0
     cell = s.copies[unit]
@@ -172,7 +176,7 @@ def _random_member(s: Any, generator: Any, fusible: Any) -> Any:
         return -1, -1
     chosen = draw(generator, s.count[unit] + copies)
     if chosen >= copies:
-        return unit, x
+        return (-1, -1) if stays(g, s, unit, x) else (unit, x)
     cell = s.copies[unit]
     for _ in range(chosen):
         cell = s.next_of_unit[cell]
@@ -191,15 +195,15 @@ def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
 
 
 @inner
-def _random_buckets(g: Any, s: Any, generator: Any, ranked: Any, method: Any) -> Any:
+def _random_buckets(g: Any, s: Any, generator: Any, pools: Any, method: Any) -> Any:
     """Arguments for a move of buckets."""
     if method == MERGE:
-        bucket = _random_unit(s, generator, ranked)
+        bucket = _random_unit(s, generator, pools.ranked, pools.ranks)
         x = bucket
         for _ in range(draw(generator, s.count[bucket])):
             x = s.next[x]
-        return bucket, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, ranked)
-    x = ranked[draw(generator, ranked.size)]
+        return bucket, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, pools)
+    x = pools.ranked[draw(generator, pools.ranks)]
     if method == SPLIT:
         return s.owner[x], g.rank[x]
-    return x, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, ranked)
+    return x, neighbouring_bucket(g, s, x, 2 * draw(generator, 2) - 1, pools)

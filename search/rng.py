@@ -30,9 +30,14 @@ def mix(word: Any) -> Any:
 
 @compiled
 def draw(generator: Any, bound: Any) -> Any:
-    """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31."""
-    generator[0] += _GAMMA
-    return np.int64(((mix(generator[0]) >> _32) * np.uint64(bound)) >> _32)
+    """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
+
+    ``generator`` is the array, or a pointer to its word (``views.pointer_to``), which costs no counting
+    of references.
+    """
+    word = np.uint64(generator[0]) + _GAMMA
+    generator[0] = np.int64(word)
+    return np.int64(((mix(word) >> _32) * np.uint64(bound)) >> _32)
 
 
 def mixed(words: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from disco_hlo.search.board import Scratch, State, new_scratch
+from disco_hlo.search.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.entries import digests_of
+from disco_hlo.search.legality import LARGE_KERNELS
 from disco_hlo.search.state import Given, Signature, from_strategy, given, signatures, source_of
 from disco_hlo.search.step import Step, build_step
 from numpy.typing import NDArray
@@ -38,10 +39,13 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     states = tuple(from_strategy(graph, step, *pair) for pair in zip(strategies, memberships, strict=True))
     scratch = new_scratch(step)
     rows: dict[int, tuple[int, bool]] = {}
+    large: set[int] = set()
     for strategy, members, state in zip(strategies, memberships, states, strict=True):
+        large |= {len(owned) for owned, _ in members if len(owned) > MAXIMUM_MEMBERS}
         for digest, row in _given_kernels(graph, step, scratch, kept, strategy, members, state).items():
             rows.setdefault(digest, row)
-    return Starts(step._replace(special=_hashed(rows)), kept, states)
+    limits = np.array([*step.limits[:LARGE_KERNELS], len(large), *sorted(large)], np.int64)
+    return Starts(step._replace(special=_hashed(rows), limits=limits), kept, states)
 
 
 def _given_kernels(

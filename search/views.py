@@ -67,6 +67,7 @@ class StateView(NamedTuple):
     """Part p of the unit with head h takes time_ns[TIME_ROWS * h + p]."""
     digest: Any
     waits: Any
+    leaves: Any
     total: Any
 
 
@@ -89,10 +90,22 @@ class ScratchView(NamedTuple):
     results: Any
     heroes: Any
     packed: Any
+    leaving: Any
     number: Any
     log: Any
     changed: Any
     verdict: Any
+
+
+class PoolView(NamedTuple):
+    """What moves are drawn from, as pointers and lengths."""
+
+    fusible: Any
+    """Fusible nodes."""
+    fusibles: Any
+    ranked: Any
+    """All-reduces in production order."""
+    ranks: Any
 
 
 @intrinsic
@@ -120,6 +133,16 @@ def address_of(context: Any, pointer: Any) -> Any:
 @compiled
 def _row(array: Any, row: Any) -> Any:
     return pointer_to(array.ctypes.data + 8 * row * array.shape[1])
+
+
+@compiled
+def open_draws(generator: Any, pools: Any) -> Any:
+    """A pointer into the generator, and a view of (fusible nodes, all-reduces in production order)."""
+    fusible, ranked = pools
+    view = PoolView(
+        pointer_to(fusible.ctypes.data), fusible.size, pointer_to(ranked.ctypes.data), ranked.size
+    )
+    return pointer_to(generator.ctypes.data), view
 
 
 @compiled
@@ -171,6 +194,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.TIMES),
         _row(word, at.DIGEST),
         _row(word, at.WAITS),
+        _row(word, at.LEAVES),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
@@ -190,6 +214,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.RESULTS),
         _row(row, at.HEROES),
         _row(row, at.PACKED),
+        _row(row, at.LEAVING),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),

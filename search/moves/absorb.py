@@ -30,6 +30,9 @@ def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
     count = successors(g, s, w, producer, w.readers)
     if count == 0 or count > MOST_READERS:
         return False
+    for i in range(count):
+        if not g.flags[w.readers[i]] & at.FUSIBLE:
+            return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):
         if not duplicate(g, s, w, s.owner[w.readers[i]], producer):

@@ -29,7 +29,7 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     count = _needed(g, s, w, consumer, producer)
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if count and _copy(s, w, consumer, count):
-        unit, first = adopt_orphans(g, s, w, consumer)
+        unit, first = adopt_orphans(g, s, w, consumer, changes == 0)
         if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
     roll_back(w, mark)

@@ -37,17 +37,17 @@ def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, ranked: Any) -> Any:
+def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, pools: Any) -> Any:
     """The nearest other bucket in production order, -1 where there is none.
 
     Args:
         all_reduce: a member of the bucket whose neighbour is asked for.
         direction: 1 for the gradients produced later, -1 for those produced earlier.
-        ranked: ``[all-reduces]``, node ids in production order.
+        pools: a ``views.PoolView``.
     """
     rank = g.rank[all_reduce] + direction
-    while 0 <= rank < ranked.shape[0]:
-        if s.owner[ranked[rank]] != s.owner[all_reduce]:
-            return s.owner[ranked[rank]]
+    while 0 <= rank < pools.ranks:
+        if s.owner[pools.ranked[rank]] != s.owner[all_reduce]:
+            return s.owner[pools.ranked[rank]]
         rank += direction
     return -1

@@ -6,6 +6,7 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back, take_out
+from disco_hlo.search.legality import may_own
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.upkeep import all_stand, drop_idle_copies, note_sources
 
@@ -24,11 +25,13 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if s.owner[node] == unit and s.count[unit] > 1:
+        if stays(g, s, unit, node):
+            return False
         made = _take_out(g, s, w, unit, node, changes)
     elif holds_copy(s, unit, node):
         remove_copy(s, w, unit, node)
-        note_sources(g, s, w, node)
-        drop_idle_copies(g, s, w, unit)
+        note_sources(g, s, w, node, changes == 0)
+        drop_idle_copies(g, s, w, unit, changes == 0)
         made = all_stand(g, s, w, changes) and reseat(g, s, w, unit, 0)
     else:
         return False
@@ -40,9 +43,28 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
+def stays(g: Any, s: Any, unit: Any, node: Any) -> Any:
+    """Whether an op that a group owns cannot leave it, seen from the op alone.
+
+    Either it stands amid the group, which would then wait for the op and the op for it; or the group has
+    more ops than a kernel may have, even without it.
+    """
+    if not may_own(g, s.count[unit] - 1):
+        return True
+    reads = False
+    for e in range(g.sources_at[node], g.sources_at[node + 1]):
+        reads = reads or s.owner[g.edge[e]] == unit
+    if reads:
+        for e in range(g.readers_at[node], g.readers_at[node + 1]):
+            if s.owner[g.edge[e]] == unit:
+                return True
+    return False
+
+
+@inner
 def _take_out(g: Any, s: Any, w: Any, unit: Any, node: Any, changes: Any) -> Any:
     place = s.place[unit]
     rest = take_out(s, w, node)
-    note_sources(g, s, w, node)
-    drop_idle_copies(g, s, w, rest)
+    note_sources(g, s, w, node, changes == 0)
+    drop_idle_copies(g, s, w, rest, changes == 0)
     return all_stand(g, s, w, changes) and reseat(g, s, w, node, place) and reseat(g, s, w, rest, 0)

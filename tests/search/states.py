@@ -128,6 +128,8 @@ def check_consistent(bench: Bench) -> None:
     for head in bench.heads():
         for row in (at.DIGEST, at.WAITS):
             assert state.word[row, head] == other.word[row, head], (row, head)
+        for x in members_of(state, head)[0]:
+            assert state.word[at.LEAVES, x] == other.word[at.LEAVES, x], x
         assert state.times[head].tolist() == other.times[head].tolist(), head
     assert state.word[at.TOTAL, at.DIGEST_SUM] == other.word[at.TOTAL, at.DIGEST_SUM]
     order = [x for x in state.word[at.ORDER, : state.word[at.TOTAL, at.SLOTS]].tolist() if x != -1]

@@ -39,10 +39,13 @@ def results_of(graph: Graph, owned: list[int]) -> list[int]:
     seed=st.integers(0, 2**32),
     count=st.integers(6, 40),
     size=st.integers(2, 12),
+    backend=st.sampled_from(("cpu", "gpu")),
 )
-def test_the_compiled_rules_refuse_what_the_rules_refuse(seed: int, count: int, size: int) -> None:
+def test_the_compiled_rules_refuse_what_the_rules_refuse(
+    seed: int, count: int, size: int, backend: str
+) -> None:
     random = Random(seed)
-    graph = random_step(random, count, backend="cpu")
+    graph = random_step(random, count, backend=backend)
     step, kept = build_step(graph), kept_of(graph, [unfused(graph)])
     assert not kept.groups
     active = [x for x in range(len(graph)) if step.node[at.FLAGS, x] & at.ACTIVE]

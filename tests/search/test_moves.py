@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from disco_hlo.search import layout as at
+from disco_hlo.search.board import MAXIMUM_MEMBERS
 from disco_hlo.search.entries import undo
-from disco_hlo.search.proposals import UNFUSE
+from disco_hlo.search.proposals import FUSE, UNFUSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,36 @@ def test_any_sequence_of_moves_leaves_a_legal_strategy(seed: int, count: int, ma
     bench.random_moves(random, 3 * count, methods=8)
     check_legal(bench)
     check_consistent(bench)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60), machine=MACHINE)
+def test_moves_that_are_priced_one_by_one_leave_a_legal_strategy(seed: int, count: int, machine) -> None:
+    # As in a climb: a move that knows what every unit returned before looks at fewer of them.
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend=machine.name), machine)
+    for _ in range(3 * count):
+        bench.random_moves(random, 1, methods=8)
+    check_legal(bench)
+    check_consistent(bench)
+
+
+def test_an_op_amid_a_group_stays() -> None:
+    graph = chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3")
+    bench = Bench(graph, start=Strategy((Group((1, 2, 3)),)))
+    assert not bench.move(UNFUSE, 1, 2)
+    assert bench.move(UNFUSE, 1, 3)
+
+
+def test_a_kernel_beyond_the_limit_neither_grows_nor_ends_up_beyond_it() -> None:
+    lines = ["param", *(f"negate {x}" for x in range(MAXIMUM_MEMBERS + 3))]
+    graph = chain("\n".join([*lines, f"tuple {len(lines) - 1}"]))
+    last = MAXIMUM_MEMBERS + 2
+    for first, leaves in ((1, False), (2, True)):
+        bench = Bench(graph, start=Strategy((Group(tuple(range(first, last + 1))),)))
+        assert not bench.move(FUSE, last + 1, first)
+        assert bench.move(UNFUSE, first, last) == leaves
+        assert bench.move(FUSE, last, first) == leaves
 
 
 @settings(max_examples=30, deadline=None)
