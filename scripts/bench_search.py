@@ -2,6 +2,7 @@
 
     python scripts/bench_search.py throughput     candidates a second, with either estimator
     python scripts/bench_search.py algorithm-1    Algorithm 1 with the paper's settings, per model
+    python scripts/bench_search.py race           how soon the joint search is where Algorithm 1 ends
     python scripts/bench_search.py curves         quality against time, four methods, five seeds
     python scripts/bench_search.py gap            share of the gap to the bound that is closed
     python scripts/bench_search.py optimum        200 small steps against the true optimum
@@ -175,6 +176,40 @@ def one(arguments: argparse.Namespace) -> None:
             }
         )
     )
+
+
+# --- the joint search against Algorithm 1's own end ---------------------------------------------------
+
+
+def race(arguments: argparse.Namespace) -> None:
+    """Algorithm 1 with the paper's settings, from the unfused step to its own end, and how soon the joint search,
+    from XLA's plan, has a plan as good. Each begins with a step nobody has looked at: what both prepare counts."""
+    count_processor_seconds()
+    for name, path in cases(arguments):
+        if is_done(arguments, "race", name):
+            continue
+        Case(name, path, arguments.link).warm_up()
+        runs = [_raced(name, path, arguments, seed) for seed in range(arguments.seeds)]
+        record("race", name, {"runs": runs})
+
+
+def _raced(name: str, path: Path, arguments: argparse.Namespace, seed: int) -> dict[str, object]:
+    case = Case(name, path, arguments.link)
+    began = time.process_time()
+    settings = SearchSettings(method="backtracking", seed=seed, seconds=arguments.seconds, finalists=1)
+    paper = case.search(unfused(case.graph), settings)
+    paper_s = _since(began)
+    case = Case(name, path, arguments.link)
+    settings = SearchSettings(seed=seed, seconds=max(1.0, paper_s / 5), seeds=1, finalists=1)
+    joint = case.search(case.xla, settings)
+    points = [(0.0, joint.start_ns), *((step.seconds, step.cost_ns) for step in joint.trace)]
+    there = [seconds for seconds, cost_ns in points if cost_ns <= paper.predicted_ns]
+    return {
+        "algorithm_1_s": paper_s, "algorithm_1_ns": paper.predicted_ns, "stopped": paper.stopped,
+        "xla_ns": joint.start_ns, "joint_there_s": round(there[0], 3) if there else None,
+        "joint_first_s": round(points[1][0], 3) if joint.trace else None,
+        "joint_s": round(settings.seconds or 0.0, 3), "joint_ns": joint.predicted_ns,
+    }  # fmt: skip
 
 
 # --- candidates a second ------------------------------------------------------------------------------
@@ -408,7 +443,8 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     for name, run, seconds in (
         ("throughput", throughput, 3.0), ("algorithm-1", algorithm_1, 600.0), ("one", one, 600.0),
-        ("curves", curves, 10.0),        ("gap", gap, 60.0), ("optimum", optimum, 0.0), ("plot", plot, 0.0),
+        ("race", race, 100.0), ("curves", curves, 10.0), ("gap", gap, 60.0), ("optimum", optimum, 0.0),
+        ("plot", plot, 0.0),
     ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(run=run)

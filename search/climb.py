@@ -14,7 +14,8 @@ from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.pricing import has_place, price_changed
 from disco_hlo.search.proposals import FUSE, KINDS, SIBLING, make_move, random_move
 from disco_hlo.search.rng import draw
-from disco_hlo.search.segments import ORDER_DIGEST, catch_up, open_segments, segments_ns
+from disco_hlo.search.running_sums import ORDER_DIGEST, catch_up, open_segments
+from disco_hlo.search.segments import segments_ns
 from disco_hlo.search.table import claim, find
 from disco_hlo.search.views import open_draws, open_views
 

@@ -14,8 +14,8 @@ from disco_hlo.search.costing import UnitCosts
 from disco_hlo.search.entries import count_order, run_order
 from disco_hlo.search.proposals import KINDS
 from disco_hlo.search.rng import mix, seeded
+from disco_hlo.search.running_sums import new_segments
 from disco_hlo.search.schedule import contiguous_buckets
-from disco_hlo.search.segments import new_segments
 from disco_hlo.search.starts import Starts
 from disco_hlo.search.state import to_strategy
 from disco_hlo.search.table import new_table, with_room

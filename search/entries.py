@@ -11,7 +11,8 @@ from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move
 from disco_hlo.search.ready_queue import ready_queue
-from disco_hlo.search.segments import catch_up, count_all, open_segments, segments_ns
+from disco_hlo.search.running_sums import catch_up, count_all, open_segments
+from disco_hlo.search.segments import segments_ns
 from disco_hlo.search.timeline import order_ns
 from disco_hlo.search.views import open_views
 
