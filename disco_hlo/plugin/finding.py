@@ -24,7 +24,7 @@ from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
 from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.step_bound import bound_of_kernels
+from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
 
 NO_FUSION = "no fusion"
@@ -83,8 +83,7 @@ def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: In
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     kernels = (xla.groups, best.strategy.groups)
-    limits = [bound_of_kernels(graph, groups, costs, machine, pieces_of(profile)) for groups in kernels]
-    limit = min(limits, key=lambda one: one.makespan_ns)
+    limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
     prediction = plans.Prediction(
         plan_ns=best.predicted_ns,
         default_ns=default.makespan_ns,

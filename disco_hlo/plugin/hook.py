@@ -57,7 +57,7 @@ def on_module(module: bytes) -> bytes | None:
     Raises:
         CapturedError: the compile was made only to see the module.
     """
-    own = _own_compiles.get(module_name(module)) if _own_compiles else None
+    own = _own_compile(module)
     if own is None:
         return None
     with _kept_interrupt(own):
@@ -74,7 +74,7 @@ def on_early_module(module: bytes) -> bytes | None:
     Raises:
         CapturedError: the compile was made only to see the module.
     """
-    own = _own_compiles.get(module_name(module)) if _own_compiles else None
+    own = _own_compile(module)
     if own is None:
         return None
     with _kept_interrupt(own):
@@ -82,6 +82,10 @@ def on_early_module(module: bytes) -> bytes | None:
         if own.stop_early:
             raise CapturedError("early module recorded, nothing more to compile")
         return None if own.structure is None else named(own.structure, module_name(module))
+
+
+def _own_compile(module: bytes) -> OwnCompile | None:
+    return _own_compiles.get(module_name(module)) if _own_compiles else None
 
 
 @contextlib.contextmanager

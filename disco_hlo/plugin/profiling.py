@@ -246,8 +246,7 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
-    except Exception:
-        # Whatever it is: the other ranks run the step nevertheless, and its all-reduces wait for this one.
+    except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
         while len(walls) < _WARM_UPS + runs:
             walls.append(runner.run())
         raise

@@ -11,7 +11,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
-from disco_hlo.simulator.step_bound import bound_of_kernels
+from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import Timeline, simulate
 
 
@@ -53,6 +53,5 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs) -> Predicted:
 
 def lower_bound(graph: Graph, strategies: Sequence[Strategy], costs: Costs) -> Bound:
     """The lowest bound over the kernels of these strategies, whatever their buckets and order."""
-    kernels = dict.fromkeys(strategy.groups for strategy in strategies)
-    found = [bound_of_kernels(graph, groups, costs, costs.machine, costs.pieces) for groups in kernels]
-    return min(found, key=lambda one: one.makespan_ns)
+    kernels = (strategy.groups for strategy in strategies)
+    return lowest_bound(graph, kernels, costs, costs.machine, costs.pieces)

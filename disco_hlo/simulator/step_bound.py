@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from disco_hlo.hlo.graph import Graph
@@ -41,3 +41,15 @@ def bound_of_kernels(
         if communicates
     ]
     return replace(found, tight_ns=tight_bound_ns(built.problem, moved, pieces, machine))
+
+
+def lowest_bound(
+    graph: Graph,
+    kernels: Iterable[tuple[Group, ...]],
+    costs: CostModel,
+    machine: MachineModel,
+    pieces: LinearPieces | None,
+) -> Bound:
+    """The lowest of the bounds of several plans' op groups; arguments and errors as of :func:`bound_of_kernels`."""
+    found = [bound_of_kernels(graph, groups, costs, machine, pieces) for groups in dict.fromkeys(kernels)]
+    return min(found, key=lambda one: one.makespan_ns)
