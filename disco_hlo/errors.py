@@ -17,6 +17,19 @@ class IllegalStrategyError(PlanError):
     """A strategy asks for a rewrite that XLA could not execute correctly."""
 
 
+class CircleError(IllegalStrategyError):
+    """Units of a strategy wait for each other in a circle.
+
+    Args:
+        message: what waits for what.
+        tokens: the units of the circle, as an order names them.
+    """
+
+    def __init__(self, message: str, tokens: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
 class IllegalMoveError(PlanError):
     """A structural move would change what the module computes, or does not fit it."""
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import pairwise
 from weakref import ref
 
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
@@ -110,8 +110,9 @@ def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     Raises:
         IllegalStrategyError: an id is out of range or of a kind that cannot stand there, a node
             is owned twice, a duplicate is read by nothing in its group, an all-reduce is in no
-            or in two buckets, a group's results are read by nobody, or units wait for each
-            other in a circle. The message names the units and the nodes.
+            or in two buckets, or a group's results are read by nobody. The message names the
+            units and the nodes.
+        CircleError: units wait for each other in a circle.
     """
     recent = list(_RECENT)
     for of, known, found in recent:
@@ -333,10 +334,11 @@ def _reject_cycle(units: Sequence[Unit], dependencies: Sequence[set[int]]) -> No
     while path[-1] not in path[:-1]:
         path.append(min(dependencies[path[-1]] & stuck))
     cycle = path[path.index(path[-1]) :]
-    raise IllegalStrategyError(
+    raise CircleError(
         "Units wait for each other in a circle: "
         + " waits for ".join(_describe(units[i]) for i in cycle)
-        + "."
+        + ".",
+        tuple(units[i].token for i in cycle[:-1]),
     )
 
 

@@ -16,7 +16,13 @@ from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
-from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
+from evaluation.strategies import (
+    check,
+    combined_up_to,
+    in_the_order_of,
+    random_strategy,
+    without_circles,
+)
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -111,7 +117,7 @@ def rows_of(context: Context) -> list[Row]:
         Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
-        Row(FUSION_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.plan.groups, c.xla.buckets)))),
+        Row(FUSION_ONLY, PART, _fusion_only),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
         Row(
@@ -129,6 +135,12 @@ def rows_of(context: Context) -> list[Row]:
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
         _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
     ]  # fmt: skip
+
+
+def _fusion_only(context: Context) -> Variant:
+    """The plan's kernels, as many as go with XLA's buckets."""
+    kernels = without_circles(context.source.graph, Strategy(context.plan.groups, context.xla.buckets))
+    return _own(context, context.in_xla_order(kernels))
 
 
 def _order_only(context: Context) -> Row:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from disco_hlo.search.schedule import with_order
 
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
@@ -29,6 +29,28 @@ def check(source: CanonicalModule, strategy: Strategy) -> Strategy:
     graph = source.graph
     check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))
     return strategy
+
+
+def without_circles(graph: Graph, strategy: Strategy) -> Strategy:
+    """``strategy`` less the kernels that its buckets leave no place for: their ops stand alone.
+
+    A kernel of a plan may join ops before and after a gradient that the plan sends early; where it travels late,
+    with others, that kernel would wait for itself.
+
+    Raises:
+        IllegalStrategyError: a strategy does not fit the graph, or its buckets wait for each other.
+    """
+    while True:
+        try:
+            unit_graph(graph, strategy)
+        except CircleError as error:
+            unplaced = {int(token[1:]) for token in error.tokens if token.startswith("g")}
+            if not unplaced:
+                raise
+            kept = (group for number, group in enumerate(strategy.groups) if number not in unplaced)
+            strategy = replace(strategy, groups=tuple(kept), order=())
+        else:
+            return strategy
 
 
 def in_the_order_of(graph: Graph, strategy: Strategy, other: Strategy, asynchronous: bool) -> Strategy:

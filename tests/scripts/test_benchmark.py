@@ -17,7 +17,7 @@ from evaluation import running, step
 from evaluation.links import prepare
 from evaluation.record import CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
-from evaluation.strategies import combined_up_to, in_the_order_of, random_strategy
+from evaluation.strategies import combined_up_to, in_the_order_of, random_strategy, without_circles
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_bucket, unfused
@@ -25,11 +25,12 @@ from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.step import Step
+from tests.plan.small_graphs import graph as small_graph
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -289,6 +290,15 @@ def test_another_plan_s_order_is_kept_as_far_as_can_be(
     separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
     ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
     check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)
+
+
+def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
+    # 3 is made of the first sum and 6 feeds the second: a kernel of both cannot stand beside one bucket of both.
+    step = small_graph("param\nmul 0\nall-reduce 1\nmul 2\nmul 0\nneg 4\nneg 5\nall-reduce 6\ntuple 3 7")
+    early, late = (Bucket((2,)), Bucket((7,))), (Bucket((2, 7)),)
+    kernels = (Group((3, 6)), Group((4, 5)))
+    assert without_circles(step, Strategy(kernels, early)).groups == kernels
+    assert without_circles(step, Strategy(kernels, late)).groups == kernels[1:]
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
