@@ -1,10 +1,12 @@
 """One update by Adam whose moments are split over the data axis (CoCoNet, figure 6; ZeRO's first stage).
 
     python examples/sharded_adam.py --elements 26 --steps 20
+    python examples/sharded_adam.py --elements 26 --steps 20 --replicated
     JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=2 python examples/sharded_adam.py --elements 14
 
 Every device has its own gradient and a copy of the parameters, but only its share of the moments. What is
-summed, updated and gathered where is left to XLA.
+summed, updated and gathered where is left to XLA. With ``--replicated`` every device has all moments and does all
+of the update: the baseline (AR-Opt) of CoCoNet's figure 10.
 """
 
 from typing import Any
@@ -30,15 +32,20 @@ def adam(
     return p - LEARNING_RATE * step, m, v
 
 
-def compilable(log2_elements: int) -> Compilable:
-    """The jitted update of 2**log2_elements float32 parameters over every device, and the shapes it takes."""
+def compilable(log2_elements: int, *, replicated: bool = False) -> Compilable:
+    """The jitted update of 2**log2_elements float32 parameters over every device, and the shapes it takes.
+
+    Args:
+        replicated: every device has all moments, not only its share of them.
+    """
     mesh = Mesh(np.array(jax.devices()), ("data",))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    moments = whole if replicated else split
     jitted = jax.jit(
         adam,
         donate_argnums=(0, 1, 2),
-        in_shardings=(whole, split, split, split, whole),
-        out_shardings=(whole, split, split),
+        in_shardings=(whole, moments, moments, split, whole),
+        out_shardings=(whole, moments, moments),
     )
     vector = jax.ShapeDtypeStruct((1 << log2_elements,), jnp.float32)
     rows = jax.ShapeDtypeStruct((jax.device_count(), 1 << log2_elements), jnp.float32)
@@ -49,9 +56,10 @@ def main() -> None:
     """Update random parameters again and again by random gradients."""
     parser = parallel.parser(__doc__)
     parser.add_argument("--elements", type=int, choices=range(8, 31), default=14, help="power of two")
+    parser.add_argument("--replicated", action="store_true", help="all moments on every device")
     args = parser.parse_args()
     parallel.initialize(args)
-    update, shapes = compilable(args.elements)
+    update, shapes = compilable(args.elements, replicated=args.replicated)
     random = np.random.default_rng(args.seed)
     gradients = jnp.asarray(random.normal(size=shapes[3].shape), jnp.float32)
     size = shapes[0].shape

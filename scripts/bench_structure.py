@@ -5,7 +5,8 @@
     JAX_PLATFORMS=cpu python scripts/bench_structure.py tp-train attention-8 adam-10 --size tiny --link nvlink --out DIR
 
 Steps: tp-forward, tp-train (examples/tensor_parallel.py), attention-8, attention-16, mlp-8, mlp-16
-(examples/self_attention.py, CoCoNet figure 3 and section 6.2), adam-N (examples/sharded_adam.py, 2**N elements).
+(examples/self_attention.py, CoCoNet figure 3 and section 6.2), adam-N (examples/sharded_adam.py, 2**N elements),
+adam-replicated-N (the same with the moments whole on every device: all-reduce, then all of the update everywhere).
 
 Every (step, link, devices) has a file DIR/<step>-<size>-<link>-<devices>.json, whole after every row; what a run did
 not get to, the next one does. On GPU the times of transfers come from the profile that ships with the package for

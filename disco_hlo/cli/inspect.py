@@ -19,6 +19,7 @@ from disco_hlo.report.facts import (
     GroupFacts,
     OrderFacts,
     StepTimes,
+    advice,
     bucket_facts,
     group_facts,
     op_facts,
@@ -45,7 +46,8 @@ def inspect(
     order, explicit = order_of(bundle)
     show(*_head(bundle.plan), *_structure(bundle.plan), "", *_times(bundle.plan), "")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
-    show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan), *_notes(bundle.plan))
+    show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan))
+    show(*advice(bundle.plan), *_notes(bundle.plan))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -205,6 +207,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "target": _plain(plan.target),
         "chosen": plan.chosen,
         "structure": None if plan.structure is UNSET else _plain(plan.structure),
+        "sharding": None if plan.sharding is UNSET else _plain(plan.sharding),
         "versions": plan.versions,
         "predicted": _plain(plan.prediction),
         "measured": _plain(plan.measured),

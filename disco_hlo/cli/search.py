@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET, UnsetType
 
 from disco_hlo import __version__
 from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
@@ -30,6 +31,7 @@ from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_N
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable, starting_point
+from disco_hlo.plugin.sharding import advice_for
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
@@ -37,6 +39,7 @@ from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 from disco_hlo.search.run import search as run_search
+from disco_hlo.search.sharding_advice import sentence
 from disco_hlo.search.warm import warm_up
 
 SAVED_EVERY_S = 30.0
@@ -112,6 +115,8 @@ def search(
             )  # fmt: skip
     best = ranked(opened.source, xla, result, costs, costs.machine)[0].strategy
     found = _judge(opened, costs, xla, best)
+    advice = advice_for(opened.source, found.strategy, costs, costs.machine)
+    found = replace(found, sharding=UNSET if advice is None else advice)
     _save(opened, known, plan_file, found, result, settings)
     outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)
     if as_json:
@@ -150,6 +155,7 @@ class _Found:
     chosen: str
     prediction: plans.Prediction
     notes: tuple[str, ...]
+    sharding: plans.Sharding | UnsetType = UNSET
 
 
 def _judge(opened: Opened, costs: Costs, xla: Strategy, strategy: Strategy) -> _Found:
@@ -199,6 +205,7 @@ def _save(
         ),
         module_sha256=hashlib.sha256(written).hexdigest(),
         notes=found.notes,
+        sharding=found.sharding,
     )
     files = {
         MODULE_NAME: written,
@@ -272,5 +279,7 @@ def _print(outcome: dict[str, Any], found: _Found) -> None:
         f"({outcome['speedup']:.2f}x), bound {time_text(predicted.bound_ns)}, all predicted",
         f"saved {printable(outcome['plan'])}; look at it with: disco inspect {printable(outcome['plan'])}",
     )
+    if found.sharding is not UNSET:
+        show(sentence(found.sharding))
     if found.chosen == XLA_DEFAULT:
         say(found.notes[-1])

@@ -17,11 +17,13 @@ from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.sharding import advice_for
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
+from disco_hlo.search.sharding_advice import sentence
 from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.step_bound import lowest_bound
@@ -45,6 +47,8 @@ class Found:
     prediction: plans.Prediction
     profile: Profile
     search_s: float
+    sharding: plans.Sharding | None = None
+    """What splitting the optimizer's state would gain, where there is some to split."""
 
 
 def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: Interruption) -> Found:
@@ -92,7 +96,10 @@ def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: In
         bound_ns=limit.makespan_ns,
         peak_memory_bytes=best.peak_bytes,
     )
-    return Found(result, tuple(trials), prediction, profile, search_s)
+    advice = advice_for(step.source, best.strategy, costs, machine)
+    if advice is not None:
+        session.say("%s", sentence(advice))
+    return Found(result, tuple(trials), prediction, profile, search_s, advice)
 
 
 def search_settings(settings: Settings) -> SearchSettings:

@@ -499,7 +499,12 @@ def execute(executable: LoadedExecutable, arguments: Sequence[Any]) -> Any:
 
 def wait(result: Any) -> None:
     """Block until the execution has ended on every local device."""
-    result.consume_token().block_until_ready()
+    token_of(result).block_until_ready()
+
+
+def token_of(result: Any) -> Any:
+    """What is ready when the execution has ended; unlike ``result`` it does not keep the outputs alive."""
+    return result.consume_token()
 
 
 def result_arrays(result: Any) -> list[list[Any]]:

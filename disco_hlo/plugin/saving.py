@@ -109,6 +109,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         measured=_measured(outcome),
         searched=_searched_instead(trials, winner),
         structure=UNSET if winner.restructured is None else winner.restructured.record,
+        sharding=UNSET if found.sharding is None else found.sharding,
     )
     outcome.slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
     save_profile(found.profile, outcome.slot.path / PROFILE_NAME)

@@ -11,7 +11,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Plan
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare
-from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
+from disco_hlo.report.facts import advice, bucket_facts, group_facts, order_facts, step_times
 from disco_hlo.report.measured import measured_data
 from disco_hlo.report.order import order_of, with_order
 from disco_hlo.report.predict import Costs, Predicted, lower_bound, predict
@@ -133,7 +133,7 @@ def _seconds(plan: Plan) -> dict[str, float]:
 
 
 def _notes(bundle: Bundle, said: Sequence[str]) -> list[str]:
-    noted = bundle.plan.notes
+    noted = [*advice(bundle.plan), *bundle.plan.notes]
     return [*noted, *(f"timelines: {line}" for line in said if line not in noted), *bundle.missing]
 
 

@@ -46,6 +46,15 @@ def groups_of(program: Program, collective: Message) -> Groups:
     return groups
 
 
+def spans_all(module: Message, collective: Message) -> bool:
+    """Whether all partitions of a module that is one program take part in a collective together."""
+    devices = module.device_assignment.computation_count
+    if module.device_assignment.replica_count > 1 or devices < 2 or not collective.use_global_device_ids:
+        return False
+    groups = _written(collective) or (tuple(range(devices)),)
+    return len(groups) == 1 and len(groups[0]) == devices
+
+
 def _written(collective: Message) -> Groups:
     if collective.HasField("mesh_axes_groups"):
         mesh = collective.mesh_axes_groups
@@ -159,6 +168,12 @@ def _held_alike(sharding: Message, groups: Groups) -> bool:
     if shards is None:
         return False
     return not shards or all(shards.get(d) == shards.get(group[0]) for group in groups for d in group)
+
+
+def replicated_parameters(module: Message) -> frozenset[int]:
+    """Numbers of the entry parameters of which every device holds the whole; none where it is not recorded."""
+    shardings = enumerate(module.spmd_parameters_shardings)
+    return frozenset(number for number, sharding in shardings if _shard_of_device(sharding) == {})
 
 
 def _shard_of_device(sharding: Message) -> dict[int, int] | None:

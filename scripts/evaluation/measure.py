@@ -21,6 +21,11 @@ from evaluation.record import OK
 
 Spans = list[tuple[int, int]]
 TRACED_RUNS = 3
+AT_ONCE_NS = 20_000_000
+"""About what one measurement of a short step should take: a hundred times what the host adds to it."""
+MOST_AT_ONCE = 20
+COPIES_BYTES = 8 << 30
+"""The most that copies of donated inputs may take on each device."""
 _TRANSFERS = tuple(sorted(TRANSFERS))
 
 
@@ -40,6 +45,19 @@ def runner_of(
 ) -> Runner:
     """A runner that shares the inputs of another one."""
     return Runner(request, executable, seed, inputs_of=inputs_of)
+
+
+def steps_at_once(step_ns: int, donated_bytes: int) -> int:
+    """How many runs of a step one measurement takes (:meth:`Runner.run_in_a_row`); 1 where a step is long."""
+    count = min(MOST_AT_ONCE, round(AT_ONCE_NS / max(1, step_ns)))
+    if donated_bytes:
+        count = min(count, COPIES_BYTES // donated_bytes)
+    return max(1, count)
+
+
+def time_once(runner: Runner, at_once: int) -> int:
+    """Nanoseconds of a step, by one measurement: dispatched and waited for, or several in a row."""
+    return runner.run() if at_once == 1 else runner.run_in_a_row(at_once)
 
 
 # --- numbers --------------------------------------------------------------------------------------

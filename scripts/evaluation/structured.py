@@ -23,7 +23,7 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search.schedule import best_buckets, with_order
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
@@ -32,6 +32,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.profiling import GRAPHS_OFF
 from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
@@ -177,6 +178,8 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
         costs = Costs(profile, costs_of(profile, [graph]), machine)
         xla = read(source)
         _note_prediction(record, variant, XLA_ORDER, costs, xla)
+        if variant.name == WHOLE:
+            _note_advice(record, variant.source, costs, xla)
         made = [with_order(graph, xla, costs.model, machine)]
         made.append(best_buckets(graph, xla.groups, costs.model, machine))
         best = min(made, key=lambda one: one.predicted_ns)
@@ -202,4 +205,21 @@ def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs,
         nodes=len(graph),
         moves=len(variant.moves),
         restructure_s=variant.restructure_s,
+    )
+
+
+def _note_advice(record: Record, source: CanonicalModule, costs: Costs, strategy: Strategy) -> None:
+    """What the step's own profile says that splitting the optimizer's state would save (CoCoNet, figure 10)."""
+    advice = advice_for(source, strategy, costs.model, costs.machine)
+    if advice is None:
+        return
+    record.note(
+        "sharding_advice",
+        {
+            "saved_ms": (advice.step_ns - advice.sharded_ns) / 1e6,
+            "step_ms": advice.step_ns / 1e6,
+            "sharded_ms": advice.sharded_ns / 1e6,
+            "arrays": len(advice.state),
+            "saved_bytes": advice.saved_bytes,
+        },
     )

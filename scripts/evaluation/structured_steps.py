@@ -2,7 +2,7 @@
 
 ``tp-forward`` and ``tp-train`` (examples/tensor_parallel.py), ``attention-8`` and so on
 (examples/self_attention.py: CoCoNet, figure 3 and section 6.2), ``adam-26`` for 2**26 elements
-(examples/sharded_adam.py: CoCoNet, section 6.1).
+(examples/sharded_adam.py: CoCoNet, section 6.1) and ``adam-replicated-26``, its baseline: the moments whole everywhere.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plugin import jaxlink
 from evaluation.step import EXAMPLES, intercepted
 
-NAMES = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-([89]|1\d|2\d|30)")
-EXPECTED = "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, or adam-8 to adam-30"
+NAMES = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
+EXPECTED = (
+    "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
+    "or adam-replicated-8 to adam-replicated-30"
+)
 _TINY_ADAM = 10
 
 
@@ -41,9 +44,9 @@ def _compilable(step: str, size: str) -> Any:
     import tensor_parallel
 
     tiny = size == "tiny"
-    kind, _, number = step.partition("-")
+    kind, *variant, number = step.split("-")
     if kind == "adam":
-        return sharded_adam.compilable(_TINY_ADAM if tiny else int(number))
+        return sharded_adam.compilable(_TINY_ADAM if tiny else int(number), replicated=bool(variant))
     if kind == "tp":
         return tensor_parallel.compilable(tensor_parallel.load(size), training=number == "train")
     return self_attention.compilable(self_attention.load("tiny" if tiny else step))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,56 @@ def test_two_modules_are_compared_on_equal_inputs(compile_with: CompileWith) -> 
     jax.jit(signs)(np.ones(5, np.float32))
     np.testing.assert_array_equal(made[0][0][0], -made[1][0][0])
     assert np.all(made[0][0][0] > 0)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
+    donate: bool, compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[runner.Outputs] = []
+    happened: list[str] = []
+    execute, fresh, clock = jaxlink.execute, runner._Inputs.fresh, time.perf_counter_ns
+
+    def noted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            happened.append(name)
+            return of(*arguments)
+
+        return call
+
+    def handle(request: CompileRequest) -> None:
+        on_device = Runner(request, request.call_default(), seed=7)
+        made.append(on_device.outputs())
+        with monkeypatch.context() as patched:
+            patched.setattr(jaxlink, "execute", noted("execute", execute))
+            patched.setattr(runner._Inputs, "fresh", noted("arguments", fresh))
+            patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
+            on_device.run_in_a_row(1)  # the first of all; what it takes over is learned before
+            del happened[:]
+            assert on_device.run_in_a_row(5) > 0
+        # The weights, [6, 5] and [5, 3] of float32.
+        assert on_device.donated_bytes() == (180 if donate else 0)
+        made.append(on_device.outputs())
+
+    mesh = mesh_of(jax.devices()[:4])
+    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
+
+    def row_step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        return sgd_step(weights, x, y)
+
+    step = jax.jit(
+        row_step,
+        in_shardings=(whole, split, split),
+        out_shardings=whole,
+        donate_argnums=(0,) if donate else (),
+    )
+    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
+    compile_with("row_step", handle)
+    step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    assert happened == ["arguments"] * 5 + ["clock"] + ["execute"] * 5 + ["clock"]
+    for left, right in zip(made[0], made[1], strict=True):
+        for a, b in zip(left, right, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("donate", [False, True])

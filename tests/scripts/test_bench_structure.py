@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evaluation.record import read
+import pytest
+from evaluation.measure import steps_at_once, time_once
+from evaluation.record import CellName, Record, read
+from evaluation.structured_rows import _at_once
+
+GIB = 1 << 30
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_structure.py"
 
@@ -30,7 +35,10 @@ def test_schedules_are_measured_beside_the_default_and_only_once(tmp_path: Path)
     done = run(*command, "--keep-modules")
     assert done.returncode == 0, done.stderr
     assert "  no pattern for no-such; this step has chunk-2, chunk-4, sharded-update" in done.stdout
-    rows = read(tmp_path / "adam-10-tiny-nvlink-2.json")["rows"]
+    record = read(tmp_path / "adam-10-tiny-nvlink-2.json")
+    rows = record["rows"]
+    assert 1 <= record["facts"]["steps_at_once"] <= 20
+    assert "sharding_advice" not in record["facts"]
     orders = ("XLA's order", "our order")
     assert set(rows) == {"XLA default", "whole, our order"} | {
         f"{name}, {order}" for name in ("chunk-2", "sharded-update") for order in orders
@@ -46,6 +54,75 @@ def test_schedules_are_measured_beside_the_default_and_only_once(tmp_path: Path)
     again = run(*command)
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1] == "  nothing left to do"
+
+
+def test_the_replicated_update_says_what_splitting_its_state_would_save(tmp_path: Path) -> None:
+    done = run(
+        "adam-replicated-10", "--size", "tiny", "--link", "nvlink", "--rounds", "3", "--out", str(tmp_path),
+        "--schedules", "none-of-them",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = read(tmp_path / "adam-replicated-10-tiny-nvlink-2.json")
+    advice = record["facts"]["sharding_advice"]
+    # The moments, two times 1024 floats; of each device keeps a half.
+    assert (advice["arrays"], advice["saved_bytes"]) == (2, 4096)
+    assert advice["saved_ms"] == pytest.approx(advice["step_ms"] - advice["sharded_ms"])
+    assert advice["step_ms"] == record["rows"]["XLA default"]["predicted"]["step_ms"]
+    assert {row["status"] for row in record["rows"].values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "donated_bytes", "count"),
+    [
+        (50_000, 0, 20),
+        (1_000_000, 0, 20),
+        (4_000_000, 0, 5),
+        (15_000_000, 0, 1),
+        (21_000_000, 0, 1),
+        (1_000_000, 3 * GIB, 2),
+        (1_000_000, 9 * GIB, 1),
+    ],
+)
+def test_short_steps_are_measured_several_at_once(step_ns: int, donated_bytes: int, count: int) -> None:
+    assert steps_at_once(step_ns, donated_bytes) == count
+
+
+class Steps:
+    """A runner that notes how it was asked to run."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def run(self) -> int:
+        self.asked.append(1)
+        return 4_000_000
+
+    def run_in_a_row(self, count: int) -> int:
+        self.asked.append(count)
+        return 3_000_000
+
+    def donated_bytes(self) -> int:
+        return 0
+
+
+def test_the_number_is_chosen_once_and_kept_with_the_record(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
+    first, later = Steps(), Steps()
+    assert _at_once(record, first) == 5  # type: ignore[arg-type]
+    assert first.asked == [1, 1, 1]
+    assert _at_once(Record.open(tmp_path, record.cell), later) == 5  # type: ignore[arg-type]
+    assert later.asked == []
+    assert time_once(later, 5) == 3_000_000  # type: ignore[arg-type]
+    assert time_once(later, 1) == 4_000_000  # type: ignore[arg-type]
+    assert later.asked == [5, 1]
+
+
+def test_rows_of_a_record_from_before_are_measured_as_they_were(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
+    record.update("XLA default", status="ok")
+    steps = Steps()
+    assert _at_once(record, steps) == 1  # type: ignore[arg-type]
+    assert steps.asked == []
 
 
 def test_a_step_that_is_none_is_refused(tmp_path: Path) -> None:
