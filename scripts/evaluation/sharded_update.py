@@ -19,8 +19,8 @@ _REPLICATED = re.compile(r"adam-replicated-(\d+)")
 HEADER = (
     "elements",
     "link, devices",
-    "all-reduce, update, ms",
-    "reduce-scatter, update, all-gather, ms",
+    "replicated update, ms",
+    "sharded update, ms",
     "saved, ms",
     "the advice, ms",
     "advises the faster",
