@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from evaluation import tables
 from evaluation.record import RecordError, read, write_atomically
+from evaluation.sharded_update import sharded_updates
 
 LINKS = ("nvlink", "staged", "sockets")
 _STEP_TIMES = """\
@@ -40,6 +41,11 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "Predicted against measured",
         "Pairs of plans closer than their noise do not count in Kendall's tau.",
         tables.fidelity,
+    ),
+    (
+        "Replicated and sharded update of Adam (CoCoNet, figure 10)",
+        "Step times by XLA's own order; the advice is what the replicated step's own profile said would be saved.",
+        sharded_updates,
     ),
     ("Every plan on CPU", "ms; medians of all batches.", tables.cpu_plans),
     ("What the evaluation took", "", tables.costs),

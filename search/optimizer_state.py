@@ -1,6 +1,6 @@
 """Finds the optimizer in a data-parallel step, and which of its state every device keeps in vain.
 
-CoCoNet, section 4 and 6.1.1 (RS-Opt-AG; ZeRO's first stage): where all devices hold the same state and the same sum
+CoCoNet, sections 4 and 6.1.1 (RS-Opt-AG; ZeRO's first stage): where all devices hold the same state and the same sum
 of gradients, each does the same pointwise work. Of D devices each could do a Dth of it, keep a Dth of the state, and
 gather the parameters that come out. What must be known for that is read from the graph: from which sums on
 everything is pointwise until the step ends, and which arrays only that work reads and writes.

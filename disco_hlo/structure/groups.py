@@ -172,8 +172,13 @@ def _held_alike(sharding: Message, groups: Groups) -> bool:
 
 def replicated_parameters(module: Message) -> frozenset[int]:
     """Numbers of the entry parameters of which every device holds the whole; none where it is not recorded."""
-    shardings = enumerate(module.spmd_parameters_shardings)
-    return frozenset(number for number, sharding in shardings if _shard_of_device(sharding) == {})
+    found = []
+    for number, sharding in enumerate(module.spmd_parameters_shardings):
+        shards = _shard_of_device(sharding)
+        # An axis of one device splits nothing.
+        if shards is not None and len(set(shards.values())) < 2:
+            found.append(number)
+    return frozenset(found)
 
 
 def _shard_of_device(sharding: Message) -> dict[int, int] | None:

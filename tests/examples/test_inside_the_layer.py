@@ -59,6 +59,15 @@ def test_adam_with_sharded_moments() -> None:
     assert m.addressable_shards[0].data.shape == (256 // jax.device_count(),)
 
 
+def test_adam_with_whole_moments_on_every_device() -> None:
+    made = sharded_adam.compilable(8, replicated=True)
+    assert_same(made, sharded_adam.adam)
+    assert all_reduces(made) == 1
+    _, m, v = made.function(*random_arguments(made.arguments))
+    assert m.sharding.is_fully_replicated
+    assert v.sharding.is_fully_replicated
+
+
 def test_adams_first_step_is_the_sign_of_the_gradient() -> None:
     zeros, gradient = jnp.zeros(2), jnp.array([[3.0, -2.0]])
     p, _, _ = sharded_adam.adam(zeros, zeros, zeros, gradient, jnp.float32(1))

@@ -16,7 +16,8 @@ from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.sharding import advice_for
-from disco_hlo.simulator.costs import CPU
+from disco_hlo.simulator.costs import CPU, GPU
+from tests.report import plans
 from tests.search.cost_models import TrafficCosts
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -67,6 +68,14 @@ def test_momentum_is_state_too() -> None:
     found = advised(regression(optax.sgd(0.1, momentum=0.9)))
     assert found is not None
     assert (found.state, found.saved_bytes) == ((3,), 64 * 32 * 4 // 2)
+
+
+def test_the_moments_of_a_transformer_on_two_h200s() -> None:
+    """As XLA:GPU compiled it, its transfers in flight: all but two of 150 all-reduces are gradients."""
+    source = plans.h200()
+    found = advice_for(source, read(source), TrafficCosts(), GPU)
+    assert found is not None
+    assert (found.devices, len(found.state), found.saved_bytes) == (2, 2 * 148, 640_278_528)
 
 
 def adam_step(spec: PartitionSpec) -> Step:

@@ -11,6 +11,7 @@ from typing import Any
 import make_tables
 import pytest
 from evaluation import tables
+from evaluation.sharded_update import sharded_updates
 from evaluation.tables import Point, kendall_tau, markdown
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_tables.py"
@@ -60,6 +61,32 @@ def test_step_times_are_brought_together_by_their_ratio_to_the_default() -> None
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| bert, sockets, 2 | 100.0 | 90.0 | 80.0 | 60.0 | 40.0 | 50.0 |\n"
     )
+
+
+def adam(model: str, median_ms: float, saved_ms: float | None = None) -> dict[str, Any]:
+    facts = {} if saved_ms is None else {"sharding_advice": {"saved_ms": saved_ms}}
+    cell = {"model": model, "size": "full", "link": "nvlink", "devices": 2}
+    return {
+        "cell": cell,
+        "facts": facts,
+        "rows": {"XLA default": row(median_ms, 1.0, median_ms, spread_ms=0.002)},
+    }
+
+
+def test_the_sharded_update_beside_the_replicated_one_and_what_the_advice_said() -> None:
+    records = [
+        adam("adam-replicated-26", 5.0, 1.0), adam("adam-26", 3.5),
+        adam("adam-replicated-14", 0.05, 0.01), adam("adam-14", 0.06),
+        adam("adam-replicated-16", 0.1, 0.0), adam("adam-16", 0.097),
+        adam("adam-replicated-20", 0.25, 0.0), adam("tp-train", 9.0),
+    ]  # fmt: skip
+    slower_default = records[1]["rows"]
+    slower_default["sharded-update, XLA's order"] = row(3.0, 3.0 / 3.5, 3.0)
+    assert sharded_updates(records)[1] == [
+        ("2^14", "nvlink, 2", "0.050", "0.060", "-0.010", "0.010", "no"),
+        ("2^16", "nvlink, 2", "0.100", "0.097", "0.003", "0.000", "too close"),
+        ("2^26", "nvlink, 2", "5.000", "3.000", "2.000", "1.000", "yes"),
+    ]
 
 
 def test_speed_up_and_share_of_the_gap_closed() -> None:
@@ -131,7 +158,9 @@ def test_the_document_and_its_pictures(tmp_path: Path, monkeypatch: pytest.Monke
     assert "- H200, jax 0.12.0, jaxlib 0.12.0, 2026-11-20" in text
     titles = [title for title, *_ in make_tables.SECTIONS]
     missing = [title for title in titles if f"## {title}\n" not in text]
-    assert missing == ["Every plan on CPU", "Numbers"], "no record is of a CPU, no row has numbers to compare"
+    adam = "Replicated and sharded update of Adam (CoCoNet, figure 10)"
+    # No record is of Adam or of a CPU, no row has numbers to compare.
+    assert missing == [adam, "Every plan on CPU", "Numbers"]
     for name in ("step_time_sockets_2", "overlap", "fidelity"):
         assert f"({name}.svg)" in text
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
