@@ -19,7 +19,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Plan
-from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT
@@ -54,12 +54,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
 def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExecutable | None:
     """Enact the plan of ``step`` if there is one and all ranks have it; None leaves it to XLA."""
     session = join(request, settings)
-    slot = PlanStore(settings.directory).slot(
-        step.source.graph.fingerprint,
-        session.facts.backend,
-        session.facts.device_kind,
-        session.facts.device_count,
-    )
+    slot = session.slot(step.source.graph.fingerprint)
     proposed = _propose(session, step, slot)
     digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
     proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)

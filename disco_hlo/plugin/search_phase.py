@@ -16,7 +16,7 @@ import msgspec
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.enact_phase import enact
@@ -46,11 +46,9 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     if step.again:
         return enact(request, settings, step)
     session = join(request, settings)
-    facts, fingerprint = session.facts, step.source.graph.fingerprint
+    fingerprint = step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)
-    slot = PlanStore(settings.directory).slot(
-        fingerprint, facts.backend, facts.device_kind, facts.device_count
-    )
+    slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
 

@@ -26,6 +26,7 @@ from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
+from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.job import DeviceFacts, device_facts
@@ -54,6 +55,13 @@ class Session:
     def timeout_s(self) -> float:
         """How long a rank waits for the others."""
         return self.settings.timeout_s
+
+    def slot(self, fingerprint: str) -> PlanSlot:
+        """Where the plan of this step lies for a job like this one."""
+        facts = self.facts
+        return PlanStore(self.settings.directory).slot(
+            fingerprint, facts.backend, facts.device_kind, facts.device_count, facts.process_count
+        )
 
     def say(self, message: str, *values: object) -> None:
         """One line for the user, from rank 0 alone."""

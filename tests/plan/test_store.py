@@ -114,6 +114,14 @@ def test_a_device_kind_becomes_one_path_component(tmp_path: Path, kind: str, fol
     assert slot.path == tmp_path / "0123456789abcdef" / folder
 
 
+def test_a_job_of_several_processes_has_a_plan_of_its_own(tmp_path: Path) -> None:
+    """A search in one process with two GPUs took the plan away from two processes with one each."""
+    store = PlanStore(tmp_path)
+    alone, together = (store.slot(FINGERPRINT, "gpu", "NVIDIA H200", 8, processes) for processes in (1, 4))
+    assert alone.path.name == "gpu-nvidia-h200-x8"
+    assert together.path.name == "gpu-nvidia-h200-x8-p4"
+
+
 def test_a_digest_that_is_none_is_refused(slot: PlanSlot) -> None:
     for call in (slot.is_banned, lambda digest: slot.ban(digest, "why")):
         with pytest.raises(PlanError, match="expected a SHA-256"):
