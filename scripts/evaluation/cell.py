@@ -41,6 +41,11 @@ class Asked:
     comparison: measure.Comparison
 
 
+CELL_S, ROW_S = 5.0, 1.5
+"""What measuring takes beside the rounds: inputs and traces; the first run of a row, and holding its numbers against
+the default's."""
+_COPYING = 2.0
+"""A run with the copying of what the step takes over, over the step."""
 _START_AFRESH = "move it and its folder away, or name another folder with --out"
 
 
@@ -149,6 +154,11 @@ class Cell:
         found = try_row(self.context, self.record, row, lambda: left_s() - reserve_s, self.default_s)
         if found is not None:
             self.compiled.append(found)
+
+    def measuring_s(self, rows: int) -> float:
+        """About what measuring so many rows will take, by the predicted step; nothing for none."""
+        step_s = self.record.fact("predicted_default")["step_ms"] / 1e3 if rows else 0.0
+        return rows and CELL_S + rows * (ROW_S + _COPYING * (self.asked.rounds + 2) * step_s)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.

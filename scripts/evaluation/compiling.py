@@ -30,8 +30,9 @@ from evaluation.step import Costs
 
 AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 """Compiles at once: each takes a core and some gigabytes."""
-_pricing = threading.Lock()
-"""A cost model works in one place in memory: it serves one thread at a time."""
+_one_at_a_time = threading.Lock()
+"""Rows are made, written and predicted one after the other, while those before them compile: a cost model works in
+one place in memory, and threads that all run Python only wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,15 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
         Exception: the row is not legal, or XLA refuses it.
     """
     started = time.monotonic()
-    with _pricing:
-        variant = row.make(context)
     module = None
-    if variant.strategy is not None:
-        module = apply(variant.strategy, context.source)
-        if row.kind == PLANNED:  # as the plugin does; the numbers of the others are compared when they run
-            verify(context.source, module, variant.strategy)
+    with _one_at_a_time:
+        variant = row.make(context)
+        if variant.strategy is not None:
+            module = apply(variant.strategy, context.source)
+            if (
+                row.kind == PLANNED
+            ):  # as the plugin does; the numbers of the others are compared when they run
+                verify(context.source, module, variant.strategy)
     made_s = time.monotonic() - started
     executable = jaxlink.compile_module(variant.request, module, variant.options)
     compile_s = time.monotonic() - started - made_s
@@ -130,7 +133,7 @@ def predict(context: Context, graph: Graph, strategy: Strategy) -> dict[str, Any
 
 def predicted(costs: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
     """:func:`predict` from costs alone."""
-    with _pricing:
+    with _one_at_a_time:
         timeline = simulate(build(graph, strategy, costs.model, costs.machine).problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,

@@ -31,8 +31,6 @@ from evaluation.step import Files, search, stand_in_profile
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 COMPILES = 4
 """Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
-MEASURE_S = 35.0
-"""Time kept for measuring each cell."""
 
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
@@ -96,7 +94,9 @@ class _Stages:
             return
         self._compile(cells)
         for number, cell in enumerate(cells):
-            self._try(cell, cell.measure, MEASURE_S * (len(cells) - number - 1))
+            self._try(
+                cell, cell.measure, sum(one.measuring_s(len(one.compiled)) for one in cells[number + 1 :])
+            )
 
     def _compile(self, cells: Sequence[Cell]) -> None:
         """The rows of all cells, the important ones first. One that was being compiled when an earlier run
@@ -104,7 +104,7 @@ class _Stages:
         rows: list[tuple[Cell, list[Row]]] = []
         for cell in cells:
             self._try(cell, lambda cell=cell: rows.append((cell, cell.choose_rows())))
-        reserve_s = MEASURE_S * len(rows)
+        reserve_s = sum(cell.measuring_s(len(cell.compiled) + len(left)) for cell, left in rows)
         ranked = [(rank, cell, row) for cell, left in rows for rank, row in enumerate(left)]
         ranked.sort(key=lambda one: one[0])
         suspects = [(c, row) for _, c, row in ranked if c.record.row(row.name).get("attempts", 0)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
-from evaluation import running, step
+from evaluation import cell, running, step
 from evaluation.links import prepare
 from evaluation.record import CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
@@ -232,7 +232,7 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
 ) -> None:
     request, module = request_and_module
     monkeypatch.setattr(step, "request_of", lambda model, size: request)
-    monkeypatch.setattr(running, "MEASURE_S", 1e9)
+    monkeypatch.setattr(cell, "CELL_S", 1e9)
     kept_files(tmp_path, CELL, module)
     assert run(tmp_path, "plan") == 0
     record = read(tmp_path / f"{CELL.stem}.json")
