@@ -7,9 +7,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
-from disco_hlo.search.digest import member_digest, result_digest, special_slot, structure_digest
+from disco_hlo.search.digest import special_slot
 from disco_hlo.search.legality import add_bitcasts
 from disco_hlo.search.neighbours import count_waits, gather_members
+from disco_hlo.search.rng import mix
 from disco_hlo.search.table import claim, find
 from numpy.typing import NDArray
 
@@ -27,7 +28,7 @@ class Unknown(NamedTuple):
     role: NDArray[np.int64]
     """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
     digest: NDArray[np.int64]
-    """``member_digest`` of each."""
+    """Hash of what each computes."""
 
 
 INSIDE: Final = 0
@@ -36,6 +37,11 @@ RESULT: Final = 1
 """Owned, and read by others."""
 COPY: Final = 2
 BITCAST: Final = 3
+
+_READ: Final = 1 << 40
+_CLONED: Final = 1 << 41
+_SHOWN: Final = 1 << 42
+_SEED: Final = 0x5EED
 
 
 def new_unknown(nodes: int) -> Unknown:
@@ -52,7 +58,7 @@ def new_unknown(nodes: int) -> Unknown:
 
 @inner
 def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any, counting: Any) -> Any:
-    """Fill in digest, results, waits and times of the units noted as changed, as far as these are known.
+    """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
     Args:
         prices: a table from price keys (:func:`_price_key`) to times.
@@ -75,19 +81,16 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         w.judged[unit] = stamp
         if counting:
             put(w, s.waits, unit, count_waits(g, s, w, unit))
-        members = member_digest(s, unit)
-        returned, leaving = result_digest(g, s, w, unit)
-        digest = members + returned
-        _keep_leaving(s, w, unit, leaving)
+        digest = s.computed[unit] + s.returned[unit]
         if digest == s.digest[unit]:
             continue
         retire(s, w, unit)
         single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
-        if single and not _is_tiled(g, members):
+        if single and not _is_tiled(g, s.computed[unit]):
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        key, size = _price_key(g, s, w, unit, members, digest, leaving)
+        key, size = _price_key(g, s, w, unit, digest)
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
@@ -96,11 +99,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             continue
         left_open = True
         if has_place(unknown, count):
-            _list(g, s, w, unknown, count, unit, key, size, leaving)
-            unknown.digest[count] = members
+            _list(g, s, w, unknown, count, unit, key, size)
+            unknown.digest[count] = s.computed[unit]
             count += 1
     if not left_open:
-        w.number[at.CHANGES] = w.number[at.FEWER] = 0
+        w.number[at.CHANGES] = 0
     return count
 
 
@@ -134,21 +137,11 @@ def listed(unknown: Any, rows: Any) -> Any:
 
 
 @inner
-def _keep_leaving(s: Any, w: Any, unit: Any, leaving: Any) -> None:
-    x = unit
-    while x != -1:
-        leaves = w.leaving[x] == leaving
-        if s.leaves[x] != leaves:
-            put(w, s.leaves, x, leaves)
-        x = s.next[x]
-
-
-@inner
-def _is_tiled(g: Any, members: Any) -> Any:
-    """Whether a kernel with this ``member_digest`` is one of Triton's."""
+def _is_tiled(g: Any, computed: Any) -> Any:
+    """Whether the kernel that computes this is one of Triton's."""
     if not g.special_mask:
         return False
-    slot = special_slot(g, members)
+    slot = special_slot(g, computed)
     return slot >= 0 and g.special[3 * slot + 2] != 0
 
 
@@ -162,17 +155,52 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @inner
-def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any, leaving: Any) -> Any:
+def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
         return digest, count
     count, _ = add_bitcasts(g, w, count)
     if g.special_mask:
-        slot = special_slot(g, members)
-        if slot >= 0 and members + g.special[3 * slot + 1] == digest:
+        slot = special_slot(g, s.computed[unit])
+        if slot >= 0 and g.special[3 * slot + 1] == s.returned[unit]:
             return digest, count
-    return structure_digest(g, w, count, leaving), count
+    return _structure_digest(g, s, w, unit, count), count
+
+
+@inner
+def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+    """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
+
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
+    through bitcasts outside: the layers of a model share their costs.
+    """
+    stamp = fresh_stamp(w)
+    total = mix(np.uint64(_SEED))
+    for i in range(count):
+        w.mark[w.members[i]] = stamp
+        w.value[w.members[i]] = i
+    known = count
+    for i in range(count):
+        x = w.members[i]
+        total = mix(total ^ np.uint64(2 * g.key[x] + (s.owner[x] == unit and s.leaves[x] != 0)))
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if g.flags[operand] & at.CLONED:
+                total = mix(total ^ np.uint64(_CLONED))
+                continue
+            while True:
+                fresh = w.mark[operand] != stamp
+                if fresh:
+                    w.mark[operand] = stamp
+                    w.value[operand] = known
+                    known += 1
+                total = mix(total ^ np.uint64(_READ + w.value[operand]))
+                if not fresh or not g.flags[operand] & at.BITCAST:
+                    break
+                total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
+                operand = g.edge[g.operands_at[operand]]
+    return np.int64(total)
 
 
 @inner
@@ -196,7 +224,7 @@ def has_place(unknown: Any, count: Any) -> Any:
 
 
 @inner
-def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any, leaving: Any) -> None:
+def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
     start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]
@@ -204,7 +232,7 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
         if g.flags[x] & at.BITCAST:
             role = BITCAST
         elif s.owner[x] == unit:
-            role = RESULT if w.leaving[x] == leaving else INSIDE
+            role = RESULT if s.leaves[x] else INSIDE
         unknown.member[start + k] = x
         unknown.role[start + k] = role
     unknown.key[i] = key

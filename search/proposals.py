@@ -43,8 +43,6 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if a < 0 or s.owner[a] == -1:
         return False
-    fewer = method == FUSE or method == DUPLICATE or method == ABSORB
-    w.number[at.FEWER] = fewer and (w.number[at.CHANGES] == 0 or w.number[at.FEWER] != 0)
     if method == HAND_OVER:
         return b >= 0 and s.owner[b] == b and hand_over(g, s, w, a, b)
     if s.owner[a] != a:

@@ -68,6 +68,8 @@ class StateView(NamedTuple):
     digest: Any
     waits: Any
     leaves: Any
+    computed: Any
+    returned: Any
     total: Any
 
 
@@ -90,7 +92,7 @@ class ScratchView(NamedTuple):
     results: Any
     heroes: Any
     packed: Any
-    leaving: Any
+    touched: Any
     number: Any
     log: Any
     changed: Any
@@ -195,6 +197,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.DIGEST),
         _row(word, at.WAITS),
         _row(word, at.LEAVES),
+        _row(word, at.COMPUTED),
+        _row(word, at.RETURNED_SUM),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
@@ -214,7 +218,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.RESULTS),
         _row(row, at.HEROES),
         _row(row, at.PACKED),
-        _row(row, at.LEAVING),
+        _row(row, at.TOUCHED),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
