@@ -50,7 +50,9 @@ LOOP: Final = 19
 OPERAND_LOOP: Final = 20
 ELEMENTS: Final = 21
 SHARED_BYTES: Final = 22
-NODE_ROWS: Final = 23
+MOVED: Final = 23
+"""Bytes that an all-reduce moves (filled in by ``costing``)."""
+NODE_ROWS: Final = 24
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -158,7 +160,8 @@ RESULTS: Final = 13
 HEROES: Final = 14
 PACKED: Final = 15
 TOUCHED: Final = 16
-SCRATCH_ROWS: Final = 17
+AWAITED: Final = 17
+SCRATCH_ROWS: Final = 18
 
 # Scratch.number.
 STAMP: Final = 0

@@ -65,6 +65,14 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
 
 
 @inner
+def second_unit(s: Any, kind: Any, b: Any) -> Any:
+    """The unit that a move is about besides that of its first argument, -1 where there is none."""
+    if b < 0 or kind == UNFUSE or kind == ABSORB or kind == SPLIT or kind == REORDER:
+        return -1
+    return s.owner[b]
+
+
+@inner
 def random_apply(
     g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any, times: Any, tries: Any, made: Any
 ) -> Any:

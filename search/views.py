@@ -42,6 +42,7 @@ class GraphView(NamedTuple):
     operand_loop: Any
     elements: Any
     shared_bytes: Any
+    moved_bytes: Any
     edge: Any
     special: Any
     special_mask: Any
@@ -93,6 +94,7 @@ class ScratchView(NamedTuple):
     heroes: Any
     packed: Any
     touched: Any
+    awaited: Any
     number: Any
     log: Any
     changed: Any
@@ -175,6 +177,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.OPERAND_LOOP),
         _row(node, at.ELEMENTS),
         _row(node, at.SHARED_BYTES),
+        _row(node, at.MOVED),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.special.ctypes.data),
         step.special.shape[0] - 1,
@@ -219,6 +222,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.HEROES),
         _row(row, at.PACKED),
         _row(row, at.TOUCHED),
+        _row(row, at.AWAITED),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
