@@ -29,6 +29,11 @@ class Unknown(NamedTuple):
     """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
     digest: NDArray[np.int64]
     """Hash of what each computes."""
+    pieces: NDArray[np.float64]
+    """``[3, pieces]``: ``simulator.costs.LinearPieces``, where all-reduces take what these say; else none."""
+    wire: NDArray[np.int64]
+    """``[4]``: launch cost in ns, bytes a µs of copies (0: no limit), most bytes of a transfer that blocks the
+    compute stream (-1: none does), whether transfers ever run beside it."""
 
 
 INSIDE: Final = 0
@@ -44,7 +49,7 @@ _SHOWN: Final = 1 << 42
 _SEED: Final = 0x5EED
 
 
-def new_unknown(nodes: int) -> Unknown:
+def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]) -> Unknown:
     """Room for ``nodes`` kernels that compute 32 nodes each on average."""
     room = 32 * nodes + 16 * MAXIMUM_MEMBERS
     return Unknown(
@@ -53,6 +58,8 @@ def new_unknown(nodes: int) -> Unknown:
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(nodes, np.int64),
+        pieces,
+        wire,
     )
 
 
@@ -95,6 +102,10 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         if slot >= 0:
             value = prices.value[slot]
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
+            enlist(s, w, unit, digest)
+            continue
+        if g.flags[unit] & at.ALL_REDUCE and unknown.pieces.shape[1] > 0:
+            _set_bucket_times(g, s, w, unit, unknown)
             enlist(s, w, unit, digest)
             continue
         left_open = True
@@ -155,11 +166,38 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @inner
+def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
+    """Times of concatenated gradients, by the rules of ``simulator.build`` (``UnitCosts`` has them for all forms)."""
+    moved_bytes = unpack_ns = np.int64(0)
+    unpacked = False
+    x = bucket
+    while x != -1:
+        moved_bytes += g.moved_bytes[x]
+        if g.flags[x] & at.UNPACKED:
+            unpacked = True
+            unpack_ns += g.slice_ns[x]
+        x = s.next[x]
+    pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
+    piece = 0
+    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:
+        piece += 1
+    main_ns = np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
+    on_channel = unknown.wire[3] != 0 and moved_bytes > one_shot
+    if not on_channel:
+        main_ns += launch_ns
+    if s.count[bucket] == 1:
+        _set_times(s, w, bucket, -1, main_ns, -1, on_channel)
+        return
+    pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
+    _set_times(s, w, bucket, pack_ns, main_ns, unpack_ns if unpacked else -1, on_channel)
+
+
+@inner
 def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
-        return digest, count
+        return s.computed[unit], count
     count, _ = add_bitcasts(g, w, count)
     if g.special_mask:
         slot = special_slot(g, s.computed[unit])
