@@ -158,12 +158,12 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
 
 @inner
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
-    """Whether ``unit`` recomputes ``node`` that another owns."""
-    cell = s.copiers[node]
-    while cell != -1:
-        if s.cell_unit[cell] == unit:
+    """Whether ``unit`` recomputes ``node`` that another owns; looked for in the shorter of both lists."""
+    of_node, of_unit = s.copiers[node], s.copies[unit]
+    while of_node != -1 and of_unit != -1:
+        if s.cell_unit[of_node] == unit or s.cell_node[of_unit] == node:
             return True
-        cell = s.next_of_node[cell]
+        of_node, of_unit = s.next_of_node[of_node], s.next_of_unit[of_unit]
     return False
 
 

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import add_copy, computes, link, note_change, put, remove_copy, take_out
+from disco_hlo.search.board import (
+    add_copy,
+    computes,
+    fresh_stamp,
+    link,
+    note_change,
+    put,
+    remove_copy,
+    take_out,
+)
 from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.neighbours import gather_members, mark_computing
 from disco_hlo.search.views import open_views
@@ -24,11 +33,19 @@ def join(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """``board.link``: make one unit of two. Values may stay inside that left before, none leaves that did not."""
     _, count = gather_members(s, a if s.count[a] <= s.count[b] else b, w.touched)
     head = link(s, w, a, b)
+    stamp = fresh_stamp(w)
     for i in range(count):
         x = w.touched[i]
-        _look_again(g, s, w, x, 1)
+        if w.mark[x] != stamp:
+            w.mark[x] = stamp
+            _look_again(g, s, w, x, 1)
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
-            _look_again(g, s, w, g.edge[e], 1)
+            source = g.edge[e]
+            if w.mark[source] != stamp:
+                w.mark[source] = stamp
+                # What the whole neither owns nor recomputes it reads as its parts did.
+                if s.leaves[source] and computes(s, head, source):
+                    _look_again(g, s, w, source, 1)
     return head
 
 

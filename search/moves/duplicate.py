@@ -41,14 +41,16 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 @inner
 def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader."""
+    owned, members = gather_members(s, consumer, w.members)
     stamp = fresh_stamp(w)
-    _, members = gather_members(s, consumer, w.members)
+    for i in range(owned, members):
+        w.inside[w.members[i]] = stamp  # the consumer has a copy of it
     count = 0
     for i in range(members):
         x = w.members[i]
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
-            if s.owner[source] != producer or w.inside[source] == stamp or computes(s, consumer, source):
+            if s.owner[source] != producer or w.inside[source] == stamp:
                 continue
             w.inside[source] = stamp
             w.needed[count] = source
@@ -62,7 +64,7 @@ def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
             if w.inside[source] == stamp or not computes(s, producer, source):
                 continue
             w.inside[source] = stamp
-            if not computes(s, consumer, source):
+            if s.owner[source] != consumer:
                 w.needed[count] = source
                 count += 1
     return count
