@@ -15,6 +15,7 @@ import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import note_change, retire
 from disco_hlo.search.neighbours import predecessors
+from disco_hlo.search.results import count_unit
 from disco_hlo.search.views import open_views
 
 from disco_hlo.compiled import compiled
@@ -219,6 +220,7 @@ def regroup(step: Any, state: Any, scratch: Any, members: Any, run_at: Any) -> N
             s.count[x] = 0
             s.place[x] = -1
         s.count[head] = run_at[i + 1] - run_at[i]
+        count_unit(s, head)  # a gradient leaves any bucket alike
         note_change(w, head)
     s.total[at.UNITS] += run_at.size - 1 - before
     w.number[at.LOGGED] = 0

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search import layout as at
+from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.rng import mix
 from disco_hlo.search.step import Step
 from disco_hlo.search.views import address_of, pointer_to
@@ -157,12 +158,12 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
 
 @inner
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
-    """Whether ``unit`` recomputes ``node`` that another owns."""
-    cell = s.copiers[node]
-    while cell != -1:
-        if s.cell_unit[cell] == unit:
+    """Whether ``unit`` recomputes ``node`` that another owns; looked for in the shorter of both lists."""
+    of_node, of_unit = s.copiers[node], s.copies[unit]
+    while of_node != -1 and of_unit != -1:
+        if s.cell_unit[of_node] == unit or s.cell_node[of_unit] == node:
             return True
-        cell = s.next_of_node[cell]
+        of_node, of_unit = s.next_of_node[of_node], s.next_of_unit[of_unit]
     return False
 
 
@@ -179,6 +180,8 @@ def link(s: Any, w: Any, a: Any, b: Any) -> Any:
     retire(s, w, a)
     retire(s, w, b)
     head, other = min(a, b), max(a, b)
+    put(w, s.computed, head, s.computed[a] + s.computed[b] - NOTHING)
+    put(w, s.returned, head, s.returned[a] + s.returned[b])
     x = other
     while x != -1:
         put(w, s.owner, x, head)
@@ -223,6 +226,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
             before, after = after, s.next_of_unit[after]
         if s.owner[node] == head or (after != -1 and s.cell_node[after] == node):
             note_change(w, node)
+            put(w, s.computed, head, s.computed[head] - copy_share(node))
             _unlink_from_node(s, w, cell)
             _free_cell(s, w, cell)
         else:
@@ -293,6 +297,7 @@ def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
     put(w, s.next_of_node, cell, s.copiers[node])
     put(w, s.copiers, node, cell)
     _insert_cell(s, w, unit, cell)
+    put(w, s.computed, unit, s.computed[unit] + copy_share(node))
     note_change(w, unit)
     return True
 
@@ -310,6 +315,7 @@ def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
         put(w, s.next_of_unit, before, after)
     _unlink_from_node(s, w, cell)
     _free_cell(s, w, cell)
+    put(w, s.computed, unit, s.computed[unit] - copy_share(node))
     note_change(w, unit)
     note_change(w, node)
 
@@ -318,6 +324,9 @@ def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
 def take_out(s: Any, w: Any, node: Any) -> Any:
     """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
     unit, after = s.owner[node], s.next[node]
+    computed = s.computed[unit] - owned_share(node)
+    own = result_share(node) if s.leaves[node] else np.int64(0)
+    returned = s.returned[unit] - own
     put(w, s.next, node, -1)
     if unit == node:
         rest = after
@@ -330,6 +339,10 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
         put(w, s.count, unit, s.count[unit] - 1)
         put(w, s.owner, node, node)
     put(w, s.count, node, 1)
+    put(w, s.computed, node, NOTHING + owned_share(node))
+    put(w, s.returned, node, own)
+    put(w, s.computed, rest, computed)
+    put(w, s.returned, rest, returned)
     put(w, s.place, node, -1)
     note_change(w, node)
     note_change(w, rest)

@@ -2,7 +2,8 @@
 
 Threshold accepting (Dueck and Scheuer): annealing without random acceptance, in whole numbers. A
 kernel whose cost is not known is put on a list; the move is tried again once the cost is there, so
-that a cost model is asked for many kernels at a time.
+that a cost model is asked for many kernels at a time. Of two moves of one unit the cost is not asked at
+once: where the first is kept, the second makes another kernel.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, roll_back
+from disco_hlo.search.board import fresh_stamp, has_room, roll_back
 from disco_hlo.search.pricing import has_place, price_changed
-from disco_hlo.search.proposals import FUSE, KINDS, SIBLING, make_move, random_move
+from disco_hlo.search.proposals import FUSE, KINDS, REORDER, SIBLING, make_move, random_move, second_unit
 from disco_hlo.search.rng import draw
 from disco_hlo.search.running_sums import ORDER_DIGEST, catch_up, open_segments
 from disco_hlo.search.segments import segments_ns
@@ -83,6 +84,7 @@ def climb(
     total = 0
     for kind in range(KINDS):
         total += weights[kind]
+    waits = fresh_stamp(w)
     while True:
         if control[RETRIED] < control[RETRIES]:
             row = control[RETRIED]
@@ -99,7 +101,7 @@ def climb(
         if not has_room(g, w):
             roll_back(w, 0)
             control[CURRENT] = control[BEST]
-        _consider(g, s, w, kind, a, b, prices, unknown, waiting, seen, c, control)
+        _consider(g, s, w, kind, a, b, prices, unknown, waiting, seen, c, waits, control)
     if control[LISTED] == 0:
         roll_back(w, 0)
         control[CURRENT] = control[BEST]
@@ -129,19 +131,27 @@ def _consider(
     waiting: Any,
     seen: Any,
     c: Any,
+    waits: Any,
     control: Any,
 ) -> None:
+    """Try one move. What is still to be priced waits, its units marked in row ``awaited`` with ``waits``; and so does,
+    untried, what comes to the same units after it."""
+    if a < 0:
+        return
+    other = second_unit(s, kind, b)
+    if kind != REORDER and (w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)):
+        _wait(waiting, kind, a, b, control)
+        return
     mark = w.number[at.LOGGED]
     if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
         return
     control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
     if w.number[at.CHANGES] != 0:
         roll_back(w, mark)
+        for i in range(w.number[at.CHANGES]):
+            w.awaited[s.owner[w.changed[i]]] = waits
         w.number[at.CHANGES] = 0
-        if control[WAITING] < MOST_WAITING:
-            row = control[WAITING]
-            waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
-            control[WAITING] += 1
+        _wait(waiting, kind, a, b, control)
         return
     if control[ORDERED]:
         catch_up(g, s, w, c, mark)
@@ -153,6 +163,14 @@ def _consider(
     if score < control[BEST]:
         control[BEST] = score
         w.number[at.LOGGED] = 0
+
+
+@inner
+def _wait(waiting: Any, kind: Any, a: Any, b: Any, control: Any) -> None:
+    if control[WAITING] < MOST_WAITING:
+        row = control[WAITING]
+        waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
+        control[WAITING] += 1
 
 
 @inner

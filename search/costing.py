@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, KernelCosts, MachineModel, kernels_ns
+from disco_hlo.simulator.costs import CostModel, KernelCosts, LinearTransfers, MachineModel, kernels_ns
 
 
 class UnitCosts:
@@ -40,8 +40,10 @@ class UnitCosts:
         self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
         for x in graph.all_reduces:
             step.node[at.SLICE, x] = self._copy_ns(int(self.sizes[x]))
+            step.node[at.MOVED, x] = graph.transfer_bytes(x)
         self.prices = new_table(at.TIME_COLUMNS)
-        self.unknown = new_unknown(len(graph))
+        self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
+        self._learn_given_buckets()
         self.given_digests = {signature_digest(owned, copies) for owned, copies in kept.groups}
 
     def price_all(self, state: State, scratch: Scratch) -> None:
@@ -141,6 +143,34 @@ class UnitCosts:
         unpack_ns = int(self.step.node[at.SLICE, unpacked].sum()) if unpacked else -1
         return self._copy_ns(total), main_ns, unpack_ns, int(on_channel)
 
+    def _learn_given_buckets(self) -> None:
+        """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
+        given = [members for members, bucket in self.kept.forms.items() if bucket.form == "variadic"]
+        self.prices = with_room(self.prices, len(given))
+        keys = np.array([signature_digest(members, ()) for members in given], np.int64)
+        times = np.array([self._bucket_ns(members) for members in given], np.int64)
+        learn(
+            self.prices,
+            self.unknown._replace(key=keys),
+            np.arange(keys.size),
+            times.reshape(-1, at.TIME_COLUMNS),
+        )
+
     def _copy_ns(self, size_bytes: int) -> int:
         rate = self.machine.memory_bytes_per_us
         return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
+
+
+def _pieces(model: CostModel) -> NDArray[np.float64]:
+    """What all-reduces take, as ``Unknown`` has it."""
+    if not isinstance(model, LinearTransfers):
+        return np.zeros((3, 0))
+    pieces = model.pieces
+    return np.array([pieces.from_bytes, pieces.ns_per_byte, pieces.fixed_ns], np.float64)
+
+
+def _wire(machine: MachineModel) -> NDArray[np.int64]:
+    return np.array(
+        [machine.launch_ns, machine.memory_bytes_per_us, machine.one_shot_max_bytes, machine.asynchronous],
+        np.int64,
+    )

@@ -6,7 +6,6 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
-from disco_hlo.search.digest import member_digest, result_digest
 from disco_hlo.search.legality import unit_refusal
 from disco_hlo.search.pricing import price_changed
 from disco_hlo.search.proposals import make_move
@@ -36,14 +35,13 @@ def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 @compiled
 def digests_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
     """Hashes of what a unit computes and of what it returns, and how many nodes it returns."""
-    g, s, w = open_views(step, state, scratch)
-    results, stamp = result_digest(g, s, w, unit)
-    returned = 0
+    _, s, _ = open_views(step, state, scratch)
+    results = 0
     x = unit
     while x != -1:
-        returned += w.leaving[x] == stamp
+        results += s.leaves[x]
         x = s.next[x]
-    return member_digest(s, unit), results, returned
+    return s.computed[unit], s.returned[unit], results
 
 
 @compiled

@@ -50,7 +50,9 @@ LOOP: Final = 19
 OPERAND_LOOP: Final = 20
 ELEMENTS: Final = 21
 SHARED_BYTES: Final = 22
-NODE_ROWS: Final = 23
+MOVED: Final = 23
+"""Bytes that an all-reduce moves (filled in by ``costing``)."""
+NODE_ROWS: Final = 24
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -105,12 +107,16 @@ WAITS: Final = 12
 """At a head: number of reads and orderings that the unit waits for; several may concern one unit. Climbs
 do not keep it up: the ready queue alone goes by it."""
 LEAVES: Final = 13
-"""At an owned node: whether its value left the unit when that was last priced."""
-TOTAL: Final = 14
+"""At an owned node: 1 where its value leaves the unit, else 0."""
+COMPUTED: Final = 14
+"""At a head: hash of what the unit owns and recomputes."""
+RETURNED_SUM: Final = 15
+"""At a head: hash of the nodes whose values leave the unit."""
+TOTAL: Final = 16
 """Single numbers, see below."""
-TIMES: Final = 15
+TIMES: Final = 17
 """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 19
+STATE_ROWS: Final = 21
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0
@@ -153,8 +159,9 @@ JUDGING: Final = 12
 RESULTS: Final = 13
 HEROES: Final = 14
 PACKED: Final = 15
-LEAVING: Final = 16
-SCRATCH_ROWS: Final = 17
+TOUCHED: Final = 16
+AWAITED: Final = 17
+SCRATCH_ROWS: Final = 18
 
 # Scratch.number.
 STAMP: Final = 0
@@ -163,7 +170,4 @@ LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
 """Entries of ``Scratch.changed``."""
-FEWER: Final = 3
-"""1 where all that changed since the state was priced are fusions and duplications. They take readers away from
-values and give them none: what did not leave its unit (row ``LEAVES``) does not leave it now."""
-NUMBERS: Final = 4
+NUMBERS: Final = 3

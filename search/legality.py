@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, VERDICTS, fresh_stamp
-from disco_hlo.search.digest import member_digest, result_share, special_slot
+from disco_hlo.search.digest import special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
-from disco_hlo.search.neighbours import gather_members, is_read_outside
+from disco_hlo.search.neighbours import gather_members
 
 from disco_hlo.compiled import inner
 
@@ -67,38 +66,37 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     """
     if s.count[unit] == 1 and s.copies[unit] == -1:
         return LEGAL
-    members = member_digest(s, unit)
-    owned, count = gather_members(s, unit, w.members)
-    returned, results = _find_results(g, s, w, owned, count)
-    digest = members + returned
+    computed, returned = s.computed[unit], s.returned[unit]
+    digest = computed + returned
     place = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
     if w.verdict[place] != digest:
+        owned, count = gather_members(s, unit, w.members)
+        results = _gather_results(s, w, owned, count)
         w.verdict[place] = digest
-        w.verdict[place + 1] = _refusal(g, w, members, returned, count, results)
+        w.verdict[place + 1] = _refusal(g, w, computed, returned, count, results)
     return w.verdict[place + 1]
 
 
 @inner
-def _find_results(g: Any, s: Any, w: Any, owned: Any, count: Any) -> Any:
+def _gather_results(s: Any, w: Any, owned: Any, count: Any) -> Any:
     """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that do.
-    Returns their digest, and how many they are."""
-    digest, results = np.uint64(0), 0
+    Returns how many they are."""
+    results = 0
     for i in range(count):
         x = w.members[i]
-        leaves = i < owned and is_read_outside(g, s, w, x)
+        leaves = i < owned and s.leaves[x] != 0
         w.value[x] = leaves
         if leaves:
             w.results[results] = x
             results += 1
-            digest += result_share(x)
-    return np.int64(digest), results
+    return results
 
 
 @inner
-def _refusal(g: Any, w: Any, members: Any, returned: Any, count: Any, results: Any) -> Any:
+def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any) -> Any:
     """The verdict on the kernel whose members stand in row ``members``, its results in row ``results``."""
     if g.special_mask:
-        slot = special_slot(g, members)
+        slot = special_slot(g, computed)
         if slot >= 0:
             if g.special[3 * slot + 1] == returned:
                 return LEGAL

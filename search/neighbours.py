@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search.board import computes, fresh_stamp
-from disco_hlo.search.layout import FEWER, RETURNED
+from disco_hlo.search.layout import ORDERED
 
 from disco_hlo.compiled import inner
 
@@ -90,11 +90,13 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     found = 0
     x = unit
     while x != -1:
-        computing = mark_computing(s, w, x)
-        for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            found = _add_reading(s, w, g.edge[e], computing, stamp, out, found)
-        for e in range(g.later_at[x], g.later_at[x + 1]):
-            found = _add_computing(s, w, g.edge[e], stamp, out, found)
+        if s.leaves[x]:
+            computing = mark_computing(s, w, x)
+            for e in range(g.readers_at[x], g.readers_at[x + 1]):
+                found = _add_reading(s, w, g.edge[e], computing, stamp, out, found)
+        if g.flags[x] & ORDERED:
+            for e in range(g.later_at[x], g.later_at[x + 1]):
+                found = _add_computing(s, w, g.edge[e], stamp, out, found)
         x = s.next[x]
     cell = s.copies[unit]
     while cell != -1:
@@ -132,34 +134,6 @@ def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: A
             return found
         unit = s.cell_unit[cell]
         cell = s.next_of_node[cell]
-
-
-@inner
-def is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
-    """Whether a node's value leaves the unit that owns it."""
-    if g.flags[x] & RETURNED:
-        return True
-    if w.number[FEWER] and s.leaves[x] == 0:
-        return False
-    home, shared = s.owner[x], s.copiers[x] != -1
-    if shared:
-        for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            unit = s.owner[g.edge[e]]
-            if unit != home and s.copies[unit] == -1:
-                return True
-    computing = mark_computing(s, w, x) if shared else 0
-    for e in range(g.readers_at[x], g.readers_at[x + 1]):
-        unit = s.owner[g.edge[e]]
-        if unit != home and not (shared and w.inside[unit] == computing):
-            return True
-    for e in range(g.readers_at[x], g.readers_at[x + 1]):
-        cell = s.copiers[g.edge[e]]
-        while cell != -1:
-            unit = s.cell_unit[cell]
-            if unit != home and not (shared and w.inside[unit] == computing):
-                return True
-            cell = s.next_of_node[cell]
-    return False
 
 
 @inner

@@ -7,9 +7,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
-from disco_hlo.search.digest import member_digest, result_digest, special_slot, structure_digest
+from disco_hlo.search.digest import special_slot
 from disco_hlo.search.legality import add_bitcasts
 from disco_hlo.search.neighbours import count_waits, gather_members
+from disco_hlo.search.rng import mix
 from disco_hlo.search.table import claim, find
 from numpy.typing import NDArray
 
@@ -27,7 +28,12 @@ class Unknown(NamedTuple):
     role: NDArray[np.int64]
     """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
     digest: NDArray[np.int64]
-    """``member_digest`` of each."""
+    """Hash of what each computes."""
+    pieces: NDArray[np.float64]
+    """``[3, pieces]``: ``simulator.costs.LinearPieces``, where all-reduces take what these say; else none."""
+    wire: NDArray[np.int64]
+    """``[4]``: launch cost in ns, bytes a µs of copies (0: no limit), most bytes of a transfer that blocks the
+    compute stream (-1: none does), whether transfers ever run beside it."""
 
 
 INSIDE: Final = 0
@@ -37,8 +43,13 @@ RESULT: Final = 1
 COPY: Final = 2
 BITCAST: Final = 3
 
+_READ: Final = 1 << 40
+_CLONED: Final = 1 << 41
+_SHOWN: Final = 1 << 42
+_SEED: Final = 0x5EED
 
-def new_unknown(nodes: int) -> Unknown:
+
+def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]) -> Unknown:
     """Room for ``nodes`` kernels that compute 32 nodes each on average."""
     room = 32 * nodes + 16 * MAXIMUM_MEMBERS
     return Unknown(
@@ -47,12 +58,14 @@ def new_unknown(nodes: int) -> Unknown:
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(nodes, np.int64),
+        pieces,
+        wire,
     )
 
 
 @inner
 def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any, counting: Any) -> Any:
-    """Fill in digest, results, waits and times of the units noted as changed, as far as these are known.
+    """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
     Args:
         prices: a table from price keys (:func:`_price_key`) to times.
@@ -75,32 +88,33 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         w.judged[unit] = stamp
         if counting:
             put(w, s.waits, unit, count_waits(g, s, w, unit))
-        members = member_digest(s, unit)
-        returned, leaving = result_digest(g, s, w, unit)
-        digest = members + returned
-        _keep_leaving(s, w, unit, leaving)
+        digest = s.computed[unit] + s.returned[unit]
         if digest == s.digest[unit]:
             continue
         retire(s, w, unit)
         single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
-        if single and not _is_tiled(g, members):
+        if single and not _is_tiled(g, s.computed[unit]):
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        key, size = _price_key(g, s, w, unit, members, digest, leaving)
+        key, size = _price_key(g, s, w, unit, digest)
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
             enlist(s, w, unit, digest)
             continue
+        if g.flags[unit] & at.ALL_REDUCE and unknown.pieces.shape[1] > 0:
+            _set_bucket_times(g, s, w, unit, unknown)
+            enlist(s, w, unit, digest)
+            continue
         left_open = True
         if has_place(unknown, count):
-            _list(g, s, w, unknown, count, unit, key, size, leaving)
-            unknown.digest[count] = members
+            _list(g, s, w, unknown, count, unit, key, size)
+            unknown.digest[count] = s.computed[unit]
             count += 1
     if not left_open:
-        w.number[at.CHANGES] = w.number[at.FEWER] = 0
+        w.number[at.CHANGES] = 0
     return count
 
 
@@ -134,21 +148,11 @@ def listed(unknown: Any, rows: Any) -> Any:
 
 
 @inner
-def _keep_leaving(s: Any, w: Any, unit: Any, leaving: Any) -> None:
-    x = unit
-    while x != -1:
-        leaves = w.leaving[x] == leaving
-        if s.leaves[x] != leaves:
-            put(w, s.leaves, x, leaves)
-        x = s.next[x]
-
-
-@inner
-def _is_tiled(g: Any, members: Any) -> Any:
-    """Whether a kernel with this ``member_digest`` is one of Triton's."""
+def _is_tiled(g: Any, computed: Any) -> Any:
+    """Whether the kernel that computes this is one of Triton's."""
     if not g.special_mask:
         return False
-    slot = special_slot(g, members)
+    slot = special_slot(g, computed)
     return slot >= 0 and g.special[3 * slot + 2] != 0
 
 
@@ -162,17 +166,79 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @inner
-def _price_key(g: Any, s: Any, w: Any, unit: Any, members: Any, digest: Any, leaving: Any) -> Any:
+def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
+    """Times of concatenated gradients, by the rules of ``simulator.build`` (``UnitCosts`` has them for all forms)."""
+    moved_bytes = unpack_ns = np.int64(0)
+    unpacked = False
+    x = bucket
+    while x != -1:
+        moved_bytes += g.moved_bytes[x]
+        if g.flags[x] & at.UNPACKED:
+            unpacked = True
+            unpack_ns += g.slice_ns[x]
+        x = s.next[x]
+    pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
+    piece = 0
+    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:
+        piece += 1
+    main_ns = np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
+    on_channel = unknown.wire[3] != 0 and moved_bytes > one_shot
+    if not on_channel:
+        main_ns += launch_ns
+    if s.count[bucket] == 1:
+        _set_times(s, w, bucket, -1, main_ns, -1, on_channel)
+        return
+    pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
+    _set_times(s, w, bucket, pack_ns, main_ns, unpack_ns if unpacked else -1, on_channel)
+
+
+@inner
+def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
-        return digest, count
+        return s.computed[unit], count
     count, _ = add_bitcasts(g, w, count)
     if g.special_mask:
-        slot = special_slot(g, members)
-        if slot >= 0 and members + g.special[3 * slot + 1] == digest:
+        slot = special_slot(g, s.computed[unit])
+        if slot >= 0 and g.special[3 * slot + 1] == s.returned[unit]:
             return digest, count
-    return structure_digest(g, w, count, leaving), count
+    return _structure_digest(g, s, w, unit, count), count
+
+
+@inner
+def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+    """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
+
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
+    through bitcasts outside: the layers of a model share their costs.
+    """
+    stamp = fresh_stamp(w)
+    total = mix(np.uint64(_SEED))
+    for i in range(count):
+        w.mark[w.members[i]] = stamp
+        w.value[w.members[i]] = i
+    known = count
+    for i in range(count):
+        x = w.members[i]
+        total = mix(total ^ np.uint64(2 * g.key[x] + (s.owner[x] == unit and s.leaves[x] != 0)))
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if g.flags[operand] & at.CLONED:
+                total = mix(total ^ np.uint64(_CLONED))
+                continue
+            while True:
+                fresh = w.mark[operand] != stamp
+                if fresh:
+                    w.mark[operand] = stamp
+                    w.value[operand] = known
+                    known += 1
+                total = mix(total ^ np.uint64(_READ + w.value[operand]))
+                if not fresh or not g.flags[operand] & at.BITCAST:
+                    break
+                total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
+                operand = g.edge[g.operands_at[operand]]
+    return np.int64(total)
 
 
 @inner
@@ -196,7 +262,7 @@ def has_place(unknown: Any, count: Any) -> Any:
 
 
 @inner
-def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any, leaving: Any) -> None:
+def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
     start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]
@@ -204,7 +270,7 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
         if g.flags[x] & at.BITCAST:
             role = BITCAST
         elif s.owner[x] == unit:
-            role = RESULT if w.leaving[x] == leaving else INSIDE
+            role = RESULT if s.leaves[x] else INSIDE
         unknown.member[start + k] = x
         unknown.role[start + k] = role
     unknown.key[i] = key

@@ -43,8 +43,6 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if a < 0 or s.owner[a] == -1:
         return False
-    fewer = method == FUSE or method == DUPLICATE or method == ABSORB
-    w.number[at.FEWER] = fewer and (w.number[at.CHANGES] == 0 or w.number[at.FEWER] != 0)
     if method == HAND_OVER:
         return b >= 0 and s.owner[b] == b and hand_over(g, s, w, a, b)
     if s.owner[a] != a:
@@ -64,6 +62,14 @@ def make_move(g: Any, s: Any, w: Any, method: Any, a: Any, b: Any) -> Any:
     if method == MERGE:
         return merge(g, s, w, a, b)
     return fuse(g, s, w, a, b)
+
+
+@inner
+def second_unit(s: Any, kind: Any, b: Any) -> Any:
+    """The unit that a move is about besides that of its first argument, -1 where there is none."""
+    if b < 0 or kind == UNFUSE or kind == ABSORB or kind == SPLIT or kind == REORDER:
+        return -1
+    return s.owner[b]
 
 
 @inner

@@ -9,6 +9,7 @@ import numpy as np
 from disco_hlo.search.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.entries import digests_of
 from disco_hlo.search.legality import LARGE_KERNELS
+from disco_hlo.search.results import count_results
 from disco_hlo.search.state import Given, Signature, from_strategy, given, signatures, source_of
 from disco_hlo.search.step import Step, build_step
 from numpy.typing import NDArray
@@ -38,6 +39,8 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     step, kept = build_step(graph), given(graph, strategies, memberships)
     states = tuple(from_strategy(graph, step, *pair) for pair in zip(strategies, memberships, strict=True))
     scratch = new_scratch(step)
+    for state in states:
+        count_results(step, state, scratch)
     rows: dict[int, tuple[int, bool]] = {}
     large: set[int] = set()
     for strategy, members, state in zip(strategies, memberships, states, strict=True):

@@ -37,7 +37,7 @@ class Step(NamedTuple):
     """All adjacency lists, one after the other."""
     special: NDArray[np.int64]
     """``[slots, 3]``, slots a power of two: kernels that stand as they are whatever the rules say, by
-    their ``member_digest`` (0: empty slot), as long as they keep this ``result_digest``; last column: 1
+    the hash of what they compute (0: empty slot), as long as what they return has this one; last column: 1
     where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's

@@ -42,6 +42,7 @@ class GraphView(NamedTuple):
     operand_loop: Any
     elements: Any
     shared_bytes: Any
+    moved_bytes: Any
     edge: Any
     special: Any
     special_mask: Any
@@ -68,6 +69,8 @@ class StateView(NamedTuple):
     digest: Any
     waits: Any
     leaves: Any
+    computed: Any
+    returned: Any
     total: Any
 
 
@@ -90,7 +93,8 @@ class ScratchView(NamedTuple):
     results: Any
     heroes: Any
     packed: Any
-    leaving: Any
+    touched: Any
+    awaited: Any
     number: Any
     log: Any
     changed: Any
@@ -173,6 +177,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.OPERAND_LOOP),
         _row(node, at.ELEMENTS),
         _row(node, at.SHARED_BYTES),
+        _row(node, at.MOVED),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.special.ctypes.data),
         step.special.shape[0] - 1,
@@ -195,6 +200,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.DIGEST),
         _row(word, at.WAITS),
         _row(word, at.LEAVES),
+        _row(word, at.COMPUTED),
+        _row(word, at.RETURNED_SUM),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
@@ -214,7 +221,8 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(row, at.RESULTS),
         _row(row, at.HEROES),
         _row(row, at.PACKED),
-        _row(row, at.LEAVING),
+        _row(row, at.TOUCHED),
+        _row(row, at.AWAITED),
         pointer_to(scratch.number.ctypes.data),
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),

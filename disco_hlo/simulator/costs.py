@@ -186,3 +186,10 @@ class LinearPieces:
         times: NDArray[np.float64] = np.array(self.ns_per_byte)[piece] * sizes
         rounded: NDArray[np.int64] = np.rint(times + np.array(self.fixed_ns)[piece]).astype(np.int64)
         return rounded
+
+
+@runtime_checkable
+class LinearTransfers(Protocol):
+    """What a cost model may offer beside ``all_reduce_ns``: the very pieces that it goes by."""
+
+    pieces: LinearPieces

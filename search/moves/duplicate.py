@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import add_copy, computes, fresh_stamp, has_room, roll_back
+from disco_hlo.search.board import computes, fresh_stamp, has_room, roll_back
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
+from disco_hlo.search.results import recompute
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
 from disco_hlo.compiled import inner
@@ -28,8 +29,8 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
         return False
     count = _needed(g, s, w, consumer, producer)
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if count and _copy(s, w, consumer, count):
-        unit, first = adopt_orphans(g, s, w, consumer, changes == 0)
+    if count and recompute(g, s, w, consumer, w.needed, count):
+        unit, first = adopt_orphans(g, s, w, consumer)
         if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
     roll_back(w, mark)
@@ -40,14 +41,16 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 @inner
 def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader."""
+    owned, members = gather_members(s, consumer, w.members)
     stamp = fresh_stamp(w)
-    _, members = gather_members(s, consumer, w.members)
+    for i in range(owned, members):
+        w.inside[w.members[i]] = stamp  # the consumer has a copy of it
     count = 0
     for i in range(members):
         x = w.members[i]
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
-            if s.owner[source] != producer or w.inside[source] == stamp or computes(s, consumer, source):
+            if s.owner[source] != producer or w.inside[source] == stamp:
                 continue
             w.inside[source] = stamp
             w.needed[count] = source
@@ -61,15 +64,7 @@ def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
             if w.inside[source] == stamp or not computes(s, producer, source):
                 continue
             w.inside[source] = stamp
-            if not computes(s, consumer, source):
+            if s.owner[source] != consumer:
                 w.needed[count] = source
                 count += 1
     return count
-
-
-@inner
-def _copy(s: Any, w: Any, consumer: Any, count: Any) -> Any:
-    for i in range(count):
-        if not add_copy(s, w, consumer, w.needed[i]):
-            return False
-    return True

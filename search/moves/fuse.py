@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, link, roll_back
+from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.legality import most_owned
 from disco_hlo.search.ordering import settle
+from disco_hlo.search.results import join
 from disco_hlo.search.upkeep import adopt_orphans, all_stand
 
 from disco_hlo.compiled import inner
@@ -25,7 +26,7 @@ def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     if low > s.place[consumer] or s.count[consumer] + s.count[producer] > most_owned(g):
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    unit, first = adopt_orphans(g, s, w, link(s, w, producer, consumer), changes == 0)
+    unit, first = adopt_orphans(g, s, w, join(g, s, w, producer, consumer))
     if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
         return True
     roll_back(w, mark)

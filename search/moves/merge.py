@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, link, roll_back
+from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.neighbours import successors
 from disco_hlo.search.ordering import settle
+from disco_hlo.search.results import join
 
 from disco_hlo.compiled import inner
 
@@ -29,7 +30,7 @@ def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
             return False
     low, high = s.place[a], s.place[b]
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if settle(g, s, w, link(s, w, a, b), low, high):
+    if settle(g, s, w, join(g, s, w, a, b), low, high):
         return True
     roll_back(w, mark)
     w.number[at.CHANGES] = changes

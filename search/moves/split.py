@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, link, roll_back, take_out
+from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.moves.merge import merge
 from disco_hlo.search.ordering import reseat
+from disco_hlo.search.results import join, part
 
 from disco_hlo.compiled import inner
 
@@ -31,8 +32,8 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
     later = -1
     rest = bucket
     for i in range(count):
-        rest = take_out(s, w, w.readers[i])
-        later = w.readers[i] if later == -1 else link(s, w, w.readers[i], later)
+        rest = part(g, s, w, w.readers[i])
+        later = w.readers[i] if later == -1 else join(g, s, w, w.readers[i], later)
     if reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place):
         return True
     roll_back(w, mark)
@@ -50,7 +51,7 @@ def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
         return merge(g, s, w, home, bucket)
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     place = s.place[home]
-    take_out(s, w, gradient)
+    part(g, s, w, gradient)
     if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
         return True
     roll_back(w, mark)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, holds_copy, remove_copy, roll_back, take_out
+from disco_hlo.search.board import has_room, holds_copy, roll_back
 from disco_hlo.search.legality import may_own
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.upkeep import all_stand, drop_idle_copies, note_sources
+from disco_hlo.search.results import part, read_again
+from disco_hlo.search.upkeep import all_stand, drop_idle_copies
 
 from disco_hlo.compiled import inner
 
@@ -29,9 +30,8 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
             return False
         made = _take_out(g, s, w, unit, node, changes)
     elif holds_copy(s, unit, node):
-        remove_copy(s, w, unit, node)
-        note_sources(g, s, w, node, changes == 0)
-        drop_idle_copies(g, s, w, unit, changes == 0)
+        read_again(g, s, w, unit, node)
+        drop_idle_copies(g, s, w, unit, node)
         made = all_stand(g, s, w, changes) and reseat(g, s, w, unit, 0)
     else:
         return False
@@ -64,7 +64,6 @@ def stays(g: Any, s: Any, unit: Any, node: Any) -> Any:
 @inner
 def _take_out(g: Any, s: Any, w: Any, unit: Any, node: Any, changes: Any) -> Any:
     place = s.place[unit]
-    rest = take_out(s, w, node)
-    note_sources(g, s, w, node, changes == 0)
-    drop_idle_copies(g, s, w, rest, changes == 0)
-    return all_stand(g, s, w, changes) and reseat(g, s, w, node, place) and reseat(g, s, w, rest, 0)
+    drop_idle_copies(g, s, w, part(g, s, w, node), node)
+    # The rest is tied to nothing new but the op, which gets a place that suits both.
+    return all_stand(g, s, w, changes) and reseat(g, s, w, node, place)

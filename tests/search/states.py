@@ -126,7 +126,7 @@ def check_consistent(bench: Bench) -> None:
         nodes = len(bench.graph)
         assert state.word[row, :nodes].tolist() == other.word[row, :nodes].tolist()
     for head in bench.heads():
-        for row in (at.DIGEST, at.WAITS):
+        for row in (at.DIGEST, at.WAITS, at.COMPUTED, at.RETURNED_SUM):
             assert state.word[row, head] == other.word[row, head], (row, head)
         for x in members_of(state, head)[0]:
             assert state.word[at.LEAVES, x] == other.word[at.LEAVES, x], x

@@ -8,6 +8,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import empty_state, new_scratch
 from disco_hlo.search.entries import refusal_of
 from disco_hlo.search.legality import LEGAL
+from disco_hlo.search.results import count_results
 from disco_hlo.search.state import given as kept_of
 from disco_hlo.search.state import own, written_group
 from disco_hlo.search.step import build_step
@@ -55,6 +56,7 @@ def test_the_compiled_rules_refuse_what_the_rules_refuse(
     for x in active:
         own(state, [x])
     own(state, owned)
+    count_results(step, state, scratch)
     found = refusal_of(step, state, scratch, owned[0])
     if len(owned) == 1:
         assert found == LEGAL
