@@ -198,7 +198,7 @@ def _trace(
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            times = _times(source.graph, trial, trace, launch_ns) if trial.name != _BESIDE else {}
+            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
             name = module_name(jaxlink.read_executable(trial.executable))
         found[trial.name] = _Traced(trace, name, walls, times)
         if not keep:
@@ -253,18 +253,21 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     return tracing.read(trace), walls[-runs:]
 
 
-def _times(graph: Graph, trial: Trial, taken: tracing.Trace, launch_ns: int) -> dict[str, OpTime]:
+def _times(
+    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int
+) -> dict[str, OpTime]:
     executed = jaxlink.read_executable(trial.executable)
     written = canonicalize(executed)
-    times = instruction_times(taken, written.graph.module_name, owners(executed))
+    on_cpu = taken.backend == "cpu"
+    talks = {one.name for one in written.origins if on_cpu and _communicates(written, one)}
+    times = instruction_times(taken, written.graph.module_name, owners(executed), blocking=talks)
     seen: Coverage = coverage(taken, written.graph.module_name, owners(executed))
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    if taken.backend == "cpu":
-        talks = {one.name for one in written.origins if _communicates(written, one)}
-        factor = stretch(taken, written.graph.module_name, talks, launch_ns, owners(executed))
+    if on_cpu:
+        factor = stretch(taken, written.graph.module_name, talks, launch_ns, walls_ns, owners(executed))
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
