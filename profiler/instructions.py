@@ -111,48 +111,12 @@ def instruction_times(
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
 
 
-def stretch(
-    trace: Trace,
-    module_name: str,
-    collectives: Container[str],
-    launch_ns: int,
-    walls_ns: Sequence[int],
-    owner: Mapping[str, str] | None = None,
-) -> float:
-    """By how much a step's compute takes longer than its instructions' medians and launches add up to.
-
-    On a CPU that others use too, an instruction is rarely interrupted, but then for milliseconds: its median
-    does not show that, the step does. The step is its wall time less the time in which a collective runs
-    (where collectives block, little else counts); median over runs and devices. Scaled by this factor, times of
-    instructions add up to it. Raises like :func:`instruction_times`.
-
-    Args:
-        walls_ns: wall time of each run in the trace, in turn. The calls that the trace marks will not do: in them
-            inputs are copied too, which for a small step takes as long as the step.
-    """
-    executions = _of_module(trace, module_name)
-    times = instruction_times(trace, module_name, owner, blocking=collectives)
-    computing = [time.median_ns for op, time in times.items() if op not in collectives]
-    runs = sorted({execution.run for execution in executions})
-    if len(runs) != len(walls_ns):
-        raise ProfileError(f"the trace holds {len(runs)} runs of {module_name}, {len(walls_ns)} were timed")
-    walls = dict(zip(runs, walls_ns, strict=True))
+def time_in(trace: Trace, module_name: str, ops: Container[str]) -> dict[tuple[int, int], int]:
+    """How long any of ``ops`` ran, by run and device. Raises like :func:`instruction_times`."""
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in executions:
-        by_place[execution.run, execution.device] += [execution] if execution.op in collectives else []
-    left_ns = median(walls[run] - _length(_union(items)) for (run, _), items in by_place.items())
-    return max(0.0, left_ns - launch_ns * len(computing)) / max(1, sum(computing))
-
-
-def scaled(times: Mapping[str, InstructionTimes], factor: float) -> dict[str, InstructionTimes]:
-    """Every time multiplied by ``factor``."""
-    return {
-        op: InstructionTimes(
-            round(factor * one.median_ns), round(factor * one.spread_ns), one.samples,
-            round(factor * one.last_arrival_ns),
-        )
-        for op, one in times.items()
-    }  # fmt: skip
+    for execution in _of_module(trace, module_name):
+        by_place[execution.run, execution.device] += [execution] if execution.op in ops else []
+    return {place: _length(_union(items)) for place, items in by_place.items()}
 
 
 def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:
