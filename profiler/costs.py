@@ -69,6 +69,7 @@ class MeasuredCosts:
     def __init__(self, profile: Profile, estimator: Estimator) -> None:
         self.profile = profile
         self.estimator = estimator
+        self._lines = profile.transfers
         prefix = len(GROUP_PREFIX)
         self._kernels = {
             key[prefix:]: time.median_ns for key, time in profile.ops.items() if key.startswith(GROUP_PREFIX)
@@ -128,12 +129,12 @@ class MeasuredCosts:
 
     def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
         """Time of an all-reduce of each size; :class:`ProfileError` where no sweep was measured."""
-        if self.profile.all_reduce is None:
+        if self._lines is None:
             raise ProfileError(
                 f"the profile of {self.profile.platform} holds no all-reduce sweep; "
                 "measure one on the job's devices"
             )
-        return self.profile.all_reduce.predict_ns(sizes_bytes)
+        return self._lines.predict_ns(sizes_bytes)
 
     def unmeasured(self, graph: Graph) -> tuple[Node, ...]:
         """Nodes whose time as a single op is the estimator's, for the report to the user."""

@@ -7,6 +7,7 @@ body included; several kernels of one instruction add up.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,12 @@ def instruction_times(
     module_name: str,
     owner: Mapping[str, str] | None = None,
     minimum_runs: int = MINIMUM_RUNS,
+    blocking: Container[str] = (),
 ) -> dict[str, InstructionTimes]:
     """Times of the module's entry instructions that ran, by instruction name, ascending.
+
+    While an instruction of ``blocking`` runs, the others take no time of the step: a convolution that a thread
+    pool was still at when the all-reduce behind it began takes what it took before that.
 
     ``owner`` names, for every instruction inside a loop or another called computation, the entry
     instruction that runs it. Without it, nesting is inferred from the trace, which CPU traces
@@ -101,44 +106,17 @@ def instruction_times(
         raise ProfileError(
             f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often"
         )
-    samples = _samples(executions, owner if owner is not None else _inferred_owners(executions))
+    owners = owner if owner is not None else _inferred_owners(executions)
+    samples = _samples(executions, owners, blocking)
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
 
 
-def stretch(
-    trace: Trace,
-    module_name: str,
-    collectives: Container[str],
-    launch_ns: int,
-    owner: Mapping[str, str] | None = None,
-) -> float:
-    """By how much a step's compute takes longer than its instructions' medians and launches add up to.
-
-    On a CPU that others use too, an instruction is rarely interrupted, but then for milliseconds: its median
-    does not show that, the step does. The step is its wall time less the time in which a collective runs
-    (where collectives block, little else does); median over runs and devices. Scaled by this factor, times of
-    instructions add up to it. Raises like :func:`instruction_times`.
-    """
-    executions = _of_module(trace, module_name)
-    times = instruction_times(trace, module_name, owner)
-    computing = [time.median_ns for op, time in times.items() if op not in collectives]
-    walls = _wall_ns(trace, executions)
+def time_in(trace: Trace, module_name: str, ops: Container[str]) -> dict[tuple[int, int], int]:
+    """How long any of ``ops`` ran, by run and device. Raises like :func:`instruction_times`."""
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in executions:
-        by_place[execution.run, execution.device] += [execution] if execution.op in collectives else []
-    left_ns = median(walls[run] - _length(_union(items)) for (run, _), items in by_place.items())
-    return max(0.0, left_ns - launch_ns * len(computing)) / max(1, sum(computing))
-
-
-def scaled(times: Mapping[str, InstructionTimes], factor: float) -> dict[str, InstructionTimes]:
-    """Every time multiplied by ``factor``."""
-    return {
-        op: InstructionTimes(
-            round(factor * one.median_ns), round(factor * one.spread_ns), one.samples,
-            round(factor * one.last_arrival_ns),
-        )
-        for op, one in times.items()
-    }  # fmt: skip
+    for execution in _of_module(trace, module_name):
+        by_place[execution.run, execution.device] += [execution] if execution.op in ops else []
+    return {place: _length(_union(items)) for place, items in by_place.items()}
 
 
 def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:
@@ -252,7 +230,7 @@ def _owners_by_launch(executions: Sequence[Execution]) -> dict[str, str]:
 
 
 def _samples(
-    executions: Iterable[Execution], owners: Mapping[str, str]
+    executions: Iterable[Execution], owners: Mapping[str, str], blocking: Container[str]
 ) -> dict[str, dict[int, dict[int, int]]]:
     """op -> run -> device -> ns."""
     placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
@@ -260,21 +238,27 @@ def _samples(
         placed[execution.run, execution.device].append(execution)
     samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (run, device), items in placed.items():
-        for op, duration in _durations(items, owners).items():
+        for op, duration in _durations(items, owners, blocking).items():
             samples[op][run][device] = duration
     return samples
 
 
-def _durations(items: Sequence[Execution], owners: Mapping[str, str]) -> dict[str, int]:
+def _durations(
+    items: Sequence[Execution], owners: Mapping[str, str], blocking: Container[str]
+) -> dict[str, int]:
     durations: Counter[str] = Counter()
+    blocked = _union([item for item in items if item.op in blocking])
     for item in items:
         if item.op not in owners:
-            durations[item.op] += item.end_ns - item.start_ns
+            hidden_ns = 0 if item.op in blocking else _shared(blocked, item.start_ns, item.end_ns)
+            durations[item.op] += item.end_ns - item.start_ns - hidden_ns
     bodies: dict[str, list[Execution]] = defaultdict(list)
     for item in _without_owner_event(items, owners):
         bodies[owners[item.op]].append(item)
     for loop, parts in bodies.items():
-        durations[loop] = max(part.end_ns for part in parts) - min(part.start_ns for part in parts)
+        start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
+        hidden_ns = 0 if loop in blocking else _shared(blocked, start_ns, end_ns)
+        durations[loop] = end_ns - start_ns - hidden_ns
     return durations
 
 
@@ -319,6 +303,21 @@ def _merged(intervals: list[Interval]) -> list[Interval]:
         else:
             merged.append((start, end))
     return merged
+
+
+def _shared(intervals: Sequence[Interval], start: int, end: int) -> int:
+    """How much of the time from ``start`` to ``end`` lies in ``intervals``, which are disjoint and ascend."""
+    shared = 0
+    for position in range(bisect_right(intervals, start, key=_end_of), len(intervals)):
+        begin, until = intervals[position]
+        if begin >= end:
+            break
+        shared += min(end, until) - max(start, begin)
+    return shared
+
+
+def _end_of(interval: Interval) -> int:
+    return interval[1]
 
 
 def _length(intervals: Iterable[Interval]) -> int:

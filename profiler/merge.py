@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, OpTime, Profile, merged
 
 from disco_hlo.errors import ProfileError
@@ -47,6 +48,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         link=first.link,
         contention=_contention(profiles),
         noise=max(profile.noise for profile in profiles),
+        in_step=_in_step(profiles),
     )
 
 
@@ -64,6 +66,16 @@ def _all_reduce(profiles: Sequence[Profile]) -> AllReduceFit | None:
         time = merged(times)
         points.append(SweepPoint(size, time.median_ns, time.spread_ns, time.samples))
     return fit(points) if len(points) >= MINIMUM_POINTS else None
+
+
+def _in_step(profiles: Sequence[Profile]) -> InStep | None:
+    """Of one step. Profiles of several steps tell of none of them."""
+    known = dict.fromkeys(profile.in_step for profile in profiles if profile.in_step is not None)
+    steps = {one.sizes for one in known}
+    if len(steps) != 1:
+        return None
+    time = merged([OpTime(one.total_ns, one.spread_ns, one.samples) for one in known])
+    return InStep(steps.pop(), time.median_ns, time.spread_ns, time.samples)
 
 
 def _contention(profiles: Sequence[Profile]) -> Contention | None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +106,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
             "median_error": fitted.median_error,
             "maximum_error": fitted.maximum_error,
         },
+        "in_step": None if profile.in_step is None else asdict(profile.in_step),
     }
 
 
@@ -122,6 +124,9 @@ def _print(profile: Profile) -> None:
         fitted = profile.all_reduce
         residuals = f"{100 * fitted.median_error:.1f} % median, {100 * fitted.maximum_error:.1f} % largest"
         add_row(rows, "its residuals", residuals)
+    if profile.transfers is not None and profile.in_step is not None:
+        latency_ns = profile.transfers.pieces[0].base_ns
+        add_row(rows, "its latency in the step", f"{latency_ns / 1e3:.1f} µs")
     if profile.contention is not None:
         slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
         add_row(rows, "slowed by each other", slowed)

@@ -46,7 +46,7 @@ def machine_of(profile: Profile) -> MachineModel:
 
 def pieces_of(profile: Profile) -> LinearPieces | None:
     """The all-reduce lines as the bound takes them."""
-    fitted = profile.all_reduce
+    fitted = profile.transfers
     if fitted is None:
         return None
     return LinearPieces(

@@ -22,11 +22,13 @@ from disco_hlo.plugin.microbenchmarks import (
     contention_as_times,
     contention_in,
     is_constant,
+    waits_key,
 )
 from disco_hlo.profiler.allreduce import SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
+from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, merged
 from disco_hlo.profiler.store import ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"
@@ -73,7 +75,7 @@ class KnownTimes:
         """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
         return {
             "device": constants_in(self._ops) is None,
-            "ops": self._lacks_ops(source, xla),
+            "ops": self._lacks_ops(source, xla) or self._lacks_waits(source),
             "contention": self._lacks_contention(source),
             "all-reduces": self._lacking_sizes(source),
         }
@@ -88,6 +90,12 @@ class KnownTimes:
         missing = _step_keys(source, xla) - set(self._ops)
         LOGGER.debug("%d of %d op times are unknown", len(missing), len(_step_keys(source, xla)))
         return bool(missing) and not self._was_traced(source.graph.fingerprint)
+
+    def _lacks_waits(self, source: CanonicalModule) -> bool:
+        """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
+        blocks = self._platform.backend == "cpu" and self._link.process_count > 1
+        known = waits_key(self._link, source.graph.fingerprint) in self._ops
+        return blocks and bool(source.graph.all_reduces) and not known
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
@@ -119,11 +127,17 @@ class KnownTimes:
         self._add(times)
         if not step_ns:
             return
-        middle = statistics.median(step_ns)
-        spread = statistics.median(abs(ns - middle) for ns in step_ns)
-        self._unfused[fingerprint] = OpTime(int(middle), int(spread), len(step_ns))
+        self._unfused[fingerprint] = _time_of(step_ns)
         time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
+
+    def add_waits(self, fingerprint: str, taken_ns: Sequence[Sequence[int]]) -> None:
+        """Take in how long all-reduces ran, by run, in traces of one step that transfer the same one by one.
+
+        Where none of them tells, another one will not either: then the time is 0.
+        """
+        times = [_time_of(waits_ns) for waits_ns in taken_ns if waits_ns]
+        self._add({waits_key(self._link, fingerprint): merged(times) if times else OpTime(0, 0, 1)})
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         """Take in how one step's kernels and its transfers slow each other."""
@@ -138,8 +152,8 @@ class KnownTimes:
         self._points += points
         self._keep(lambda store: store.add_sweep(self._platform, self._link, points))
 
-    def profile(self, fingerprint: str) -> Profile:
-        """Everything that is known, for the step with this fingerprint."""
+    def profile(self, fingerprint: str, sizes_bytes: Sequence[int] = ()) -> Profile:
+        """Everything that is known, for the step with this fingerprint and all-reduces of these sizes."""
         constants = constants_in(self._ops)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
@@ -152,7 +166,14 @@ class KnownTimes:
             link=self._link,
             contention=contention_in(self._ops, self._link, fingerprint),
             noise=self._noise(fingerprint, constants),
+            in_step=self._in_step(fingerprint, sizes_bytes),
         )
+
+    def _in_step(self, fingerprint: str, sizes_bytes: Sequence[int]) -> InStep | None:
+        time = self._ops.get(waits_key(self._link, fingerprint))
+        if time is None or not time.median_ns or not sizes_bytes:
+            return None
+        return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)
 
     def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
         """From run to run of the whole step; where none was traced, of the device's constants."""
@@ -172,7 +193,17 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
     return single | fused
 
 
+def transfer_sizes(source: CanonicalModule) -> list[int]:
+    """Bytes of each of the step's all-reduces."""
+    return [source.graph.transfer_bytes(node) for node in source.graph.all_reduces]
+
+
 def _largest_bytes(source: CanonicalModule) -> int:
     """All gradients together: the largest bucket there could be."""
-    total = sum(source.graph.transfer_bytes(node) for node in source.graph.all_reduces)
-    return max(1 << 16, min(total, 1 << 30))
+    return max(1 << 16, min(sum(transfer_sizes(source)), 1 << 30))
+
+
+def _time_of(taken_ns: Sequence[int]) -> OpTime:
+    middle = statistics.median(taken_ns)
+    spread = statistics.median(abs(ns - middle) for ns in taken_ns)
+    return OpTime(int(middle), int(spread), len(taken_ns))

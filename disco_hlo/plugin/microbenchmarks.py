@@ -111,8 +111,17 @@ def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> 
 def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str]:
     """Kernels differ in what they share with transfers: convolutions were slowed by a third where a
     transformer's matmuls were not."""
-    name = f"{_LINK}{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
+    name = _step_on(link, fingerprint)
     return f"{name}: a second of compute", f"{name}: a second of transfers"
+
+
+def waits_key(link: Link, fingerprint: str) -> str:
+    """Under which a store keeps what all all-reduces of one step take in it, one by one."""
+    return f"{_step_on(link, fingerprint)}: its all-reduces"
+
+
+def _step_on(link: Link, fingerprint: str) -> str:
+    return f"{_LINK}{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
 
 
 def _measure(device: Any) -> DeviceConstants:

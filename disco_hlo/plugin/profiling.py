@@ -27,7 +27,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.known_times import KnownTimes
+from disco_hlo.plugin.known_times import KnownTimes, transfer_sizes
 from disco_hlo.plugin.links import (
     AFTER_COMPUTE,
     REPEATS,
@@ -44,11 +44,12 @@ from disco_hlo.plugin.runner import Runner, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.costs import group_times
-from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, scaled, stretch
+from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
@@ -138,10 +139,8 @@ def profile_step(
     taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
     if kept is not None:
         kept.trials = trials
-    if known is not None and wanted["ops"]:
-        known.add_ops(source.graph.fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
-    if known is not None and wanted["contention"]:
-        known.add_contention(_slow_downs(taken), source.graph.fingerprint)
+    if known is not None:
+        _take_in(known, source.graph.fingerprint, taken, wanted, blocks=_ranks_block(session))
     if wanted["all-reduces"]:
         swept = _sweep(session, wanted["all-reduces"], kept)
         if known is not None:
@@ -149,7 +148,9 @@ def profile_step(
     if known is None:
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    return Profiled(known.profile(source.graph.fingerprint), measured or "nothing: all known")
+    return Profiled(
+        known.profile(source.graph.fingerprint, transfer_sizes(source)), measured or "nothing: all known"
+    )
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class _Traced:
     """Modules that are compiled at once go by different names."""
     walls_ns: Sequence[int] = ()
     times: Mapping[str, OpTime] = field(default_factory=dict)
+    waits_ns: Sequence[int] = ()
+    """By run, how long all-reduces ran, where they block (CPU)."""
 
 
 def _to_trace(
@@ -198,9 +201,10 @@ def _trace(
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            times = _times(source.graph, trial, trace, launch_ns) if trial.name != _BESIDE else {}
+            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
             name = module_name(jaxlink.read_executable(trial.executable))
-        found[trial.name] = _Traced(trace, name, walls, times)
+            waits = _waits_ns(trial, trace) if _ranks_block(session) else ()
+        found[trial.name] = _Traced(trace, name, walls, times, waits)
         if not keep:
             trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
@@ -208,6 +212,22 @@ def _trace(
         if session.leads and wanted_times and not _op_times(found):
             raise ProfileError("neither the unfused step nor XLA's own could be profiled")
     return found
+
+
+def _take_in(
+    known: KnownTimes,
+    fingerprint: str,
+    taken: Mapping[str, _Traced],
+    wanted: Mapping[str, Any],
+    blocks: bool,
+) -> None:
+    """What the traces tell, on rank 0."""
+    if wanted["ops"]:
+        known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
+    if wanted["ops"] and blocks:
+        known.add_waits(fingerprint, [taken[name].waits_ns for name in (_UNFUSED, _ALONE)])
+    if wanted["contention"]:
+        known.add_contention(_slow_downs(taken), fingerprint)
 
 
 def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:
@@ -253,23 +273,36 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     return tracing.read(trace), walls[-runs:]
 
 
-def _times(graph: Graph, trial: Trial, taken: tracing.Trace, launch_ns: int) -> dict[str, OpTime]:
+def _times(
+    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int
+) -> dict[str, OpTime]:
     executed = jaxlink.read_executable(trial.executable)
     written = canonicalize(executed)
-    times = instruction_times(taken, written.graph.module_name, owners(executed))
+    on_cpu = taken.backend == "cpu"
+    talks = _talks(written) if on_cpu else frozenset()
+    times = instruction_times(taken, written.graph.module_name, owners(executed), blocking=talks)
     seen: Coverage = coverage(taken, written.graph.module_name, owners(executed))
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    if taken.backend == "cpu":
-        talks = {one.name for one in written.origins if _communicates(written, one)}
-        factor = stretch(taken, written.graph.module_name, talks, launch_ns, owners(executed))
+    if on_cpu:
+        factor = stretch(taken, written.graph.module_name, talks, launch_ns, walls_ns, owners(executed))
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     return found | group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+
+
+def _waits_ns(trial: Trial, taken: tracing.Trace) -> Sequence[int]:
+    written = canonicalize(jaxlink.read_executable(trial.executable))
+    return [ns for _, ns in sorted(time_in(taken, written.graph.module_name, _talks(written)).items())]
+
+
+def _talks(module: CanonicalModule) -> frozenset[str]:
+    """Instructions that communicate."""
+    return frozenset(one.name for one in module.origins if _communicates(module, one))
 
 
 def _communicates(module: CanonicalModule, origin: Origin) -> bool:

@@ -147,7 +147,7 @@ def _search_record(session: Session, found: Found) -> plans.SearchRecord:
 
 def _measured(outcome: Outcome) -> plans.Measured:
     found = outcome.found
-    fitted = found.profile.all_reduce
+    fitted = found.profile.transfers
     pieces = fitted.pieces if fitted is not None else ()
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

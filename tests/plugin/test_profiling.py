@@ -9,6 +9,7 @@ import pytest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 
@@ -16,6 +17,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.known_times import KnownTimes
+from disco_hlo.plugin.links import AFTER_COMPUTE
 from disco_hlo.plugin.microbenchmarks import as_times
 from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _Traced
 from tests.steps import models
@@ -57,6 +59,34 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
     assert not any(second.lacks(step, read(step)).values())
     assert second.profile("f00d") == first.profile("f00d")
     assert set(second.profile("f00d").ops) == {"dot"}
+
+
+def test_what_a_steps_all_reduces_took_in_it_is_asked_once_of_processes_on_cpu(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    fingerprint, link = step.graph.fingerprint, Link(2, 2, AFTER_COMPUTE)
+    first = KnownTimes(PLATFORM, link, store)
+    first.add_constants(CONSTANTS)
+    first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    assert first.lacks(step, read(step))["ops"] is True
+    first.add_waits(fingerprint, [[3000, 5000, 4000], [], [6000, 7000, 9000]])
+    second = KnownTimes(PLATFORM, link, store)
+    assert second.lacks(step, read(step))["ops"] is False
+    found = second.profile(fingerprint, [64, 8, 64])
+    assert found.in_step == InStep(((8, 1), (64, 2)), 5500, 1500, 6)
+    assert set(found.ops) == {"dot"}
+    assert second.profile(fingerprint).in_step is None
+
+
+def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    known = KnownTimes(PLATFORM, Link(2, 2, AFTER_COMPUTE), store)
+    known.add_constants(CONSTANTS)
+    known.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    known.add_waits(step.graph.fingerprint, [[], []])
+    assert known.lacks(step, read(step))["ops"] is False
+    assert known.profile(step.graph.fingerprint, [64]).in_step is None
 
 
 def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:

@@ -11,9 +11,7 @@ from disco_hlo.profiler.instructions import (
     coverage,
     instruction_times,
     overlap,
-    scaled,
     spans,
-    stretch,
 )
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
 
@@ -108,40 +106,6 @@ def test_too_few_runs_and_unknown_modules_are_refused():
         instruction_times(trace, "step")
     with pytest.raises(ProfileError, match="no run of other; it holds step"):
         instruction_times(trace, "other")
-
-
-def test_what_others_take_of_a_step_is_spread_over_its_instructions():
-    """Each instruction was interrupted once, in another run: no median shows it."""
-    starts = {"a": 0, "b": 100, "all-reduce": 200}
-    lengths = ({"a": 180}, {"b": 190}, {"all-reduce": 900})
-    executions, windows = [], []
-    for run, slow in enumerate(lengths):
-        now = 10_000 * run
-        windows.append(RunWindow(now, now + sum({"a": 80, "b": 90, "all-reduce": 50, **slow}.values()) + 20))
-        for op in starts:
-            took = {"a": 80, "b": 90, "all-reduce": 50, **slow}[op]
-            executions.append(ran(op, run, now, now + took))
-            now += took
-    trace = trace_of(*executions, windows=windows)
-    # Walls less the all-reduce: 290, 290, 190. Two launches of 10 and medians of 80 and 90 are in it.
-    assert stretch(trace, "step", {"all-reduce"}, 10) == pytest.approx((290 - 20) / 170)
-    assert stretch(trace, "step", {"all-reduce"}, 200) == 0.0
-
-
-def test_compute_that_runs_under_an_all_reduce_takes_no_time_of_the_step():
-    executions = [
-        execution
-        for run in range(3)
-        for execution in (
-            ran("a", run, 1000 * run, 1000 * run + 100),
-            ran("all-reduce", run, 1000 * run + 50, 1000 * run + 300, track="worker 2"),
-        )
-    ]
-    assert stretch(trace_of(*executions), "step", {"all-reduce"}, 0) == 0.5
-
-
-def test_scaled_times_keep_their_samples():
-    assert scaled({"a": InstructionTimes(10, 4, 6, 9)}, 1.5) == {"a": InstructionTimes(15, 6, 6, 14)}
 
 
 def test_coverage_compares_with_the_wall_time_of_the_call():

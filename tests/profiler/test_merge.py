@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.merge import merge
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 
@@ -55,6 +56,16 @@ def test_slow_downs_that_no_trace_showed_do_not_count() -> None:
     )
     assert merge([profile({}, silent)]).contention == silent
     assert merge([profile({})]).contention is None
+
+
+def test_what_one_steps_all_reduces_took_is_merged_and_of_several_steps_nothing_is_said() -> None:
+    def took(total_ns: int, size: int = 64) -> Profile:
+        return replace(profile({}), in_step=InStep(((size, 2),), total_ns, 4, 24))
+
+    assert merge([took(100), profile({}), took(130)]).in_step == InStep(((64, 2),), 115, 15, 48)
+    assert merge([took(100), took(100)]).in_step == InStep(((64, 2),), 100, 4, 24)
+    assert merge([took(100), took(100, size=128)]).in_step is None
+    assert merge([profile({})]).in_step is None
 
 
 def test_profiles_of_different_links_or_platforms_are_refused() -> None:

@@ -1,0 +1,66 @@
+"""The swept lines with the latency that all-reduces have in the step."""
+
+from __future__ import annotations
+
+import pytest
+from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
+from disco_hlo.profiler.in_step import InStep, counted, with_latency_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.errors import ProfileError
+
+POINT = SweepPoint(1000, 3000, 10, 9)
+SWEPT = AllReduceFit((LinePiece(0, 1.0, 2000.0), LinePiece(5000, 2.0, 4000.0)), (POINT,), 0.0, 0.0)
+
+
+def bases(found: AllReduceFit) -> list[float]:
+    return [piece.base_ns for piece in found.pieces]
+
+
+def test_sizes_are_counted() -> None:
+    assert counted([64, 8, 64, 64]) == ((8, 1), (64, 3))
+
+
+def test_all_reduces_that_are_quicker_in_the_step_have_less_latency_there() -> None:
+    # Swept: 3 x 2100 + 1 x (2 x 6000 + 4000) = 22300. In the step they took 18300, 1000 less each.
+    found = with_latency_of(InStep(((100, 3), (6000, 1)), 18300, 5, 24), SWEPT)
+    assert bases(found) == [1000.0, 3000.0]
+    assert [piece.ns_per_byte for piece in found.pieces] == [1.0, 2.0]
+    assert found.points == SWEPT.points
+
+
+def test_slower_ones_have_more() -> None:
+    assert bases(with_latency_of(InStep(((100, 2),), 6200, 5, 24), SWEPT)) == [3000.0, 5000.0]
+
+
+def test_no_more_than_the_latency_goes() -> None:
+    found = with_latency_of(InStep(((4000, 2),), 100, 5, 24), SWEPT)
+    assert bases(found) == [0.0, 2000.0]
+    assert found.predict_ns([0, 100]).tolist() == [0, 100]
+
+
+@given(
+    st.lists(st.integers(0, 20_000), min_size=1, max_size=20), st.integers(1, 10**8), st.integers(0, 10_000)
+)
+def test_they_add_up_to_the_step_and_never_fall(sizes: list[int], total_ns: int, more: int) -> None:
+    found = with_latency_of(InStep(counted(sizes), total_ns, 0, 12), SWEPT)
+    assert found.predict_ns([0]).tolist()[0] >= 0
+    assert found.predict_ns([sizes[0] + more])[0] >= found.predict_ns([sizes[0]])[0]
+    if bases(found)[0] > 0:
+        assert int(found.predict_ns(sizes).sum()) == pytest.approx(total_ns, abs=len(sizes))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ((), 5, 0, 1),
+        (((8, 1), (8, 1)), 5, 0, 1),
+        (((8, 0),), 5, 0, 1),
+        (((8, 1),), 0, 0, 1),
+        (((8, 1),), 5, 0, 0),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: tuple[tuple[tuple[int, int], ...], int, int, int]) -> None:
+    with pytest.raises(ProfileError, match="all-reduces take"):
+        InStep(*wrong)
