@@ -326,6 +326,13 @@ class _ModuleWriter:
                 start = limit
 
     def _concatenate(self, token: str, members: Sequence[int]) -> Message:
+        """The vector that a bucket transfers: one kernel on GPU, one instruction on CPU.
+
+        XLA:CPU carries out a concatenate by itself as a copy of each operand. In a fusion it looks for the operand
+        of each element: 36 ms on a busy machine where copying 88 gradients takes 0.2.
+        """
+        if self.graph.backend == "cpu":
+            return self._joined(token, members)
         body = ComputationWriter(self._new_id(), f"{token}_pack_computation")
         gradients = [self.graph.nodes[member].operands[0] for member in members]
         operands = [self._value(gradient) for gradient in gradients]
@@ -347,6 +354,22 @@ class _ModuleWriter:
         size_bytes = sum(self.graph.nodes[member].shape.size_bytes for member in members)
         work = KernelWork(shape_of(packed_shape), 0, 0, 2 * size_bytes)
         return self._fusion(f"{token}_pack", Group((members[0],)), body, root, distinct, work)
+
+    def _joined(self, token: str, members: Sequence[int]) -> Message:
+        vectors = []
+        for member in members:
+            operand = self._value(self.graph.nodes[member].operands[0])
+            flat = vector_shape(operand.shape, self.graph.nodes[member].shape.element_count)
+            is_flat = shape_of(operand.shape) == shape_of(flat)
+            vectors.append(
+                operand if is_flat else self.entry.add(f"{token}_pack.bitcast", "bitcast", flat, [operand])
+            )
+        total = sum(self.graph.nodes[member].shape.element_count for member in members)
+        joined = self.entry.add(
+            f"{token}_pack", "concatenate", vector_shape(vectors[0].shape, total), vectors
+        )
+        joined.dimensions.append(0)
+        return joined
 
     def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
         """The transfer itself: synchronous on CPU, the start of an async pair on GPU."""
