@@ -3,7 +3,8 @@
 Where collectives block (CPU), what a small all-reduce costs is how soon a waiting rank is woken, and that depends
 on what the cores do meanwhile: the sweep's chains compute a millisecond on all cores before each, a step with
 short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one. So the bytes are the
-sweep's, and the latency is what makes the lines add up to the step.
+sweep's, and the latency is the smaller one of both: where the step's own all-reduces are over sooner, what makes the
+lines add up to them.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
-    """The swept lines, all raised or lowered alike so that the step's all-reduces add up to what they took in it.
+    """The swept lines, all lowered alike so that the step's all-reduces add up to what they took in it.
 
-    They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
+    They are never raised: in a trace an all-reduce also waits for the rank that comes later, and each rank for its
+    profiler. And they are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
     sizes = np.array([size for size, _ in step.sizes])
     counts = np.array([count for _, count in step.sizes])
     latency_ns = swept.pieces[0].base_ns
     excess_ns = (step.total_ns - int(counts @ swept.predict_ns(sizes))) / int(counts.sum())
-    moved_ns = max(excess_ns, -latency_ns)
+    moved_ns = min(0.0, max(excess_ns, -latency_ns))
     pieces = tuple(replace(piece, base_ns=piece.base_ns + moved_ns) for piece in swept.pieces)
     return replace(swept, pieces=pieces)
 

@@ -40,7 +40,7 @@ PROFILE = Profile(
     link=Link(2, 2, "sockets"),
     contention=Contention(1.08, 1.3),
     noise=0.004,
-    in_step=InStep(((64, 3), (4096, 1)), 50_000, 400, 24),
+    in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
 )
 
 
@@ -65,8 +65,8 @@ def test_a_profile_of_the_first_version_knows_nothing_of_the_step():
 def test_transfers_have_the_latency_of_the_step_where_it_is_known():
     assert replace(PROFILE, in_step=None).transfers == FIT
     assert PROFILE.transfers is not None
-    # 4 x 9000 swept, 50000 in the step: 3500 more each
-    assert [piece.base_ns for piece in PROFILE.transfers.pieces] == [12_500.0, 16_000.5]
+    # 4 x 9000 swept, 34000 in the step: 500 less each
+    assert [piece.base_ns for piece in PROFILE.transfers.pieces] == [8_500.0, 12_000.5]
     assert replace(PROFILE, all_reduce=None).transfers is None
 
 
