@@ -43,7 +43,9 @@ def test_no_more_than_the_latency_goes() -> None:
 @given(
     st.lists(st.integers(0, 20_000), min_size=1, max_size=20), st.integers(1, 10**8), st.integers(0, 10_000)
 )
-def test_they_add_up_to_the_step_where_it_is_quicker_and_never_fall(sizes: list[int], total_ns: int, more: int) -> None:
+def test_they_add_up_to_the_step_where_it_is_quicker_and_never_fall(
+    sizes: list[int], total_ns: int, more: int
+) -> None:
     found = with_latency_of(InStep(counted(sizes), total_ns, 0, 12), SWEPT)
     assert found.predict_ns([0]).tolist()[0] >= 0
     assert found.predict_ns([sizes[0] + more])[0] >= found.predict_ns([sizes[0]])[0]
