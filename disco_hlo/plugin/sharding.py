@@ -21,7 +21,7 @@ def advice_for(
 ) -> Sharding | None:
     """What the step, carried out by ``strategy``, would gain; None where it has no replicated state to split.
 
-    It is no more than advice: whatever goes wrong, there is none.
+    It is no more than advice: whatever goes wrong costs one line in the log.
     """
     try:
         module = DetailedModule.FromString(source.module.SerializeToString())
@@ -37,7 +37,7 @@ def advice_for(
             everywhere={node for node, proto in pairs if spans_all(module, proto)},
         )
     except Exception as error:
-        LOGGER.debug("nothing is said of the optimizer's state: %s", one_line(error))
+        LOGGER.warning("nothing can be said of sharding the optimizer's state: %s", one_line(error))
         return None
 
 

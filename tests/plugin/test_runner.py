@@ -35,6 +35,29 @@ def sgd_step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list
     return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
 
+def run_sgd_step(name: str, donate: bool, backwards: bool = False) -> tuple[list[jax.Array], jax.Array]:
+    """:func:`sgd_step` under a name of its own, compiled and run over four devices, perhaps the last one first."""
+
+    def step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        return sgd_step(weights, x, y)
+
+    step.__name__ = name
+    devices = jax.devices()[:4]
+    mesh = mesh_of(devices[::-1] if backwards else devices)
+    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
+    compiled = jax.jit(
+        step,
+        in_shardings=(whole, split, split),
+        out_shardings=whole,
+        donate_argnums=(0,) if donate else (),
+    )
+    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
+    result: tuple[list[jax.Array], jax.Array] = compiled(
+        [jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3]
+    )
+    return result
+
+
 SGD_SHAPES = [(6, 5), (5, 3), (2, 6), (2, 3)]
 """Per-device shapes of the entry parameters of ``sgd_step`` on four devices."""
 
@@ -59,18 +82,8 @@ def test_outputs_are_those_of_jit_on_the_same_inputs(
             assert on_device.run() > 0
             made.append(on_device.outputs())
 
-    devices = jax.devices()[:4]
-    mesh = mesh_of(devices[::-1] if backwards else devices)
-    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
-    step = jax.jit(
-        sgd_step,
-        in_shardings=(whole, split, split),
-        out_shardings=whole,
-        donate_argnums=(0,) if donate else (),
-    )
-    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
-    compile_with("sgd_step", handle)
-    weights, value = step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    compile_with("plain_step", handle)
+    weights, value = run_sgd_step("plain_step", donate, backwards)
     assert len(made) == 4
     for outputs in made:
         for expected, per_device in zip([*weights, value], outputs, strict=True):
@@ -144,21 +157,8 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
         assert on_device.donated_bytes() == (180 if donate else 0)
         made.append(on_device.outputs())
 
-    mesh = mesh_of(jax.devices()[:4])
-    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
-
-    def row_step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        return sgd_step(weights, x, y)
-
-    step = jax.jit(
-        row_step,
-        in_shardings=(whole, split, split),
-        out_shardings=whole,
-        donate_argnums=(0,) if donate else (),
-    )
-    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
     compile_with("row_step", handle)
-    step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    run_sgd_step("row_step", donate)
     assert happened == ["arguments"] * 5 + ["clock"] + ["execute"] * 5 + ["clock"]
     for left, right in zip(made[0], made[1], strict=True):
         for a, b in zip(left, right, strict=True):
@@ -192,23 +192,8 @@ def test_runners_of_one_step_share_their_inputs(
         Runner(request, jaxlink.compile_module(request, module), seed=8, inputs_of=first)
         assert len(made) == of_first + 16
 
-    mesh = mesh_of(jax.devices()[:4])
-    split, whole = NamedSharding(mesh, SPLIT), NamedSharding(mesh, WHOLE)
-
-    def sharing_step(
-        weights: list[jax.Array], x: jax.Array, y: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        return sgd_step(weights, x, y)
-
-    step = jax.jit(
-        sharing_step,
-        in_shardings=(whole, split, split),
-        out_shardings=whole,
-        donate_argnums=(0,) if donate else (),
-    )
-    inputs = [joined(shape, i, sharded=i >= 2) for i, shape in enumerate(SGD_SHAPES)]
     compile_with("sharing_step", handle)
-    step([jax.device_put(w, whole) for w in inputs[:2]], inputs[2], inputs[3])
+    run_sgd_step("sharing_step", donate)
     for left, right in zip(outputs[0], outputs[1], strict=True):
         for a, b in zip(left, right, strict=True):
             np.testing.assert_array_equal(a, b)
