@@ -110,6 +110,8 @@ def contiguous_buckets(
         transfer_ns: times of all-reduces of so many bytes.
     """
     count = len(ready_ns)
+    if not count:  # a step on one device, whose profile knows no transfers
+        return []
     ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
     sizes, which = np.unique(np.maximum(ends[None, :] - ends[:, None], 0), return_inverse=True)
     together_ns = np.asarray(transfer_ns(sizes), np.int64)[which].reshape(count + 1, count + 1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import external_reads
 from disco_hlo.plan.strategy import Group
@@ -81,3 +83,10 @@ class ResultCosts(TrafficCosts):
             )
             times.append(self._kernel_ns(graph, inside) + written)
         return np.array(times, np.int64)
+
+
+class OneDevice(ResultCosts):
+    """Costs of a profile that has no all-reduce sweep."""
+
+    def all_reduce_ns(self, sizes_bytes: Any) -> Any:
+        raise ProfileError("holds no all-reduce sweep")

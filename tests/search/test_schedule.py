@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from disco_hlo.search.schedule import contiguous_buckets
+from disco_hlo.search.schedule import best_buckets, contiguous_buckets
 from hypothesis import given
 from hypothesis import strategies as st
+
+from disco_hlo.simulator.costs import GPU
+from tests.plan.small_graphs import graph
+from tests.search.cost_models import OneDevice
 
 
 def line(size_bytes: int) -> int:
@@ -36,6 +40,11 @@ def test_two_kinds_never_share_a_run() -> None:
 
 def test_no_gradient_no_run() -> None:
     assert contiguous_buckets([], [], [], line) == []
+
+
+def test_a_step_on_one_device_is_ordered_without_all_reduce_times() -> None:
+    found = best_buckets(graph("param\nexp 0\nneg 1\ntuple 2"), (), OneDevice(), GPU)
+    assert found.strategy.buckets == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7))

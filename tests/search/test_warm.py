@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.warm import warm_up
@@ -11,14 +9,7 @@ from disco_hlo.search.warm import warm_up
 from disco_hlo.errors import ProfileError
 from disco_hlo.simulator.costs import CPU
 from tests.plan.small_graphs import graph
-from tests.search.cost_models import ResultCosts
-
-
-class OneDevice(ResultCosts):
-    """Costs of a profile that has no all-reduce sweep."""
-
-    def all_reduce_ns(self, sizes_bytes: Any) -> Any:
-        raise ProfileError("holds no all-reduce sweep")
+from tests.search.cost_models import OneDevice
 
 
 @pytest.mark.parametrize("method", ["joint", "backtracking"])
