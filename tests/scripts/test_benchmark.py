@@ -106,7 +106,20 @@ def test_a_file_that_is_no_record_is_refused(content: str, message: str, tmp_pat
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def test_links_differ_in_nccl_s_environment_alone() -> None:
+@pytest.mark.parametrize(
+    ("jaxlib", "flags"),
+    [
+        ("0.10.2", "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
+        (
+            "0.12.0.1",
+            "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false --xla_gpu_experimental_use_collective_kernels=",
+        ),
+    ],
+)
+def test_slower_links_are_nccl_s_environment_and_no_kernels_that_go_past_it(
+    jaxlib: str, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: jaxlib)
     environment = {"NCCL_P2P_DISABLE": "1", "ENABLE_SEARCH": "1", "NCCL_NVLS_ENABLE": "0"}
     prepare(environment, "nvlink", 2)
     assert environment == {"NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -114,7 +127,11 @@ def test_links_differ_in_nccl_s_environment_alone() -> None:
     assert environment == {
         "NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
+        "XLA_FLAGS": flags,
     }  # fmt: skip
+    again = dict(environment)
+    prepare(again, "sockets", 2)
+    assert again == environment
 
 
 def test_row_names_are_checked_before_anything_runs() -> None:
