@@ -40,6 +40,10 @@ _GPU_SIZES: Mapping[str, Sequence[int]] = {
 }
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
 _GPU_CALLS = 8
+_LINK_ELEMENTS, _GPU_LINK_ELEMENTS = 4, 1 << 24
+"""Elements of the chain whose launches are traced. On a GPU a link must take longer (here some 30 us) than the host
+needs to launch the next one: XLA uses no command buffers under the profiler, and after a shorter link the device
+waits for the host, in a real step it does not."""
 
 
 def measure_constants(session: Session) -> DeviceConstants | None:
@@ -152,10 +156,10 @@ def _measure(device: Any) -> DeviceConstants:
         matrix = jax.device_put(jnp.ones((width, width), jnp.float32), device)
         return timed(lambda a: a @ a, matrix)
 
-    def chain(length: int) -> Sequence[int]:
+    def chain(length: int, elements: int = _LINK_ELEMENTS) -> Sequence[int]:
         """Links that no compiler merges: on CPU, which takes barriers out early, each sorts what the one
         before sorted."""
-        vector = jax.device_put(jnp.arange(4, dtype=jnp.float32), device)
+        vector = jax.device_put(jnp.arange(elements, dtype=jnp.float32), device)
 
         def links(x: Any) -> Any:  # see _CHAIN_MODULE
             for _ in range(length):
@@ -165,15 +169,15 @@ def _measure(device: Any) -> DeviceConstants:
         return timed(links, vector)
 
     found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
-    return replace(found, launch_ns=_launch_ns(chain, found.launch_ns))
+
+    def traced() -> None:
+        chain(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS)
+
+    return replace(found, launch_ns=_launch_ns(traced, found.launch_ns))
 
 
-def _launch_ns(chain: Callable[[int], Sequence[int]], otherwise_ns: int) -> int:
-    """Time between two kernels (CPU: thunks) of a chain, command buffers on; of a link where no trace tells."""
-
-    def run() -> None:
-        chain(_CHAINS[-1])
-
+def _launch_ns(run: Callable[[], None], otherwise_ns: int) -> int:
+    """Time between two kernels (CPU: thunks) of the chain that ``run`` runs; of a link where no trace tells."""
     try:
         return launch_gap_ns(tracing.read(tracing.collect(run, 1)), _CHAIN_MODULE)
     except ProfileError as error:
