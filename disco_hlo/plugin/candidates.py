@@ -29,9 +29,11 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.job import available_bytes
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.step_time import at_once_of, time_once
 from disco_hlo.plugin.structure import Restructured
 
 DEFAULT = "XLA default"
@@ -194,7 +196,8 @@ def marked(session: Session, trial: Trial) -> contextlib.AbstractContextManager[
 def measure(
     session: Session, trials: Sequence[Trial], *, budget_s: float, stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Run the compiled trials alternately and note their times; check their outputs first.
+    """Run the compiled trials alternately and note their times; check their outputs first. On GPU several
+    steps are run in a row, as a training loop does.
 
     Args:
         stop: asked on rank 0 between rounds; the measurement ends on all ranks once it answers True.
@@ -211,13 +214,14 @@ def measure(
         expected = _first_run(session, trial, expected, alive[0].runner)
     alive = [trial for trial in alive if not trial.error]
     complete = True
-    for _ in range(_rounds(session, alive, budget_s)):
+    at_once = _at_once(session, alive[0].runner)
+    for _ in range(_rounds(session, alive, at_once, budget_s)):
         if session.tell(stop(), "interrupted"):
             complete = False
             break
         for trial in alive:
             assert trial.runner is not None
-            trial.times_ns.append(trial.runner.run())
+            trial.times_ns.append(time_once(trial.runner, at_once))
     for trial in trials:
         trial.runner = None
     return complete
@@ -243,12 +247,21 @@ def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_
     return outputs if expected is None else expected
 
 
-def _rounds(session: Session, alive: Sequence[Trial], budget_s: float) -> int:
-    """How often to run each, from one warm-up round; the same on every rank."""
+def _at_once(session: Session, default: Runner | None) -> int:
+    """How many steps each measurement takes; the same on every rank."""
+    if default is None or session.facts.backend != "gpu":
+        return 1
+    with session.stage("first runs"):
+        mine = at_once_of(default, available_bytes(session.request))
+    return int(session.tell(mine if session.leads else None, "steps at once"))
+
+
+def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: float) -> int:
+    """How often to measure each, from one warm-up round; the same on every rank."""
     started = time.monotonic()
     for trial in alive:
         assert trial.runner is not None
-        trial.runner.run()
+        time_once(trial.runner, at_once)
     round_s = max(time.monotonic() - started, 1e-6)
     wanted = int(budget_s / round_s)
     return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))

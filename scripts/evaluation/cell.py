@@ -19,6 +19,7 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.step_time import AT_ONCE_NS
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
@@ -157,8 +158,10 @@ class Cell:
 
     def measuring_s(self, rows: int) -> float:
         """About what measuring so many rows will take, by the predicted step; nothing for none."""
-        step_s = self.record.fact("predicted_default")["step_ms"] / 1e3 if rows else 0.0
-        return rows and CELL_S + rows * (ROW_S + _COPYING * (self.asked.rounds + 2) * step_s)
+        if not rows:
+            return 0.0
+        run_s = max(self.record.fact("predicted_default")["step_ms"] / 1e3, AT_ONCE_NS / 1e9)
+        return CELL_S + rows * (ROW_S + _COPYING * (self.asked.rounds + 2) * run_s)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.

@@ -17,15 +17,11 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.runner import Runner, memory
-from evaluation.record import OK
+from disco_hlo.plugin.step_time import at_once_of
+from evaluation.record import OK, Record
 
 Spans = list[tuple[int, int]]
 TRACED_RUNS = 3
-AT_ONCE_NS = 20_000_000
-"""About what one measurement of a short step should take: a hundred times what the host adds to it."""
-MOST_AT_ONCE = 20
-COPIES_BYTES = 8 << 30
-"""The most that copies of donated inputs may take on each device."""
 _TRANSFERS = tuple(sorted(TRANSFERS))
 
 
@@ -47,17 +43,15 @@ def runner_of(
     return Runner(request, executable, seed, inputs_of=inputs_of)
 
 
-def steps_at_once(step_ns: int, donated_bytes: int) -> int:
-    """How many runs of a step one measurement takes (:meth:`Runner.run_in_a_row`); 1 where a step is long."""
-    count = min(MOST_AT_ONCE, round(AT_ONCE_NS / max(1, step_ns)))
-    if donated_bytes:
-        count = min(count, COPIES_BYTES // donated_bytes)
-    return max(1, count)
-
-
-def time_once(runner: Runner, at_once: int) -> int:
-    """Nanoseconds of a step, by one measurement: dispatched and waited for, or several in a row."""
-    return runner.run() if at_once == 1 else runner.run_in_a_row(at_once)
+def at_once(record: Record, default: Runner) -> int:
+    """How many runs each measurement takes: the same for all rows, those of earlier runs of the script too."""
+    noted = record.fact("steps_at_once")
+    if noted is None and any(row.get("status") == OK for row in record.rows().values()):
+        noted = 1  # measured before records said so
+    if noted is None:
+        noted = at_once_of(default)
+    record.note("steps_at_once", noted)
+    return int(noted)
 
 
 # --- numbers --------------------------------------------------------------------------------------

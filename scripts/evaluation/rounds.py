@@ -10,6 +10,7 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.step_time import time_once
 from disco_hlo.plugin.winner import winning
 from evaluation import measure
 from evaluation.compiling import Compiled
@@ -25,6 +26,7 @@ def run_all(cell: Cell, left_s: Callable[[], float]) -> None:
     record, seed = cell.record, cell.asked.settings.seed
     default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
     default.run()
+    at_once = measure.at_once(record, default) if cell.context.on_gpu else 1
     expected = measure.outputs_on_device(cell.compiled[0].executable, default)
     alive: list[tuple[Compiled, Runner, Trial]] = []
     for one in cell.compiled:
@@ -39,7 +41,7 @@ def run_all(cell: Cell, left_s: Callable[[], float]) -> None:
         record.update(one.row.name, numbers=numbers, first_run_began=None)
         alive.append((one, own, Trial(one.row.name, None, 0)))
     del expected
-    _rounds(cell, alive, left_s)
+    _rounds(cell, alive, at_once, left_s)
     _choose(record, alive)
     _traces(cell, alive, left_s)
     cell.asked.say(f"{cell.name.stem}:")
@@ -48,11 +50,13 @@ def run_all(cell: Cell, left_s: Callable[[], float]) -> None:
         cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
 
 
-def _rounds(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
+def _rounds(
+    cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], at_once: int, left_s: Callable[[], float]
+) -> None:
     for _ in range(cell.asked.rounds):
         started = time.monotonic()
         for _, own, trial in alive:
-            trial.times_ns.append(own.run())
+            trial.times_ns.append(time_once(own, at_once))
         cell.record.update_all({trial.name: measure.times_of(trial, alive[0][2]) for _, _, trial in alive})
         if left_s() < 2 * (time.monotonic() - started) + 3:
             return

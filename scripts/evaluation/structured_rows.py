@@ -20,12 +20,11 @@ from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.step_time import time_once
 from evaluation import measure
-from evaluation.record import FAILED, NO_TIME, OK, Record
+from evaluation.record import FAILED, NO_TIME, Record
 
 XLA_ORDER, OUR_ORDER = "XLA's order", "our order"
-_FIRST_RUNS = 3
-"""Runs of XLA's default that say how long the step is; the very first, which sets things up, is none of them."""
 WHOLE = "whole"
 """The step with the structure XLA gives it; in XLA's order it is XLA's default."""
 
@@ -152,7 +151,7 @@ def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequen
     default = rows[0]
     default.runner = measure.runner_of(request, default.executable, asked.seed, None)
     default.runner.run()
-    at_once = _at_once(record, default.runner)
+    at_once = measure.at_once(record, default.runner)
     expected = measure.outputs_on_device(default.executable, default.runner)
     alive = [row for row in rows if _first_run(asked, record, request, row, default, expected)]
     del expected
@@ -160,7 +159,7 @@ def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequen
         started = time.monotonic()
         for row in alive:
             assert row.runner is not None
-            row.trial.times_ns.append(measure.time_once(row.runner, at_once))
+            row.trial.times_ns.append(time_once(row.runner, at_once))
         record.update_all({row.name: measure.times_of(row.trial, default.trial) for row in alive})
         if asked.left_s() < 2 * (time.monotonic() - started) + 5:
             break
@@ -168,18 +167,6 @@ def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequen
         _trace(asked, record, row)
         ratio = ratio_to(row.trial, default.trial)
         asked.say(f"  {row.name}: {row.trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
-
-
-def _at_once(record: Record, default: Runner) -> int:
-    """How many runs each measurement takes: the same for all rows, those of earlier runs of the script too."""
-    noted = record.fact("steps_at_once")
-    if noted is None and any(row.get("status") == OK for row in record.rows().values()):
-        noted = 1  # measured before records said so
-    if noted is None:
-        step_ns = min(default.run() for _ in range(_FIRST_RUNS))
-        noted = measure.steps_at_once(step_ns, default.donated_bytes())
-    record.note("steps_at_once", noted)
-    return int(noted)
 
 
 def _first_run(

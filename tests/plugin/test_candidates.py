@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,21 @@ def test_a_candidate_without_room_for_its_inputs_is_left_out(
     assert trials[1].error == "MemoryError: no room"
     assert trials[1].times_ns == []
     assert len(trials[0].times_ns) >= 5
+
+
+def test_on_gpu_several_steps_are_timed_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(candidates, "at_once_of", lambda *_: 3)
+
+    def timed(request: CompileRequest) -> None:
+        session = join(request, Settings(search=True, directory=tmp_path))
+        default = Trial("XLA default", None, 0)
+        compile_trials(session, canonicalize(jaxlink.capture(request)), [default], tag="candidate")
+        runner = candidates.Runner(request, default.executable, 0)
+        asked.append(candidates._at_once(session, runner))
+        on_gpu = replace(session, facts=replace(session.facts, backend="gpu"))
+        asked.append(candidates._at_once(on_gpu, runner))
+        assert candidates.time_once(runner, asked[-1]) > 0
+
+    intercept(*models.mlp(), timed)
+    assert asked == [1, 3]

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from evaluation.measure import steps_at_once, time_once
+from evaluation.measure import at_once
 from evaluation.record import CellName, Record, read
-from evaluation.structured_rows import _at_once
 
-GIB = 1 << 30
+from disco_hlo.plugin.step_time import time_once
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_structure.py"
 
@@ -71,22 +70,6 @@ def test_the_replicated_update_says_what_splitting_its_state_would_save(tmp_path
     assert {row["status"] for row in record["rows"].values()} == {"ok"}
 
 
-@pytest.mark.parametrize(
-    ("step_ns", "donated_bytes", "count"),
-    [
-        (50_000, 0, 20),
-        (1_000_000, 0, 20),
-        (4_000_000, 0, 5),
-        (15_000_000, 0, 1),
-        (21_000_000, 0, 1),
-        (1_000_000, 3 * GIB, 2),
-        (1_000_000, 9 * GIB, 1),
-    ],
-)
-def test_short_steps_are_measured_several_at_once(step_ns: int, donated_bytes: int, count: int) -> None:
-    assert steps_at_once(step_ns, donated_bytes) == count
-
-
 class Steps:
     """A runner that notes how it was asked to run."""
 
@@ -108,9 +91,9 @@ class Steps:
 def test_the_number_is_chosen_once_and_kept_with_the_record(tmp_path: Path) -> None:
     record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
     first, later = Steps(), Steps()
-    assert _at_once(record, first) == 5  # type: ignore[arg-type]
+    assert at_once(record, first) == 20  # type: ignore[arg-type]
     assert first.asked == [1, 1, 1]
-    assert _at_once(Record.open(tmp_path, record.cell), later) == 5  # type: ignore[arg-type]
+    assert at_once(Record.open(tmp_path, record.cell), later) == 20  # type: ignore[arg-type]
     assert later.asked == []
     assert time_once(later, 5) == 3_000_000  # type: ignore[arg-type]
     assert time_once(later, 1) == 4_000_000  # type: ignore[arg-type]
@@ -121,7 +104,7 @@ def test_rows_of_a_record_from_before_are_measured_as_they_were(tmp_path: Path) 
     record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
     record.update("XLA default", status="ok")
     steps = Steps()
-    assert _at_once(record, steps) == 1  # type: ignore[arg-type]
+    assert at_once(record, steps) == 1  # type: ignore[arg-type]
     assert steps.asked == []
 
 
