@@ -89,6 +89,7 @@ def instruction_times(
     owner: Mapping[str, str] | None = None,
     minimum_runs: int = MINIMUM_RUNS,
     blocking: Container[str] = (),
+    launch_ns: int | None = None,
 ) -> dict[str, InstructionTimes]:
     """Times of the module's entry instructions that ran, by instruction name, ascending.
 
@@ -98,6 +99,12 @@ def instruction_times(
     ``owner`` names, for every instruction inside a loop or another called computation, the entry
     instruction that runs it. Without it, nesting is inferred from the trace, which CPU traces
     allow (GPU traces have no event for a loop, and list its body's kernels instead).
+
+    ``launch_ns`` is what lies between two kernels that the host is ahead of. A loop without an event of its own
+    takes at most what its kernels take and that between them: with command buffers off, as they are in a trace, the
+    host starts each kernel by itself, and short ones wait for it as they do not in a training step. Where it is not
+    given, such a loop lasts from its first kernel to its last.
+
     Raises :class:`ProfileError` when the trace has fewer than ``minimum_runs`` of the module.
     """
     executions = _of_module(trace, module_name)
@@ -107,7 +114,7 @@ def instruction_times(
             f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often"
         )
     owners = owner if owner is not None else _inferred_owners(executions)
-    samples = _samples(executions, owners, blocking)
+    samples = _samples(executions, owners, blocking, launch_ns)
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
 
 
@@ -230,7 +237,10 @@ def _owners_by_launch(executions: Sequence[Execution]) -> dict[str, str]:
 
 
 def _samples(
-    executions: Iterable[Execution], owners: Mapping[str, str], blocking: Container[str]
+    executions: Iterable[Execution],
+    owners: Mapping[str, str],
+    blocking: Container[str],
+    launch_ns: int | None,
 ) -> dict[str, dict[int, dict[int, int]]]:
     """op -> run -> device -> ns."""
     placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
@@ -238,13 +248,16 @@ def _samples(
         placed[execution.run, execution.device].append(execution)
     samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (run, device), items in placed.items():
-        for op, duration in _durations(items, owners, blocking).items():
+        for op, duration in _durations(items, owners, blocking, launch_ns).items():
             samples[op][run][device] = duration
     return samples
 
 
 def _durations(
-    items: Sequence[Execution], owners: Mapping[str, str], blocking: Container[str]
+    items: Sequence[Execution],
+    owners: Mapping[str, str],
+    blocking: Container[str],
+    launch_ns: int | None,
 ) -> dict[str, int]:
     durations: Counter[str] = Counter()
     blocked = _union([item for item in items if item.op in blocking])
@@ -259,6 +272,9 @@ def _durations(
         start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
         hidden_ns = 0 if loop in blocking else _shared(blocked, start_ns, end_ns)
         durations[loop] = end_ns - start_ns - hidden_ns
+        if launch_ns is not None:
+            back_to_back_ns = _length(_union(parts)) + (len(parts) - 1) * launch_ns
+            durations[loop] = min(durations[loop], back_to_back_ns)
     return durations
 
 

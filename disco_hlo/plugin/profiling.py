@@ -280,7 +280,10 @@ def _times(
     written = canonicalize(executed)
     on_cpu = taken.backend == "cpu"
     talks = _talks(written) if on_cpu else frozenset()
-    times = instruction_times(taken, written.graph.module_name, owners(executed), blocking=talks)
+    gap_ns = None if on_cpu else launch_ns
+    times = instruction_times(
+        taken, written.graph.module_name, owners(executed), blocking=talks, launch_ns=gap_ns
+    )
     seen: Coverage = coverage(taken, written.graph.module_name, owners(executed))
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",

@@ -100,6 +100,18 @@ def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last():
     assert {op: time.median_ns for op, time in times.items()} == {"while": 25, "tail": 2}
 
 
+@pytest.mark.parametrize(("launch_ns", "loop_ns"), [(None, 90), (4, 79), (100, 90)])
+def test_kernels_of_a_gpu_loop_do_not_wait_for_the_host(launch_ns, loop_ns):
+    trace = trace_of(
+        ran("dot", 0, 10, 40), ran("add", 0, 55, 60), ran("dot", 0, 64, 95), ran("add", 0, 99, 100),
+        ran("tail", 0, 110, 120), backend="gpu",
+    )  # fmt: skip
+    owner = {"dot": "while", "add": "while"}
+    times = instruction_times(trace, "step", owner, minimum_runs=1, launch_ns=launch_ns)
+    # 30 + 5 + 31 + 1 ns of kernels, three gaps
+    assert {op: time.median_ns for op, time in times.items()} == {"while": loop_ns, "tail": 10}
+
+
 def test_too_few_runs_and_unknown_modules_are_refused():
     trace = trace_of(ran("a", 0, 0, 10), ran("a", 1, 20, 30))
     with pytest.raises(ProfileError, match="2 runs of step, need 3"):
