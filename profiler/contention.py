@@ -72,15 +72,16 @@ def _unit(execution: Execution) -> str:
 def launch_gap_ns(trace: Trace, module_name: str) -> int:
     """Mean time between the end of one kernel and the start of the next on the same device.
 
-    Gaps in which the device waited are left out. Raises :class:`ProfileError` for a trace without two
-    kernels in a row.
+    Gaps in which the device waited are left out, and those beside a transfer. Raises :class:`ProfileError` for a
+    trace without two kernels in a row.
     """
     gaps: list[int] = []
     for kernels in _by_place(trace, module_name).values():
-        compute = [item for item in kernels if not is_transfer(item)]
         ends = 0
-        for before, after in pairwise(compute):
+        for before, after in pairwise(kernels):
             ends = max(ends, before.end_ns)
+            if is_transfer(before) or is_transfer(after):
+                continue
             gaps += [after.start_ns - ends] if 0 <= after.start_ns - ends < _WAIT_NS else []
     if not gaps:
         raise ProfileError(f"the trace holds no two kernels of {module_name} in a row")

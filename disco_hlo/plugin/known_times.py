@@ -21,6 +21,7 @@ from disco_hlo.plugin.microbenchmarks import (
     constants_in,
     contention_as_times,
     contention_in,
+    gap_as_times,
     is_constant,
     waits_key,
 )
@@ -121,6 +122,10 @@ class KnownTimes:
     def add_constants(self, constants: DeviceConstants) -> None:
         """Take in the device's constants, measured now."""
         self._add(as_times(constants))
+
+    def add_gap(self, gap_ns: int) -> None:
+        """Take in what lies between two kernels of a step."""
+        self._add(gap_as_times(gap_ns))
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""

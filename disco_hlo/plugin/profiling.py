@@ -47,7 +47,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import contention
+from disco_hlo.profiler.contention import contention, launch_gap_ns
 from disco_hlo.profiler.costs import group_times
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
@@ -164,6 +164,8 @@ class _Traced:
     times: Mapping[str, OpTime] = field(default_factory=dict)
     waits_ns: Sequence[int] = ()
     """By run, how long all-reduces ran, where they block (CPU)."""
+    gap_ns: int | None = None
+    """Between two kernels (GPU); None where none followed another."""
 
 
 def _to_trace(
@@ -201,10 +203,12 @@ def _trace(
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
             name = module_name(jaxlink.read_executable(trial.executable))
+            gap_ns = _gap_ns(trace, name)
+            launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)
+            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
             waits = _waits_ns(trial, trace) if _ranks_block(session) else ()
-        found[trial.name] = _Traced(trace, name, walls, times, waits)
+        found[trial.name] = _Traced(trace, name, walls, times, waits, gap_ns)
         if not keep:
             trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
@@ -222,12 +226,25 @@ def _take_in(
     blocks: bool,
 ) -> None:
     """What the traces tell, on rank 0."""
+    gaps = [one.gap_ns for one in taken.values() if one.gap_ns is not None]
+    if gaps:
+        known.add_gap(min(gaps))
     if wanted["ops"]:
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, [taken[name].waits_ns for name in (_UNFUSED, _ALONE)])
     if wanted["contention"]:
         known.add_contention(_slow_downs(taken), fingerprint)
+
+
+def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
+    """A training step's kernels follow each other sooner than the links of a chain, which are all long."""
+    if trace.backend != "gpu":
+        return None
+    try:
+        return launch_gap_ns(trace, name)
+    except ProfileError:
+        return None
 
 
 def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:

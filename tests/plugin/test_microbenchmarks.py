@@ -7,7 +7,7 @@ from disco_hlo.profiler.calibrate import DeviceConstants
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin import microbenchmarks
-from disco_hlo.plugin.microbenchmarks import as_times, constants_in, is_constant
+from disco_hlo.plugin.microbenchmarks import as_times, constants_in, gap_as_times, is_constant
 
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
 
@@ -59,3 +59,13 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
         disturbed = 9
         with pytest.raises(ProfileError, match="does not grow"):
             microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("gap_ns", "launch_ns"), [(100, 100), (900, 412)])
+def test_a_step_whose_kernels_follow_sooner_lowers_the_launch_cost(gap_ns: int, launch_ns: int) -> None:
+    times = as_times(CONSTANTS) | gap_as_times(gap_ns)
+    assert all(is_constant(key) for key in times)
+    found = constants_in(times)
+    assert found is not None
+    assert found.launch_ns == launch_ns
+    assert constants_in(gap_as_times(gap_ns)) is None

@@ -76,6 +76,11 @@ def test_the_gap_between_kernels_leaves_waits_out() -> None:
     )
 
 
+def test_the_gap_before_and_after_a_transfer_does_not_count() -> None:
+    kernels = trace(("g0", 0, 10), ("b0", 15, 18), ("g1", 19, 20), ("g2", 21, 30))
+    assert launch_gap_ns(kernels, "jit_step") == 1000
+
+
 def test_kernels_that_overlap_leave_no_gap() -> None:
     assert launch_gap_ns(trace(("g0", 0, 10), ("g1", 5, 8), ("g2", 12, 30)), "jit_step") == 2000
 
