@@ -39,13 +39,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--finalists", type=int, default=3)
+    parser.add_argument(
+        "--looks", type=int, default=0, help="how often to measure the plan's kernels and search again"
+    )
     parser.add_argument("--until", choices=("profile", "search", "measure"), default="measure")
     parser.add_argument("--offline-search", action="store_true", help="search what was profiled; no device")
     parser.add_argument("--warm-up", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     commands.check(parser, args)
-    if not args.search_seconds > 0 or args.finalists < 1:
-        parser.error("expected --search-seconds above 0, and --finalists of at least 1")
+    if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
+        parser.error("expected --search-seconds above 0, --finalists of at least 1, --looks of at least 0")
     return args
 
 

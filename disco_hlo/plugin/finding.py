@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.errors import IllegalStrategyError
@@ -51,8 +52,19 @@ class Found:
     """What splitting the optimizer's state would gain, where there is some to split."""
 
 
-def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: Interruption) -> Found:
-    """Search and name what to measure; of ``session`` only the settings and the voice are used."""
+def find(
+    session: Session,
+    step: Step,
+    xla: Strategy,
+    profile: Profile,
+    stop: Interruption,
+    also: Sequence[Strategy] = (),
+) -> Found:
+    """Search and name what to measure; of ``session`` only the settings and the voice are used.
+
+    Args:
+        also: plans of an earlier search, to be ranked with those of this one.
+    """
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, [graph]), machine_of(profile)
     started = time.monotonic()
@@ -65,7 +77,7 @@ def find(session: Session, step: Step, xla: Strategy, profile: Profile, stop: In
             graph, costs, machine, start=searchable(graph, xla), settings=chosen,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    plans_found = ranked(step.source, xla, result, costs, machine)
+    plans_found = ranked(step.source, xla, result, costs, machine, also)
     search_s = time.monotonic() - started
     best = plans_found[0]
     default = simulate(build(graph, xla, costs, machine).problem)

@@ -57,6 +57,7 @@ from disco_hlo.profiler.store import ProfileStore
 _RUNS = {"cpu": 12, "gpu": 5}
 """Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
+PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
@@ -151,6 +152,31 @@ def profile_step(
     return Profiled(
         known.profile(source.graph.fingerprint, transfer_sizes(source)), measured or "nothing: all known"
     )
+
+
+def kernel_times(
+    session: Session, source: CanonicalModule, plan: Strategy, launch_ns: int, marks: PlanSlot | None = None
+) -> dict[str, OpTime]:
+    """Times of a plan's kernels, under the keys they are asked for by; empty on ranks other than 0.
+
+    Args:
+        launch_ns: launch cost, as far as it is known.
+        marks: as for :func:`profile_step`.
+
+    Raises:
+        ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
+    """
+    gpu = session.facts.backend == "gpu"
+    trial = Trial(PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
+    compile_trials(session, source, [trial], tag="look", extra_options=profiling_options(session))
+    with session.stage("look: compile"):
+        if trial.error:
+            raise ProfileError(trial.error)
+    with session.stage("look: memory"):
+        runner = _runner(session, trial, None)
+    with session.stage("look: profile"), marked(session, trial):
+        trace, walls = traced(runner, _RUNS[session.facts.backend])
+        return _times(source.graph, trial, trace, walls, launch_ns) if session.leads else {}
 
 
 @dataclass(frozen=True)

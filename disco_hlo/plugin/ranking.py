@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -49,16 +50,22 @@ def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: M
 
 
 def ranked(
-    source: CanonicalModule, xla: Strategy, result: SearchResult, costs: CostModel, machine: MachineModel
+    source: CanonicalModule,
+    xla: Strategy,
+    result: SearchResult,
+    costs: CostModel,
+    machine: MachineModel,
+    also: Sequence[Strategy] = (),
 ) -> list[Scheduled]:
     """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
-    buckets and order. All are legal, and none is predicted to need more memory than XLA's plan by more
-    than a tenth."""
+    buckets and order; with them those of ``also``. All are legal, and none is predicted to need more memory
+    than XLA's plan by more than a tenth."""
     graph, attested = source.graph, attested_groups(source)
     limit_bytes = memory_limit_bytes(graph, xla, costs, machine)
     found: dict[Strategy, Scheduled] = {}
     for make in (
         *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
+        *(functools.partial(with_order, graph, one) for one in also),
         functools.partial(best_buckets, graph, result.strategy.groups),
         functools.partial(best_buckets, graph, xla.groups),
         functools.partial(best_buckets, graph, xla.groups, form="variadic"),

@@ -26,6 +26,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step
 from disco_hlo.plugin.saving import Outcome, save, save_interrupted, save_timelines
+from disco_hlo.plugin.second_look import look_again
 from disco_hlo.plugin.session import Interruption, Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -85,8 +86,11 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     with interruption.watched():
         if profiled is not None:
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-        with session.stage("search", takes_s=session.settings.budget_s + AROUND_SEARCH_S):
+        takes_s = session.settings.budget_s + AROUND_SEARCH_S
+        with session.stage("search", takes_s=takes_s):
             found = find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
+        for _ in range(session.settings.looks):
+            found = look_again(session, step, xla, found, slot, interruption, search_takes_s=takes_s)
         trials = _trials(session, found, slot)
         if not session.tell(bool(interruption), "interrupted"):
             with measured_times(session) as store:

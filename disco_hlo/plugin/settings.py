@@ -50,6 +50,8 @@ class Settings:
     """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
     patience: int = 1000
     """``DISCO_PATIENCE``: unchanged candidates after which the search stops (DisCo, Algorithm 1)."""
+    looks: int = 0
+    """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again."""
     timeout_s: float = 600.0
     """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
     channel: str = "auto"
@@ -177,6 +179,7 @@ _FIELDS = {
     "seed": "seed",
     "finalists": "finalists",
     "patience": "patience",
+    "looks": "looks",
     "timeout_s": "timeout_s",
     "channel": "channel",
     "structure": "structure",
@@ -191,6 +194,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "seed": _integer(0, 2**63 - 1),
     "finalists": _integer(1, 100),
     "patience": _integer(1, 1_000_000_000),
+    "looks": _integer(0, 100),
     "timeout_s": _number(0.0, above=True),
     "channel": _one_of(_CHANNELS),
     "structure": _name,
@@ -205,6 +209,7 @@ _EXPECTED = {
     "seed": "a whole number, 0 or more",
     "finalists": "a whole number from 1 to 100",
     "patience": "a whole number, 1 or more",
+    "looks": "a whole number from 0 to 100",
     "timeout_s": "a number of seconds above 0",
     "channel": f"one of {', '.join(_CHANNELS)}",
     "structure": "auto, off, or the name of a schedule",

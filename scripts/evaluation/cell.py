@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.profiling import kernel_times
+from disco_hlo.plugin.second_look import unknown_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -106,6 +108,31 @@ class Cell:
         if self.default is not None and self._guides():
             with self._clock("pgle"):
                 self._collect_fdo_profile()
+
+    def look(self, number: int) -> None:
+        """Measure the kernels of the search's first plan, for the search to be made again; with the devices to
+        itself.
+
+        Args:
+            number: of this look, from 1.
+
+        Raises:
+            DiscoError: there is no plan, or it cannot be run.
+        """
+        plans, profile = self.files.plans(), self.files.profile()
+        if plans is None or profile is None:
+            raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
+        first = plans.searched[0]
+        unknown = unknown_kernels(self.captured.source.graph, profile, first)
+        with self._clock(f"look_{number}"):
+            times = kernel_times(self.session, self.captured.source, first, profile.launch_ns)
+        profile = replace(profile, ops={**times, **profile.ops})
+        self.files.save_profile(profile)
+        newly = unknown - unknown_kernels(self.captured.source.graph, profile, first)
+        self.record.note_all(looks=number, **{f"look_{number}_kernels": newly})
+        self.asked.say(
+            f"{self.name.stem}: measured {newly} of {unknown} kernels of the plan that had never run"
+        )
 
     def _guides(self) -> bool:
         names = chosen_names(self.asked.rows)

@@ -90,6 +90,8 @@ class _Stages:
         if until == "profile":
             return
         self._await_searches()
+        for look in range(1, self._args.looks + 1):
+            self._look_again(cells, look)
         if until == "search":
             return
         self._compile(cells)
@@ -97,6 +99,13 @@ class _Stages:
             self._try(
                 cell, cell.measure, sum(one.measuring_s(len(one.compiled)) for one in cells[number + 1 :])
             )
+
+    def _look_again(self, cells: Sequence[Cell], look: int) -> None:
+        """Measure the kernels of each cell's plan, and search once more with their times."""
+        for cell in cells:
+            if (cell.record.fact("looks") or 0) < look and self._try(cell, cell.look, look):
+                self._searches[cell.name.stem] = self._search(cell)
+        self._await_searches()
 
     def _compile(self, cells: Sequence[Cell]) -> None:
         """The rows of all cells, the important ones first. One that was being compiled when an earlier run
@@ -169,6 +178,7 @@ class _Stages:
             if process.wait() and stem != "warm-up":
                 print(f"benchmark.py: {stem}: the search ended with {process.returncode}", file=sys.stderr)
                 self.failed = True
+        self._searches.clear()
 
 
 def _warm_up(asked: Asked, name: CellName) -> None:
@@ -191,7 +201,9 @@ def _offline(asked: Asked, names: Sequence[CellName]) -> int:
             status = NOT_MEASURED
             continue
         try:
-            plans = search(Step(module, canonicalize(module)), profile, asked.settings)
+            before = files.plans()
+            also = () if before is None else before.searched
+            plans = search(Step(module, canonicalize(module)), profile, asked.settings, also)
         except DiscoError as error:
             print(f"benchmark.py: {name.stem}: the search failed: {one_line(error)}", file=sys.stderr)
             status = NOT_MEASURED

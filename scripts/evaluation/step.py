@@ -10,6 +10,7 @@ import gzip
 import importlib.metadata
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import finding, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.profiling import profile_step
+from disco_hlo.plugin.second_look import plans_in
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -52,6 +54,11 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction
     evaluations: int
     search_s: float
+
+    @property
+    def searched(self) -> list[Strategy]:
+        """The search's own, without the baselines that are measured beside them."""
+        return plans_in(self.strategies)
 
 
 @dataclass(frozen=True)
@@ -198,12 +205,12 @@ def costs(profile: Profile, step: Step) -> Costs:
     return Costs(profile, costs_of(profile, [step.source.graph]), machine_of(profile))
 
 
-def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
-    """The plugin's own search, on this machine; needs no device."""
+def search(step: Step, profile: Profile, settings: Settings, also: Sequence[Strategy] = ()) -> FoundPlans:
+    """The plugin's own search, on this machine; needs no device. Plans of an earlier one are ranked with its own."""
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
-    found = finding.find(session, step, read(step.source), profile, Interruption())
+    found = finding.find(session, step, read(step.source), profile, Interruption(), also)
     strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,

@@ -123,6 +123,16 @@ def _let_win(name: str) -> None:
     search_phase.winning = lambda trials: [trial.name for trial in trials].index(name)
 
 
+def no_look() -> None:
+    """The kernels of the plan cannot be profiled."""
+    from disco_hlo.plugin import second_look
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no look")
+
+    second_look.kernel_times = refuse
+
+
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
     from disco_hlo.plugin import candidates, jaxlink
@@ -148,6 +158,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        no_memory, plan_wins, default_wins, plan_crashes_xla,
+        no_memory, plan_wins, default_wins, no_look, plan_crashes_xla,
     )
 }  # fmt: skip

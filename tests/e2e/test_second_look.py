@@ -1,0 +1,54 @@
+"""Kernels that a search made up are measured, and the search is made again, where that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+from disco_hlo.profiler.costs import fused_key
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan import plan as plans
+from disco_hlo.plugin.measured_times import STORE_NAME
+from tests.e2e.executed import difference, plan_in, slot_of
+from tests.e2e.jobs import Job, Run
+
+pytestmark = pytest.mark.product_only
+
+
+def unknown_kernels(job: Job, searched: Job) -> int:
+    """How many kernels of ``searched``'s plan the measured times of ``job`` lack."""
+    graph = canonicalize(
+        gzip.decompress((slot_of(searched.directory) / "default.hlo.pb.gz").read_bytes())
+    ).graph
+    own = plans.without_measurements(plan_in(searched.directory))
+    with contextlib.closing(sqlite3.connect(job.directory / STORE_NAME)) as store:
+        known = {key for (key,) in store.execute("SELECT DISTINCT key FROM op")}
+    return sum(fused_key(graph, group) not in known for group in own.strategy.groups)
+
+
+def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, Run], copied: Job) -> None:
+    before = unknown_kernels(copied, searched[0])
+    run = copied.train(ENABLE_SEARCH="1", DISCO_FINALISTS="2", DISCO_LOOKS="1")
+    assert before > 0
+    assert unknown_kernels(copied, searched[0]) == 0
+    assert len(run.lines(f"measured {before} kernels of the plan that had never run")) == 1
+    assert len(run.lines("searched ")) == 2
+    assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
+
+
+def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:
+    first, second = fresh().train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
+    assert len(first.lines("searched ")) >= 2
+    assert second.lines("searched ") == []
+    assert first.modules == second.modules
+
+
+def test_a_plan_whose_kernels_cannot_be_measured_stays(searched: tuple[Job, Run], copied: Job) -> None:
+    run = copied.train(fault="no_look", ENABLE_SEARCH="1", DISCO_FINALISTS="2", DISCO_LOOKS="1")
+    assert len(run.lines("the plan's kernels are not measured: RuntimeError: no look")) == 1
+    assert len(run.lines("searched ")) == 1
+    assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
