@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.profile import Platform, Profile
 from evaluation import cell, running, step
 from evaluation.links import prepare
@@ -185,11 +186,12 @@ def kept_files(out: Path, cell: CellName, module: bytes) -> None:
     files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5))
 
 
-def run(out: Path, rows: str, seconds: float = 1e6) -> int:
+def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
     started = time.monotonic()
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
         search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False, warm_up=False, out=out,
+        looks=looks,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
@@ -228,6 +230,31 @@ def test_a_run_measures_resumes_and_records_what_fails(
     second = read(path)
     assert statuses(second) == {**statuses(first), "no op fusion": "ok"}
     assert second["rows"]["plan"] == plan
+
+
+def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, module = request_and_module
+    searched: list[str] = []
+
+    def search(stages: object, cell: cell.Cell) -> subprocess.Popen[bytes]:
+        searched.append(cell.name.stem)
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    monkeypatch.setattr(running._Stages, "_search", search)
+    kept_files(tmp_path, CELL, module)
+    assert run(tmp_path, "plan", looks=1) == 0
+    assert run(tmp_path, "plan", looks=1) == 0
+    assert searched == [CELL.stem]
+    facts = read(tmp_path / f"{CELL.stem}.json")["facts"]
+    known = step.Files(tmp_path, CELL).profile()
+    assert known is not None
+    plan = one_bucket(canonicalize(module).graph, read_strategy(canonicalize(module)).groups)
+    assert facts["looks"] == 1
+    assert facts["look_1_kernels"] == len(plan.groups) > 0
+    assert {fused_key(canonicalize(module).graph, group) for group in plan.groups} <= set(known.ops)
 
 
 def test_a_cell_of_another_step_is_left_alone(
@@ -273,6 +300,7 @@ def test_there_is_nothing_to_search_before_profiling(
     args = Namespace(
         models=["bert"], link="nvlink", devices=2, size="tiny", rows="all", rounds=3, seconds=1e6,
         search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, warm_up=False, out=tmp_path,
+        looks=0,
     )  # fmt: skip
     assert running.run(args, lambda: 1e6) == running.NOT_MEASURED
     assert "holds no module with its profile" in capsys.readouterr().err
