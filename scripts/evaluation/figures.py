@@ -14,6 +14,8 @@ _COLOURS = {
     "best threshold": "#6baed6", "PGLE": "#9e9ac8", "O1": "#c7a76c",
     TORCH[0]: "#a1d99b", TORCH[1]: "#41ab5d", PLAN: "#d94801",
 }  # fmt: skip
+_HIGHEST = 1.5
+"""Where bars are cut off, their value above them: without op fusion a step can take ten times as long."""
 Cells = Sequence[Mapping[str, Any]]
 
 
@@ -25,8 +27,12 @@ def step_times(records: Cells, folder: Path) -> list[Path]:
             groups.setdefault((record["cell"]["link"], record["cell"]["devices"]), []).append(record)
     written = []
     for (link, devices), group in groups.items():
-        written += _bars(group, f"{link}, {devices} devices", folder / f"step_time_{link}_{devices}")
+        written += _bars(group, _place(link, devices), folder / f"step_time_{link}_{devices}")
     return written
+
+
+def _place(link: str, devices: int) -> str:
+    return "one device" if devices == 1 else f"{link}, {devices} devices"
 
 
 def _bars(records: Cells, title: str, path: Path) -> list[Path]:
@@ -43,7 +49,11 @@ def _bars(records: Cells, title: str, path: Path) -> list[Path]:
             if bar in schemes(record)
         ]
         left = [place - 0.4 + (number + 0.5) * width for place, _ in at]
-        axes.bar(left, [value for _, value in at], 0.92 * width, label=bar, color=_COLOURS[bar])
+        heights = [min(value, _HIGHEST) for _, value in at]
+        axes.bar(left, heights, 0.92 * width, label=bar, color=_COLOURS[bar])
+        for middle, (_, value) in zip(left, at, strict=True):
+            if value > _HIGHEST:
+                axes.text(middle, _HIGHEST, f"{value:.1f}", ha="center", va="bottom", fontsize=7)
     for limit, style in (("FO", ":"), ("bound", "-")):
         for place, record in enumerate(records):
             found = schemes(record)
@@ -54,27 +64,32 @@ def _bars(records: Cells, title: str, path: Path) -> list[Path]:
     names = [f"{r['cell']['model']}\n{schemes(r)[DEFAULT]:.1f} ms" for r in records]
     axes.set_xticks(range(len(records)), names)
     axes.set_ylabel("step time / XLA default's")
-    axes.set_title(title)
+    axes.set_title(title, pad=16)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return _save(figure, path)
 
 
 def overlaps(records: Cells, folder: Path) -> list[Path]:
-    """Figure 7: compute, communication and whole step of default and plan, from traces."""
+    """Figure 7: compute, communication and whole step of default and plan, from traces, over the default's step."""
     from matplotlib.figure import Figure
 
+    several = [record for record in records if record["cell"]["devices"] > 1]
     shown = [
         (record, name)
-        for record in records
+        for record in several
+        if _traced(record, DEFAULT)
         for name in dict.fromkeys((DEFAULT, record["facts"].get("chosen", PLAN)))
-        if "span_ms" in (record["rows"].get(name, {}).get("trace") or {})
+        if _traced(record, name)
     ]
     if not shown:
         return []
-    figure = Figure(figsize=(8.0, 0.55 * len(shown) + 1.4), layout="constrained")
+    figure = Figure(figsize=(9.0, 0.3 * len(shown) + 1.4), layout="constrained")
     axes = figure.subplots()
     spans = [record["rows"][name]["trace"] for record, name in shown]
+    wholes = [record["rows"][DEFAULT]["trace"]["span_ms"] for record, _ in shown]
+    # The plan stands close under its default, the next default farther off.
+    places = [1.0 * number - (0.2 if name != DEFAULT else 0.0) for number, (_, name) in enumerate(shown)]
     pieces = (
         ("compute alone", lambda t: t["compute_ms"] - t["hidden_ms"], "#9ecae1"),
         ("both at once", lambda t: t["hidden_ms"], "#756bb1"),
@@ -83,16 +98,27 @@ def overlaps(records: Cells, folder: Path) -> list[Path]:
     )
     left = [0.0] * len(spans)
     for label, part, colour in pieces:
-        widths = [max(0.0, part(trace)) for trace in spans]
-        axes.barh(range(len(spans)), widths, left=left, label=label, color=colour)
+        widths = [max(0.0, part(trace)) / whole for trace, whole in zip(spans, wholes, strict=True)]
+        axes.barh(places, widths, left=left, label=label, color=colour)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    labels = [f"{record['cell']['model']}, {record['cell']['link']}: {name}" for record, name in shown]
-    axes.set_yticks(range(len(spans)), labels)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms of a step, from a trace")
+    for place, end, trace in zip(places, left, spans, strict=True):
+        axes.text(end + 0.01, place, f"{trace['span_ms']:.1f} ms", va="center", fontsize=7)
+    axes.set_yticks(places, [_bar_name(record, name) for record, name in shown], fontsize=8)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlabel("of XLA default's step, from a trace of one step")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4, frameon=False)
     return _save(figure, folder / "overlap")
+
+
+def _traced(record: Mapping[str, Any], name: str) -> bool:
+    return "span_ms" in (record["rows"].get(name, {}).get("trace") or {})
+
+
+def _bar_name(record: Mapping[str, Any], name: str) -> str:
+    if name != DEFAULT:
+        return name.partition(" (")[0]
+    return f"{record['cell']['model']}, {_place(record['cell']['link'], record['cell']['devices'])}: {name}"
 
 
 def fidelity(records: Cells, folder: Path) -> list[Path]:
@@ -109,14 +135,13 @@ def fidelity(records: Cells, folder: Path) -> list[Path]:
     low, high = 0.8 * min(values), 1.25 * max(values)
     axes.fill_between([low, high], [0.88 * low, 0.88 * high], [1.12 * low, 1.12 * high], color="#eeeeee")
     axes.plot([low, high], [low, high], color="black", linewidth=0.8)
-    markers = {"nvlink": "o", "staged": "s", "sockets": "^"}
+    markers = {"one device": "D", "nvlink": "o", "staged": "s", "sockets": "^", "gloo": "o"}
     models = list(dict.fromkeys(record["cell"]["model"] for record, _ in cells))
     for record, found in cells:
-        cell = record["cell"]
         axes.errorbar(
             [p.measured_ms for p in found], [p.predicted_ms for p in found],
-            xerr=[p.noise_ms for p in found], fmt=markers.get(cell["link"], "o"), markersize=5, linewidth=0.8,
-            color=f"C{models.index(cell['model'])}", label=f"{cell['model']}, {cell['link']}", alpha=0.8,
+            xerr=[p.noise_ms for p in found], fmt=markers[_kind(record)], markersize=5, linewidth=0.8,
+            color=f"C{models.index(record['cell']['model'])}", alpha=0.8,
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
@@ -126,8 +151,18 @@ def fidelity(records: Cells, folder: Path) -> list[Path]:
     axes.set_xlabel("measured step, ms (grey: predicted within 12 %)")
     axes.set_ylabel("predicted step, ms")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    kinds = [kind for kind in markers if any(_kind(record) == kind for record, _ in cells)]
+    for number, model in enumerate(models):
+        axes.plot([], [], "o", color=f"C{number}", label=model)
+    for kind in kinds:
+        axes.plot([], [], markers[kind], color="#4d4d4d", label=kind)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return _save(figure, folder / "fidelity")
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    cell = record["cell"]
+    return "one device" if cell["devices"] == 1 else str(cell["link"])
 
 
 def _save(figure: Any, path: Path) -> list[Path]:
