@@ -201,10 +201,7 @@ def _trace(
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
-            name = module_name(jaxlink.read_executable(trial.executable))
-            waits = _waits_ns(trial, trace) if _ranks_block(session) else ()
-        found[trial.name] = _Traced(trace, name, walls, times, waits)
+            found[trial.name] = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
         if not keep:
             trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
@@ -273,31 +270,32 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     return tracing.read(trace), walls[-runs:]
 
 
-def _times(
-    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int
-) -> dict[str, OpTime]:
+def _read(
+    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int, blocks: bool
+) -> _Traced:
+    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too."""
     executed = jaxlink.read_executable(trial.executable)
-    written = canonicalize(executed)
+    name = module_name(executed)
+    if trial.name == _BESIDE:
+        return _Traced(taken, name, walls_ns)
+    written, inside = canonicalize(executed), owners(executed)
     on_cpu = taken.backend == "cpu"
     talks = _talks(written) if on_cpu else frozenset()
-    times = instruction_times(taken, written.graph.module_name, owners(executed), blocking=talks)
-    seen: Coverage = coverage(taken, written.graph.module_name, owners(executed))
+    times = instruction_times(taken, name, inside, blocking=talks)
+    seen: Coverage = coverage(taken, name, inside)
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
     if on_cpu:
-        factor = stretch(taken, written.graph.module_name, talks, launch_ns, walls_ns, owners(executed))
+        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
-    return found | group_times(graph, trial.strategy.groups if trial.strategy else (), times)
-
-
-def _waits_ns(trial: Trial, taken: tracing.Trace) -> Sequence[int]:
-    written = canonicalize(jaxlink.read_executable(trial.executable))
-    return [ns for _, ns in sorted(time_in(taken, written.graph.module_name, _talks(written)).items())]
+    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
+    return _Traced(taken, name, walls_ns, found, waits_ns)
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
