@@ -1,7 +1,9 @@
 """Measure what the cost model needs, on the step's own devices (DisCo, sections 4.2 and 5.2).
 
 Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
-kernels, for fused ones. All-reduces are swept over sizes between the very devices of the step. What
+kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
+takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
+All-reduces are swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
@@ -20,14 +22,14 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, unfused
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.known_times import KnownTimes, transfer_sizes
+from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.links import (
     AFTER_COMPUTE,
     REPEATS,
@@ -148,9 +150,8 @@ def profile_step(
     if known is None:
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    return Profiled(
-        known.profile(source.graph.fingerprint, transfer_sizes(source)), measured or "nothing: all known"
-    )
+    found = known.profile(source.graph.fingerprint, transfer_sizes(source), bucket_sizes(source))
+    return Profiled(found, measured or "nothing: all known")
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _to_trace(
     gpu = session.facts.backend == "gpu"
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[_UNFUSED] = unfused(source.graph)
+        strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
     if wanted["ops"] or wanted["contention"]:
         strategies[_ALONE] = xla
     if gpu:
@@ -222,7 +223,7 @@ def _take_in(
     if wanted["ops"]:
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if wanted["ops"] and blocks:
-        known.add_waits(fingerprint, [taken[name].waits_ns for name in (_UNFUSED, _ALONE)])
+        known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"]:
         known.add_contention(_slow_downs(taken), fingerprint)
 
