@@ -30,6 +30,9 @@ def stretch(
     (where collectives block, little else counts); median over runs and devices. Scaled by this factor, times of
     instructions add up to it. Raises like :func:`instruction_times`.
 
+    Where launches and all-reduces leave nothing of the step, the instructions took their time nevertheless: then
+    the factor is 1. At 0, every op would be free.
+
     Args:
         walls_ns: wall time of each run in the trace, in turn. The calls that the trace marks will not do: in them
             inputs are copied too, which for a small step takes as long as the step.
@@ -42,7 +45,8 @@ def stretch(
         raise ProfileError(f"the trace holds {len(runs)} runs of {module_name}, {len(walls_ns)} were timed")
     walls = dict(zip(runs, walls_ns, strict=True))
     left_ns = median(walls[run] - ns for (run, _), ns in blocked_ns.items())
-    return max(0.0, left_ns - launch_ns * len(computing)) / max(1, sum(computing))
+    computed_ns, alone_ns = left_ns - launch_ns * len(computing), sum(computing)
+    return computed_ns / alone_ns if computed_ns > 0 and alone_ns > 0 else 1.0
 
 
 def scaled(times: Mapping[str, InstructionTimes], factor: float) -> dict[str, InstructionTimes]:

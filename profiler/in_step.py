@@ -1,10 +1,10 @@
-"""All-reduces as they run in the step itself, and the swept lines with the latency that they have there.
+"""All-reduces as they run in the step itself, and the swept lines with the latency and the bytes that they have there.
 
 Where collectives block (CPU), what a small all-reduce costs is how soon a waiting rank is woken, and that depends
 on what the cores do meanwhile: the sweep's chains compute a millisecond on all cores before each, a step with
-short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one. So the bytes are the
-sweep's, and the latency is the smaller one of both: where the step's own all-reduces are over sooner, what makes the
-lines add up to them.
+short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one and in one bucket. So the
+latency is what makes the lines add up to the first, and what bytes take beyond it is what the one bucket took, in which
+a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from disco_hlo.errors import ProfileError
 
 @dataclass(frozen=True, slots=True)
 class InStep:
-    """What the all-reduces of one step take in it, transferred one by one."""
+    """What the all-reduces of one step take in it."""
 
     sizes: tuple[tuple[int, int], ...]
-    """(bytes, how many of that size), by ascending size."""
+    """(bytes, how many of that size), by ascending size, as they are transferred."""
     total_ns: int
     """All of them together, in one run of the step."""
     spread_ns: int
@@ -48,38 +48,77 @@ def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(Counter(sizes_bytes).items()))
 
 
-def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
-    """The swept lines, all lowered alike so that the step's all-reduces add up to what they took in it.
+def in_the_step(swept: AllReduceFit, apart: InStep | None, together: InStep | None) -> AllReduceFit:
+    """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together."""
+    lines = swept if apart is None else with_latency_of(apart, swept)
+    if together is None:
+        return lines
+    lines = with_bytes_of(together, lines)
+    # Many small all-reduces have bytes too: with steeper lines these would take longer than they did.
+    return lines if apart is None else with_latency_of(apart, lines)
 
-    They are never raised: in a trace an all-reduce also waits for the rank that comes later, and each rank for its
-    profiler. And they are lowered by no more than the latency, what no bytes would take: no time becomes negative.
+
+def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
+    """The swept lines, all moved alike so that the step's all-reduces add up to what they took in it.
+
+    They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
     sizes = np.array([size for size, _ in step.sizes])
     counts = np.array([count for _, count in step.sizes])
     latency_ns = swept.pieces[0].base_ns
     excess_ns = (step.total_ns - int(counts @ swept.predict_ns(sizes))) / int(counts.sum())
-    moved_ns = min(0.0, max(excess_ns, -latency_ns))
+    moved_ns = max(excess_ns, -latency_ns)
     pieces = tuple(replace(piece, base_ns=piece.base_ns + moved_ns) for piece in swept.pieces)
     return replace(swept, pieces=pieces)
 
 
-def in_step_of(body: Any, check: Checker) -> InStep | None:
-    """From a profile's JSON form."""
+def with_bytes_of(together: InStep, lines: AllReduceFit) -> AllReduceFit:
+    """The lines with the same latency, so much steeper or flatter that those of ``together`` add up to what they took.
+
+    None of them falls then either: steeper is by the byte, flatter is all that lies above the latency by one factor.
+    """
+    sizes = np.array([size for size, _ in together.sizes])
+    counts = np.array([count for _, count in together.sizes])
+    latency_ns = lines.pieces[0].base_ns
+    predicted_ns, least_ns = int(counts @ lines.predict_ns(sizes)), int(counts.sum()) * latency_ns
+    more_ns = together.total_ns - predicted_ns
+    if more_ns >= 0:
+        per_byte = more_ns / max(1, int(counts @ sizes))
+        pieces = [replace(piece, ns_per_byte=piece.ns_per_byte + per_byte) for piece in lines.pieces]
+    else:
+        factor = (
+            max(0.0, together.total_ns - least_ns) / (predicted_ns - least_ns)
+            if predicted_ns > least_ns
+            else 1.0
+        )
+        pieces = [
+            replace(
+                piece,
+                ns_per_byte=factor * piece.ns_per_byte,
+                base_ns=latency_ns + factor * (piece.base_ns - latency_ns),
+            )
+            for piece in lines.pieces
+        ]
+    return replace(lines, pieces=tuple(pieces))
+
+
+def in_step_of(body: Any, check: Checker, name: str = "in_step") -> InStep | None:
+    """From a profile's JSON form, where it goes by ``name``."""
     if body is None:
         return None
-    body = check.record(body, "in_step")
+    body = check.record(body, name)
     sizes = []
-    for index, row in enumerate(check.rows(body.get("sizes"), "in_step.sizes")):
-        where = f"in_step.sizes[{index}]"
+    for index, row in enumerate(check.rows(body.get("sizes"), f"{name}.sizes")):
+        where = f"{name}.sizes[{index}]"
         size, count = check.row(row, 2, where)
         sizes.append((check.integer(size, where, minimum=0), check.integer(count, where, minimum=1)))
     if not _ascend(sizes):
-        check.fail("in_step.sizes", "expected at least one size, each once, ascending")
+        check.fail(f"{name}.sizes", "expected at least one size, each once, ascending")
     return InStep(
         tuple(sizes),
-        check.integer(body.get("total_ns"), "in_step.total_ns", minimum=1),
-        check.integer(body.get("spread_ns"), "in_step.spread_ns", minimum=0),
-        check.integer(body.get("samples"), "in_step.samples", minimum=1),
+        check.integer(body.get("total_ns"), f"{name}.total_ns", minimum=1),
+        check.integer(body.get("spread_ns"), f"{name}.spread_ns", minimum=0),
+        check.integer(body.get("samples"), f"{name}.samples", minimum=1),
     )
 
 

@@ -6,7 +6,7 @@ each other's measurements: one that stands in several of them counts once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
@@ -48,7 +48,8 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         link=first.link,
         contention=_contention(profiles),
         noise=max(profile.noise for profile in profiles),
-        in_step=_in_step(profiles),
+        in_step=_in_step(profile.in_step for profile in profiles),
+        together=_in_step(profile.together for profile in profiles),
     )
 
 
@@ -68,9 +69,9 @@ def _all_reduce(profiles: Sequence[Profile]) -> AllReduceFit | None:
     return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 
-def _in_step(profiles: Sequence[Profile]) -> InStep | None:
+def _in_step(found: Iterable[InStep | None]) -> InStep | None:
     """Of one step. Profiles of several steps tell of none of them."""
-    known = dict.fromkeys(profile.in_step for profile in profiles if profile.in_step is not None)
+    known = dict.fromkeys(one for one in found if one is not None)
     steps = {one.sizes for one in known}
     if len(steps) != 1:
         return None

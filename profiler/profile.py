@@ -17,14 +17,14 @@ from typing import Any
 
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.checks import Checker
-from disco_hlo.profiler.in_step import InStep, in_step_of, with_latency_of
+from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step
 
 from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
-VERSION = 2
-_READABLE = (1, 2)
-"""Version 1 lacks ``in_step``."""
+VERSION = 3
+_READABLE = (1, 2, 3)
+"""Version 1 lacks ``in_step``, version 2 ``together``."""
 _MAXIMUM_BYTES = 1 << 28
 
 
@@ -96,14 +96,14 @@ class Profile:
     noise: float = 0.0
     """Relative run-to-run spread of a whole step; differences below it mean nothing."""
     in_step: InStep | None = None
-    """What the all-reduces of the step that was profiled take in it, where they block (CPU)."""
+    """What the all-reduces of the step that was profiled take in it one by one, where they block (CPU)."""
+    together: InStep | None = None
+    """And in as few buckets as can be."""
 
     @property
     def transfers(self) -> AllReduceFit | None:
-        """The all-reduce lines of this step: the swept ones, with the latency that all-reduces have in it."""
-        if self.all_reduce is None or self.in_step is None:
-            return self.all_reduce
-        return with_latency_of(self.in_step, self.all_reduce)
+        """The all-reduce lines of this step: the swept ones, with the latency and the bytes of all-reduces in it."""
+        return None if self.all_reduce is None else in_the_step(self.all_reduce, self.in_step, self.together)
 
     def __post_init__(self) -> None:
         check = Checker("the profile")
@@ -177,6 +177,7 @@ def to_json(profile: Profile) -> str:
         "contention": None if profile.contention is None else asdict(profile.contention),
         "all_reduce": None if profile.all_reduce is None else _fit_body(profile.all_reduce),
         "in_step": None if profile.in_step is None else asdict(profile.in_step),
+        "together": None if profile.together is None else asdict(profile.together),
     }
     head = json.dumps(body, sort_keys=True, indent=1, allow_nan=False)
     ops = ",\n".join(
@@ -238,7 +239,7 @@ def from_json(text: str, source: str = "the profile") -> Profile:
     if body.get("format") != FORMAT:
         check.fail("format", f"expected {FORMAT!r}, got {body.get('format')!r}")
     if body.get("version") not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
+        known = ", ".join(map(str, _READABLE))
         check.fail("version", f"this program reads versions {known}, got {body.get('version')!r}")
     return _profile_of(body, check)
 
@@ -263,6 +264,7 @@ def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
         contention=_contention_of(body.get("contention"), check),
         noise=check.number(body.get("noise"), "noise", minimum=0.0),
         in_step=in_step_of(body.get("in_step"), check),
+        together=in_step_of(body.get("together"), check, "together"),
     )
 
 

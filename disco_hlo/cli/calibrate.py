@@ -107,6 +107,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
             "maximum_error": fitted.maximum_error,
         },
         "in_step": None if profile.in_step is None else asdict(profile.in_step),
+        "together": None if profile.together is None else asdict(profile.together),
     }
 
 

@@ -14,6 +14,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.microbenchmarks import (
@@ -29,7 +30,7 @@ from disco_hlo.profiler.allreduce import SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.in_step import InStep, counted
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, merged
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"
@@ -95,8 +96,8 @@ class KnownTimes:
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
         blocks = self._platform.backend == "cpu" and self._link.process_count > 1
-        known = waits_key(self._link, source.graph.fingerprint) in self._ops
-        return blocks and bool(source.graph.all_reduces) and not known
+        keys = {waits_key(self._link, source.graph.fingerprint, together) for together in (False, True)}
+        return blocks and bool(source.graph.all_reduces) and not keys <= self._ops.keys()
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
@@ -136,13 +137,14 @@ class KnownTimes:
         time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
-    def add_waits(self, fingerprint: str, taken_ns: Sequence[Sequence[int]]) -> None:
-        """Take in how long all-reduces ran, by run, in traces of one step that transfer the same one by one.
+    def add_waits(self, fingerprint: str, apart_ns: Sequence[int], together_ns: Sequence[int]) -> None:
+        """Take in how long all-reduces ran, by run, in traces of one step that transfer them one by one or together.
 
-        Where none of them tells, another one will not either: then the time is 0.
+        Where a trace does not tell, another one will not either: then the time is 0.
         """
-        times = [_time_of(waits_ns) for waits_ns in taken_ns if waits_ns]
-        self._add({waits_key(self._link, fingerprint): merged(times) if times else OpTime(0, 0, 1)})
+        for together, waits_ns in ((False, apart_ns), (True, together_ns)):
+            time = _time_of(waits_ns) if waits_ns else OpTime(0, 0, 1)
+            self._add({waits_key(self._link, fingerprint, together): time})
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         """Take in how one step's kernels and its transfers slow each other."""
@@ -157,8 +159,15 @@ class KnownTimes:
         self._points += points
         self._keep(lambda store: store.add_sweep(self._platform, self._link, points))
 
-    def profile(self, fingerprint: str, sizes_bytes: Sequence[int] = ()) -> Profile:
-        """Everything that is known, for the step with this fingerprint and all-reduces of these sizes."""
+    def profile(
+        self, fingerprint: str, sizes_bytes: Sequence[int] = (), together_bytes: Sequence[int] = ()
+    ) -> Profile:
+        """Everything that is known, for the step with this fingerprint.
+
+        Args:
+            sizes_bytes: of each of its all-reduces.
+            together_bytes: of each bucket, in as few as can be.
+        """
         constants = constants_in(self._ops)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
@@ -171,11 +180,12 @@ class KnownTimes:
             link=self._link,
             contention=contention_in(self._ops, self._link, fingerprint),
             noise=self._noise(fingerprint, constants),
-            in_step=self._in_step(fingerprint, sizes_bytes),
+            in_step=self._in_step(fingerprint, sizes_bytes, together=False),
+            together=self._in_step(fingerprint, together_bytes, together=True),
         )
 
-    def _in_step(self, fingerprint: str, sizes_bytes: Sequence[int]) -> InStep | None:
-        time = self._ops.get(waits_key(self._link, fingerprint))
+    def _in_step(self, fingerprint: str, sizes_bytes: Sequence[int], together: bool) -> InStep | None:
+        time = self._ops.get(waits_key(self._link, fingerprint, together))
         if time is None or not time.median_ns or not sizes_bytes:
             return None
         return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)
@@ -201,6 +211,14 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
 def transfer_sizes(source: CanonicalModule) -> list[int]:
     """Bytes of each of the step's all-reduces."""
     return [source.graph.transfer_bytes(node) for node in source.graph.all_reduces]
+
+
+def bucket_sizes(source: CanonicalModule) -> list[int]:
+    """Bytes of each bucket where the step's all-reduces are in as few as can be."""
+    graph = source.graph
+    return [
+        sum(graph.transfer_bytes(node) for node in bucket.all_reduces) for bucket in one_bucket(graph).buckets
+    ]
 
 
 def _largest_bytes(source: CanonicalModule) -> int:

@@ -130,9 +130,9 @@ def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str]:
     return f"{name}: a second of compute", f"{name}: a second of transfers"
 
 
-def waits_key(link: Link, fingerprint: str) -> str:
-    """Under which a store keeps what all all-reduces of one step take in it, one by one."""
-    return f"{_step_on(link, fingerprint)}: its all-reduces"
+def waits_key(link: Link, fingerprint: str, together: bool = False) -> str:
+    """Under which a store keeps what all all-reduces of one step take in it, one by one or ``together``."""
+    return f"{_step_on(link, fingerprint)}: its all-reduces{' together' if together else ''}"
 
 
 def _step_on(link: Link, fingerprint: str) -> str:

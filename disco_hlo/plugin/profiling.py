@@ -1,7 +1,9 @@
 """Measure what the cost model needs, on the step's own devices (DisCo, sections 4.2 and 5.2).
 
 Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
-kernels, for fused ones. All-reduces are swept over sizes between the very devices of the step. What
+kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
+takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
+All-reduces are swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
@@ -20,14 +22,14 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, unfused
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.known_times import KnownTimes, transfer_sizes
+from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.links import (
     AFTER_COMPUTE,
     REPEATS,
@@ -149,9 +151,8 @@ def profile_step(
     if known is None:
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    return Profiled(
-        known.profile(source.graph.fingerprint, transfer_sizes(source)), measured or "nothing: all known"
-    )
+    found = known.profile(source.graph.fingerprint, transfer_sizes(source), bucket_sizes(source))
+    return Profiled(found, measured or "nothing: all known")
 
 
 def kernel_times(
@@ -176,7 +177,9 @@ def kernel_times(
         runner = _runner(session, trial, None)
     with session.stage("look: profile"), marked(session, trial):
         trace, walls = traced(runner, _RUNS[session.facts.backend])
-        return _times(source.graph, trial, trace, walls, launch_ns) if session.leads else {}
+        if not session.leads:
+            return {}
+        return dict(_read(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,7 @@ def _to_trace(
     gpu = session.facts.backend == "gpu"
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[_UNFUSED] = unfused(source.graph)
+        strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
     if wanted["ops"] or wanted["contention"]:
         strategies[_ALONE] = xla
     if gpu:
@@ -229,12 +232,9 @@ def _trace(
             runner = _runner(session, trial, runner)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
             trace, walls = traced(runner, _RUNS[session.facts.backend])
-            name = module_name(jaxlink.read_executable(trial.executable))
-            gap_ns = _gap_ns(trace, name)
-            launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)
-            times = _times(source.graph, trial, trace, walls, launch_ns) if trial.name != _BESIDE else {}
-            waits = _waits_ns(trial, trace) if _ranks_block(session) else ()
-        found[trial.name] = _Traced(trace, name, walls, times, waits, gap_ns)
+            one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
+            launch_ns = launch_ns if one.gap_ns is None else min(launch_ns, one.gap_ns)
+        found[trial.name] = one
         if not keep:
             trial.executable = None
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
@@ -258,7 +258,7 @@ def _take_in(
     if wanted["ops"]:
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if wanted["ops"] and blocks:
-        known.add_waits(fingerprint, [taken[name].waits_ns for name in (_UNFUSED, _ALONE)])
+        known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"]:
         known.add_contention(_slow_downs(taken), fingerprint)
 
@@ -316,34 +316,34 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     return tracing.read(trace), walls[-runs:]
 
 
-def _times(
-    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int
-) -> dict[str, OpTime]:
+def _read(
+    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int, blocks: bool
+) -> _Traced:
+    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too."""
     executed = jaxlink.read_executable(trial.executable)
-    written = canonicalize(executed)
+    name = module_name(executed)
+    gap_ns = _gap_ns(taken, name)
+    launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)
+    if trial.name == _BESIDE:
+        return _Traced(taken, name, walls_ns, gap_ns=gap_ns)
+    written, inside = canonicalize(executed), owners(executed)
     on_cpu = taken.backend == "cpu"
     talks = _talks(written) if on_cpu else frozenset()
-    gap_ns = None if on_cpu else launch_ns
-    times = instruction_times(
-        taken, written.graph.module_name, owners(executed), blocking=talks, launch_ns=gap_ns
-    )
-    seen: Coverage = coverage(taken, written.graph.module_name, owners(executed))
+    times = instruction_times(taken, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
+    seen: Coverage = coverage(taken, name, inside)
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
     if on_cpu:
-        factor = stretch(taken, written.graph.module_name, talks, launch_ns, walls_ns, owners(executed))
+        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
-    return found | group_times(graph, trial.strategy.groups if trial.strategy else (), times)
-
-
-def _waits_ns(trial: Trial, taken: tracing.Trace) -> Sequence[int]:
-    written = canonicalize(jaxlink.read_executable(trial.executable))
-    return [ns for _, ns in sorted(time_in(taken, written.graph.module_name, _talks(written)).items())]
+    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
+    return _Traced(taken, name, walls_ns, found, waits_ns, gap_ns)
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.plugin import jaxlink, job, runner
 from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
 from disco_hlo.plugin.probe import exchange_opcode
+
+LATE_S = 0.5
+
+
+def ran_with_a_late_rank_ns(step: runner.Runner, rank: int) -> int:
+    """Time of a run for which rank 1 has its inputs half a second later than rank 0."""
+    inputs = step._inputs
+    fresh = inputs.fresh
+
+    def late() -> list[Any]:
+        time.sleep(LATE_S if rank == 1 else 0.0)
+        return fresh()
+
+    inputs.fresh = late  # type: ignore[method-assign]
+    try:
+        return step.run()
+    finally:
+        inputs.fresh = fresh  # type: ignore[method-assign]
 
 
 def main(address: str, rank: int, output: Path) -> None:
@@ -27,6 +47,7 @@ def main(address: str, rank: int, output: Path) -> None:
         rewritten = jaxlink.compile_module(request, exchange_opcode(module, "negate", "abs"))
         step = runner.Runner(request, rewritten, seed=1)
         times = [step.run() for _ in range(3)]
+        report["with_a_late_rank_ns"] = ran_with_a_late_rank_ns(step, rank)
         sweep = runner.all_reduce_runner(request, 1024, repeats=2, seed=1)
         store = job.key_value_store()
         assert store is not None

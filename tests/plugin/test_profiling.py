@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from disco_hlo.profiler import trace as tracing
@@ -14,12 +16,16 @@ from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.known_times import KnownTimes
 from disco_hlo.plugin.links import AFTER_COMPUTE
 from disco_hlo.plugin.microbenchmarks import as_times
-from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _Traced
+from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
+from disco_hlo.plugin.session import Session
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -69,13 +75,15 @@ def test_what_a_steps_all_reduces_took_in_it_is_asked_once_of_processes_on_cpu(
     first.add_constants(CONSTANTS)
     first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
     assert first.lacks(step, read(step))["ops"] is True
-    first.add_waits(fingerprint, [[3000, 5000, 4000], [], [6000, 7000, 9000]])
+    first.add_waits(fingerprint, [3000, 5000, 4000], [600, 700, 900])
     second = KnownTimes(PLATFORM, link, store)
     assert second.lacks(step, read(step))["ops"] is False
-    found = second.profile(fingerprint, [64, 8, 64])
-    assert found.in_step == InStep(((8, 1), (64, 2)), 5500, 1500, 6)
+    found = second.profile(fingerprint, [64, 8, 64], [136])
+    assert found.in_step == InStep(((8, 1), (64, 2)), 4000, 1000, 3)
+    assert found.together == InStep(((136, 1),), 700, 100, 3)
     assert set(found.ops) == {"dot"}
     assert second.profile(fingerprint).in_step is None
+    assert second.profile(fingerprint).together is None
 
 
 def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
@@ -84,7 +92,7 @@ def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
     known = KnownTimes(PLATFORM, Link(2, 2, AFTER_COMPUTE), store)
     known.add_constants(CONSTANTS)
     known.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
-    known.add_waits(step.graph.fingerprint, [[], []])
+    known.add_waits(step.graph.fingerprint, [], [])
     assert known.lacks(step, read(step))["ops"] is False
     assert known.profile(step.graph.fingerprint, [64]).in_step is None
 
@@ -126,6 +134,18 @@ def test_without_a_store_a_search_still_has_its_numbers() -> None:
     assert profile.launch_ns == 400
     assert profile.all_reduce is not None
     assert not set(profile.ops) & set(as_times(CONSTANTS))
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("cpu", one_bucket), ("gpu", unfused)])
+def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
+    step: CanonicalModule, backend: str, expected: Callable[[Graph], Strategy]
+) -> None:
+    """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
+    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend)))
+    unfused_step, _ = _to_trace(session, step, read(step), {"ops": True, "contention": False}, None)
+    assert unfused_step.strategy is not None
+    assert unfused_step.strategy.groups == ()
+    assert unfused_step.strategy.buckets == expected(step.graph).buckets
 
 
 def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:

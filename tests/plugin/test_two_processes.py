@@ -5,21 +5,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from disco_hlo.plugin.jaxlink import Parameter
 from disco_hlo.plugin.runner import synthetic_values
+from tests.plugin.rank import LATE_S
 from tests.ports import free_port
 
 RANK = Path(__file__).with_name("rank.py")
 
 
-def test_two_processes_capture_enact_and_run_in_lockstep(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the ranks of one job say of it."""
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    outputs = [tmp_path / f"{rank}.json" for rank in (0, 1)]
+    folder = tmp_path_factory.mktemp("ranks")
+    outputs = [folder / f"{rank}.json" for rank in (0, 1)]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANK), address, str(rank), str(output)],
@@ -35,13 +40,21 @@ def test_two_processes_capture_enact_and_run_in_lockstep(tmp_path: Path) -> None
         for process in ranks:
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0], errors
-    reports = [json.loads(output.read_text()) for output in outputs]
+    return [{**json.loads(output.read_text()), "address": address} for output in outputs]
 
+
+def test_a_rank_that_comes_late_takes_no_time_of_the_step(reports: list[dict[str, Any]]) -> None:
+    """The earlier one's first all-reduce waited for it, and that counted."""
+    for report in reports:
+        assert report["with_a_late_rank_ns"] < 0.5e9 * LATE_S
+
+
+def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
         assert report["ran"] is True
         assert report["same_module"] is True
         assert report["timeout"] == "key never put: not there after 0.05 s"
-        assert report["job"] == address
+        assert report["job"] == report["address"]
         assert report["places"] == [rank, 2, 4]
         assert report["local"] == [2, 2]
         # The step of the script itself: -2 + (2 * 3 * 1 + 2 * 3 * 2), and |-2| in the place of -(-2).

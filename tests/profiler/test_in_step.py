@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
-from disco_hlo.profiler.in_step import InStep, counted, with_latency_of
+from disco_hlo.profiler.in_step import InStep, counted, in_the_step, with_bytes_of, with_latency_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +30,8 @@ def test_all_reduces_that_are_quicker_in_the_step_have_less_latency_there() -> N
     assert found.points == SWEPT.points
 
 
-def test_slower_ones_have_no_more_since_a_trace_holds_their_waiting_too() -> None:
-    assert bases(with_latency_of(InStep(((100, 2),), 6200, 5, 24), SWEPT)) == [2000.0, 4000.0]
+def test_all_reduces_that_are_slower_in_the_step_have_more_latency_there() -> None:
+    assert bases(with_latency_of(InStep(((100, 2),), 6200, 5, 24), SWEPT)) == [3000.0, 5000.0]
 
 
 def test_no_more_than_the_latency_goes() -> None:
@@ -40,16 +40,39 @@ def test_no_more_than_the_latency_goes() -> None:
     assert found.predict_ns([0, 100]).tolist() == [0, 100]
 
 
+def test_a_bucket_that_takes_longer_in_the_step_makes_lines_steeper() -> None:
+    # Swept: 2 x 6000 + 4000 = 16000.
+    found = with_bytes_of(InStep(((6000, 1),), 22000, 5, 12), SWEPT)
+    assert bases(found) == bases(SWEPT)
+    assert [piece.ns_per_byte for piece in found.pieces] == [2.0, 3.0]
+
+
+def test_a_bucket_that_is_quicker_in_the_step_makes_lines_flatter_above_the_latency() -> None:
+    # Swept: 16000, of which 14000 are above the latency; half of that is there.
+    found = with_bytes_of(InStep(((6000, 1),), 9000, 5, 12), SWEPT)
+    assert bases(found) == [2000.0, 3000.0]
+    assert [piece.ns_per_byte for piece in found.pieces] == [0.5, 1.0]
+    least = with_bytes_of(InStep(((6000, 1),), 1500, 5, 12), SWEPT)
+    assert least.predict_ns([0, 6000, 10**9]).tolist() == [2000, 2000, 2000]
+
+
+@given(st.integers(1, 10**8), st.integers(1, 10**8), st.integers(2, 100), st.integers(1, 10_000))
+def test_apart_or_together_lines_rise_with_the_size(apart: int, together: int, count: int, size: int) -> None:
+    one_by_one = InStep(((size, count),), apart, 0, 12)
+    found = in_the_step(SWEPT, one_by_one, InStep(((size * count, 1),), together, 0, 12))
+    times = found.predict_ns(sorted([0, 1, size, 4999, 5000, 5001, size * count, 2 * size * count])).tolist()
+    assert times[0] >= 0
+    assert times == sorted(times)
+
+
 @given(
     st.lists(st.integers(0, 20_000), min_size=1, max_size=20), st.integers(1, 10**8), st.integers(0, 10_000)
 )
-def test_they_add_up_to_the_step_where_it_is_quicker_and_never_fall(
-    sizes: list[int], total_ns: int, more: int
-) -> None:
+def test_they_add_up_to_the_step_and_never_fall(sizes: list[int], total_ns: int, more: int) -> None:
     found = with_latency_of(InStep(counted(sizes), total_ns, 0, 12), SWEPT)
     assert found.predict_ns([0]).tolist()[0] >= 0
     assert found.predict_ns([sizes[0] + more])[0] >= found.predict_ns([sizes[0]])[0]
-    if 0 < bases(found)[0] < bases(SWEPT)[0]:
+    if bases(found)[0] > 0:
         assert int(found.predict_ns(sizes).sum()) == pytest.approx(total_ns, abs=len(sizes))
 
 

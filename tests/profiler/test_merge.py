@@ -66,6 +66,9 @@ def test_what_one_steps_all_reduces_took_is_merged_and_of_several_steps_nothing_
     assert merge([took(100), took(100)]).in_step == InStep(((64, 2),), 100, 4, 24)
     assert merge([took(100), took(100, size=128)]).in_step is None
     assert merge([profile({})]).in_step is None
+    together = [InStep(((128, 1),), ns, 4, 12) for ns in (60, 80)]
+    both = merge([replace(took(100), together=one) for one in together])
+    assert (both.in_step, both.together) == (InStep(((64, 2),), 100, 4, 24), InStep(((128, 1),), 70, 10, 24))
 
 
 def test_profiles_of_different_links_or_platforms_are_refused() -> None:

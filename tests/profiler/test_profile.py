@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
-from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.in_step import InStep, in_the_step
 from disco_hlo.profiler.profile import (
     Contention,
     Link,
@@ -41,6 +41,7 @@ PROFILE = Profile(
     contention=Contention(1.08, 1.3),
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
+    together=InStep(((4288, 1),), 8_500, 300, 12),
 )
 
 
@@ -56,17 +57,22 @@ def test_a_profile_survives_its_json():
     assert from_json(to_json(bare)) == bare
 
 
-def test_a_profile_of_the_first_version_knows_nothing_of_the_step():
-    old = json.loads(body(version=1))
-    del old["in_step"]
-    assert from_json(json.dumps(old)) == replace(PROFILE, in_step=None)
+def test_profiles_of_earlier_versions_know_less_of_the_step():
+    second = json.loads(body(version=2))
+    del second["together"]
+    assert from_json(json.dumps(second)) == replace(PROFILE, together=None)
+    del second["in_step"]
+    first = {**second, "version": 1}
+    assert from_json(json.dumps(first)) == replace(PROFILE, in_step=None, together=None)
 
 
 def test_transfers_have_the_latency_of_the_step_where_it_is_known():
-    assert replace(PROFILE, in_step=None).transfers == FIT
-    assert PROFILE.transfers is not None
+    assert replace(PROFILE, in_step=None, together=None).transfers == FIT
+    found = replace(PROFILE, together=None).transfers
+    assert found is not None
     # 4 x 9000 swept, 34000 in the step: 500 less each
-    assert [piece.base_ns for piece in PROFILE.transfers.pieces] == [8_500.0, 12_000.5]
+    assert [piece.base_ns for piece in found.pieces] == [8_500.0, 12_000.5]
+    assert PROFILE.transfers == in_the_step(FIT, PROFILE.in_step, PROFILE.together)
     assert replace(PROFILE, all_reduce=None).transfers is None
 
 
@@ -82,6 +88,7 @@ def test_equal_profiles_give_equal_text():
         PROFILE.contention,
         0.004,
         PROFILE.in_step,
+        PROFILE.together,
     )
     assert to_json(turned) == to_json(PROFILE)
     assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
@@ -109,7 +116,7 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
         ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
-        (body(version=99), "version: this program reads versions 1 and 2, got 99"),
+        (body(version=99), "version: this program reads versions 1, 2, 3, got 99"),
         (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
         (body(launch_ns=1.5), "launch_ns"),
         (body(launch_ns=True), "launch_ns"),
@@ -129,6 +136,7 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (body(in_step={"sizes": [[64, 1], [8, 1]]}), "in_step.sizes: expected at least one size"),
         (body(in_step={"sizes": [[64, 0]]}), r"in_step.sizes.0.: expected an integer of at least 1"),
         (body(in_step={"sizes": [[64, 1]], "total_ns": 0}), "in_step.total_ns: expected"),
+        (body(together={"sizes": [[64, 0]]}), r"together.sizes.0.: expected an integer of at least 1"),
         (body(platform=None), "platform: expected an object"),
         (body(platform={"device_kind": 3}), "platform.device_kind"),
         (body(link={"device_count": 0, "process_count": 1, "label": ""}), "link.device_count"),
