@@ -10,6 +10,7 @@ being compiled at once, each is first tried alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import statistics
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
@@ -30,6 +31,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.job import available_bytes
+from disco_hlo.plugin.lockstep import all_have, run_on_all
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.session import Session
@@ -206,25 +208,44 @@ def measure(
         Whether it went to its end.
 
     Raises:
-        UnsupportedError: the step cannot be run on made-up inputs.
+        UnsupportedError: the step cannot be run on made-up inputs, or XLA's default failed on the way.
     """
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
     expected: Outputs | None = None
     for trial in alive:
         expected = _first_run(session, trial, expected, alive[0].runner)
-    alive = [trial for trial in alive if not trial.error]
+    alive = _still_alive(alive)
     complete = True
     at_once = _at_once(session, alive[0].runner)
     for _ in range(_rounds(session, alive, at_once, budget_s)):
         if session.tell(stop(), "interrupted"):
             complete = False
             break
-        for trial in alive:
-            assert trial.runner is not None
-            trial.times_ns.append(time_once(trial.runner, at_once))
+        alive = _still_alive(alive)
+        _round(session, alive, at_once)
+    _still_alive(alive)
     for trial in trials:
         trial.runner = None
     return complete
+
+
+def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
+    """Time each once. One that fails on any rank is out on all of them."""
+    for trial in alive:
+        assert trial.runner is not None
+        timed = functools.partial(time_once, trial.runner, at_once)
+        try:
+            trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
+        except Exception as error:
+            trial.error = one_line(error)
+            trial.times_ns.clear()
+
+
+def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that have not failed; nothing can be said of them without the first, XLA's default."""
+    if trials[0].error:
+        raise UnsupportedError(f"{trials[0].name}: {trials[0].error}")
+    return [trial for trial in trials if not trial.error]
 
 
 def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_of: Runner | None) -> Outputs:
@@ -233,12 +254,15 @@ def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_
         # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
         with session.stage(f"inputs of {trial.name}"):
             seed = session.settings.seed
-            trial.runner = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
-        with session.stage(f"first run of {trial.name}"), marked(session, trial):
-            outputs = _thinned(trial.runner.outputs())
-            unlike = "" if expected is None else difference(expected, outputs)
-            if unlike:
-                raise IllegalStrategyError(unlike)
+            trial.runner = Runner(
+                session.request,
+                trial.executable,
+                seed,
+                inputs_of=inputs_of,
+                together=lambda: all_have(session, "inputs"),
+            )
+        with marked(session, trial):
+            outputs = run_on_all(session, f"first run of {trial.name}", lambda: _checked(trial, expected))
     except Exception as error:
         if expected is None:
             raise
@@ -247,21 +271,31 @@ def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_
     return outputs if expected is None else expected
 
 
+def _checked(trial: Trial, expected: Outputs | None) -> Outputs:
+    """What a trial computes, if that is what is expected."""
+    assert trial.runner is not None
+    outputs = _thinned(trial.runner.outputs())
+    unlike = "" if expected is None else difference(expected, outputs)
+    if unlike:
+        raise IllegalStrategyError(unlike)
+    return outputs
+
+
 def _at_once(session: Session, default: Runner | None) -> int:
     """How many steps each measurement takes; the same on every rank."""
     if default is None or session.facts.backend != "gpu":
         return 1
-    with session.stage("first runs"):
-        mine = at_once_of(default, available_bytes(session.request))
+    free_bytes = available_bytes(session.request)
+    mine = run_on_all(session, "first runs", lambda: at_once_of(default, free_bytes))
     return int(session.tell(mine if session.leads else None, "steps at once"))
 
 
 def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: float) -> int:
     """How often to measure each, from one warm-up round; the same on every rank."""
     started = time.monotonic()
+    _round(session, alive, at_once)
     for trial in alive:
-        assert trial.runner is not None
-        time_once(trial.runner, at_once)
+        trial.times_ns.clear()
     round_s = max(time.monotonic() - started, 1e-6)
     wanted = int(budget_s / round_s)
     return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))

@@ -7,6 +7,7 @@ sharding replicates is equal on every device, so that all devices take the same 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import re
@@ -28,6 +29,9 @@ Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""
 
 Result = TypeVar("Result")
+
+Together = Callable[[], contextlib.AbstractContextManager[None]]
+"""In its body something is made on every rank; where any rank cannot, it raises on all."""
 
 _KERNELS_OFF = (
     ("xla_gpu_experimental_use_collective_kernels", ""),
@@ -83,8 +87,11 @@ class _Inputs:
     """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
     a large model's take gigabytes and seconds to make."""
 
-    def __init__(self, request: CompileRequest, parameters: Sequence[Parameter], seed: int) -> None:
+    def __init__(
+        self, request: CompileRequest, parameters: Sequence[Parameter], seed: int, together: Together
+    ) -> None:
         self.request = request
+        self._together = together
         self.parameters = parameters
         self.seed = seed
         self._values = [self._make(index) for index in range(len(parameters))]
@@ -92,15 +99,26 @@ class _Inputs:
         """Parameters whose storage some executable takes over; these are handed out as copies."""
 
     def fresh(self) -> list[Any]:
+        """Arguments for one execution."""
+        return self.several(1)[0]
+
+    def several(self, count: int) -> list[list[Any]]:
+        """Arguments for so many executions, once every rank has its own."""
         import jax
 
-        with jax.transfer_guard("allow"):
-            arguments = [
-                jax.device_put(value, value.sharding, may_alias=False) if index in self._taken else value
-                for index, value in enumerate(self._values)
-            ]
-        jax.block_until_ready(arguments)
-        return arguments
+        with self._together():
+            with jax.transfer_guard("allow"):
+                prepared = [
+                    [
+                        jax.device_put(value, value.sharding, may_alias=False)
+                        if index in self._taken
+                        else value
+                        for index, value in enumerate(self._values)
+                    ]
+                    for _ in range(count)
+                ]
+            jax.block_until_ready(prepared)
+        return prepared
 
     def donated_bytes(self) -> int:
         """What the copies for one execution take on each device, as far as runs have shown."""
@@ -165,6 +183,8 @@ class Runner:
     Args:
         inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
             are equal.
+        together: how inputs are made where a rank that cannot must not leave the others in an all-reduce; of no
+            account where they are another runner's.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -179,6 +199,7 @@ class Runner:
         *,
         allow_callbacks: bool = False,
         inputs_of: Runner | None = None,
+        together: Together = contextlib.nullcontext,
     ) -> None:
         if not allow_callbacks and calls_python(jaxlink.read_executable(executable)):
             raise UnsupportedError(
@@ -192,7 +213,7 @@ class Runner:
             or shared.request is not request
             or (shared.parameters, shared.seed) != (parameters, seed)
         ):
-            shared = _Inputs(request, parameters, seed)
+            shared = _Inputs(request, parameters, seed, together)
         self._inputs: _Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
@@ -226,7 +247,7 @@ class Runner:
         """
         if not self._has_run:  # What a step takes over must be known before it is handed out more than once.
             self.run()
-        prepared = [self._inputs.fresh() for _ in range(count)]
+        prepared = self._inputs.several(count)
         start = time.perf_counter_ns()
         tokens = [jaxlink.token_of(jaxlink.execute(self._executable, one)) for one in prepared]
         for token in tokens:

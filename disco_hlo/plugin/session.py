@@ -68,11 +68,12 @@ class Session:
         LOGGER.log(20 if self.leads else 10, message, *values)
 
     @contextlib.contextmanager
-    def stage(self, name: str, *, takes_s: float = 0.0) -> Iterator[None]:
+    def stage(self, name: str, *, takes_s: float = 0.0, logged: bool = True) -> Iterator[None]:
         """Do the body on every rank; if any rank fails, all do.
 
         Args:
             takes_s: how long the body may keep one rank while the others wait, beyond the timeout.
+            logged: whether the log's finest level says how long it took.
 
         Raises:
             ActivationError: another rank failed; names it and its reason. This rank's own error
@@ -84,7 +85,8 @@ class Session:
             yield
         except Exception as error:
             failure = error
-        LOGGER.debug("%s: %.2f s", name, time.monotonic() - started)
+        if logged:
+            LOGGER.debug("%s: %.2f s", name, time.monotonic() - started)
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
         verdict = settle(self.channel, reason, self.timeout_s + takes_s, tag=name)
         if failure is not None:

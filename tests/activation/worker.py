@@ -227,6 +227,8 @@ def interrupted() -> dict[str, Any]:
     if channel.rank != 0:
         time.sleep(4)
         return {}
+    # A suite in the background of a shell hands its processes SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         channel.barrier(tag="nobody", timeout_s=60)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.cli.main import COMMANDS
+from tests.known_times import know_all
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/report.md", "docs/quickstart.md")
@@ -33,6 +34,7 @@ def test_the_documentation_shows_every_command() -> None:
 def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("train.py"), tmp_path)
     store = tmp_path / "plans"
+    know_all(store, devices=2, processes=1)
     environment = {**os.environ, "DISCO_DIR": str(store), "JAX_PLATFORMS": "cpu"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
 

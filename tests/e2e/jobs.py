@@ -8,17 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from tests.ports import free_port
-
-Result = TypeVar("Result")
 
 HERE = Path(__file__).parent
 LIMIT_S = 240
@@ -103,6 +100,13 @@ class Job:
         """One process with two devices."""
         return self.start(*arguments, fault=fault, **environment).finish()[0]
 
+    def train_with_each(self, plans: Path, *arguments: str, **environment: str) -> dict[str, Run]:
+        """One process with two devices that trains once with each plan directory in ``plans``; runs by name."""
+        folder = self._fresh_folder()
+        command = [*_observe(folder), "--each", str(plans), str(HERE / "train.py"), *arguments]
+        Started([_popen(command, self._environment(2, environment))], folder, 0).finish()
+        return {path.name: _run(folder / path.name, 0) for path in plans.iterdir()}
+
     def start(self, *arguments: str, fault: str = "", **environment: str) -> Started:
         """As :meth:`train`, not waited for."""
         folder = self._fresh_folder()
@@ -164,14 +168,11 @@ class Job:
 
 def _command(folder: Path, fault: str, arguments: Sequence[str]) -> list[str]:
     faults = [word for name in fault.split() for word in ("--fault", name)]
-    return [
-        sys.executable,
-        str(HERE / "observe.py"),
-        str(folder),
-        *faults,
-        str(HERE / "train.py"),
-        *arguments,
-    ]
+    return [*_observe(folder), *faults, str(HERE / "train.py"), *arguments]
+
+
+def _observe(folder: Path) -> list[str]:
+    return [sys.executable, str(HERE / "observe.py"), str(folder)]
 
 
 def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -187,10 +188,3 @@ def until_it_says(process: subprocess.Popen[str], text: str) -> str:
     while not (line := process.stderr.readline()).startswith(text):
         assert line, f"the process ended without {text!r}"
     return line
-
-
-def two_at_a_time(makers: Mapping[str, Callable[[], Result]]) -> dict[str, Future[Result]]:
-    """What each of these gives, or the error it ends in, by ``result()``. Most of a short run is one
-    thread's work, so two take little longer than one."""
-    with ThreadPoolExecutor(2) as pool:
-        return {name: pool.submit(make) for name, make in makers.items()}

@@ -1,6 +1,10 @@
 """Runs a training script in this process, with a fault where one is asked for, and reports what happened.
 
     python observe.py FOLDER [--fault NAME]... train.py [its arguments]
+    python observe.py FOLDER --each PLANS train.py [its arguments]
+
+The second runs the script once for every folder in PLANS, each time with a copy of that in the plan directory's
+place, and reports on each in a folder of its name. Most of a short run is starting Python and JAX.
 
 Leaves FOLDER/<rank>.json: the losses, the lines our plugin wrote, what was imported, the bytes the step takes
 over from donated arguments. And FOLDER/<rank>-<number>.pb: the step's module as XLA gives it back, twice
@@ -14,6 +18,7 @@ import gc
 import json
 import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -65,23 +70,53 @@ def _is_open(descriptor: str) -> bool:
 def main(folder: Path, arguments: list[str]) -> None:
     heard = Overheard(sys.stderr)
     sys.stderr = heard  # type: ignore[assignment]
-    report: dict[str, Any] = {"log": heard.lines}
     rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
-    # Registered first, so run last: what others say at exit is part of the report.
-    atexit.register(lambda: (folder / f"{rank}.json").write_text(json.dumps(report)))
+    plans: list[Path | None] = [None]
+    if arguments[0] == "--each":
+        plans = [*sorted(Path(arguments[1]).iterdir())]
+        arguments = arguments[2:]
+    report: dict[str, Any] = {}
+    # Registered first, so run last: what others say at exit is part of the (last) report.
+    atexit.register(lambda: (folder / f"{rank}.json").write_text(json.dumps(report | {"log": heard.lines})))
     while arguments[0] == "--fault":
         faults.FAULTS[arguments[1]]()
         arguments = arguments[2:]
+    # One place from which the script is run, since the modules that are compared hold the call stack.
+    for plan in plans:
+        own = folder if plan is None else folder / plan.name
+        if plan is not None:
+            own.mkdir()
+            shutil.rmtree(os.environ["DISCO_DIR"])
+            shutil.copytree(plan, os.environ["DISCO_DIR"])
+        report = observed(own, rank, arguments)
+        if plan is not None:
+            (own / f"{rank}.json").write_text(json.dumps(report | {"log": heard.lines}))
+            heard.lines = []
+            forget_compiled()
+
+
+def observed(folder: Path, rank: str, arguments: list[str]) -> dict[str, Any]:
+    """Run the script, keep the modules of its step, and say what else is to be reported."""
     sys.argv = arguments
     script = runpy.run_path(arguments[0], run_name="__main__")
     steps = executed_steps()
     for number, step in enumerate(steps):
         module = step.hlo_modules()[0].as_serialized_hlo_module_proto()
         (folder / f"{rank}-{number}.pb").write_bytes(module)
-    report["losses"] = script["losses"]
-    report["donated_bytes"] = [step.get_compiled_memory_stats().alias_size_in_bytes for step in steps]
-    report["listening"] = listening_ports()
-    report["imported"] = sorted(sys.modules)
+    return {
+        "losses": script["losses"],
+        "donated_bytes": [step.get_compiled_memory_stats().alias_size_in_bytes for step in steps],
+        "listening": listening_ports(),
+        "imported": sorted(sys.modules),
+    }
+
+
+def forget_compiled() -> None:
+    """Let go of the step, so that the next run of the script compiles its own."""
+    import jax
+
+    jax.clear_caches()
+    assert executed_steps() == []
 
 
 if __name__ == "__main__":

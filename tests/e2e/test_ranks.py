@@ -22,6 +22,7 @@ from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
 from tests.e2e.jobs import Job, Run, until_it_says
+from tests.known_times import know_all, know_device
 
 pytestmark = pytest.mark.mpi
 
@@ -36,6 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[Run]]:
     """A search by two ranks under MPI; not to be changed."""
     job = new_job(tmp_path_factory.mktemp("together"))
+    know_device(job.directory)
     return job, job.train_mpi(fault="plan_wins", ENABLE_SEARCH="1", DISCO_LOG="debug")
 
 
@@ -185,10 +187,12 @@ def test_a_search_that_one_rank_cannot_follow_is_the_default_on_all(
 @pytest.mark.product_only
 def test_four_ranks_search_and_enact_under_mpi(tmp_path: Path) -> None:
     job = new_job(tmp_path / "four")
+    know_all(job.directory, devices=4, processes=4)
     four_devices = "--xla_force_host_platform_device_count=4"
     default = [job.train(XLA_FLAGS=four_devices)] * 4
     search = job.train_mpi(fault="plan_wins", ranks=4, ENABLE_SEARCH="1", DISCO_LOG="debug")
     assert search[0].lines("channel between 4 ranks: mpi")
+    assert search[0].lines("profiled ops in ")
     assert_all_execute_the_plan(search, job.directory, default)
     enacted = job.train_mpi(ranks=4, ENABLE_SEARCH="0", DISCO_LOG="debug")
     assert_all_execute_the_plan(enacted, job.directory, default)

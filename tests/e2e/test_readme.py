@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.jobs import HERE
+from tests.known_times import know_all
 from tests.ports import free_port
 
 pytestmark = [
@@ -37,6 +38,7 @@ def walk() -> list[str]:
 
 def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the_plan(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
+    know_all(tmp_path / "my plans", devices=2, processes=2)
     environment = {
         **os.environ, "DISCO_DIR": str(tmp_path / "my plans"), "JAX_PLATFORMS": "cpu", "DISCO_FINALISTS": "1",
         "DISCO_PATIENCE": "20", "DISCO_BUDGET_S": "5",

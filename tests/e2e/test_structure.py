@@ -17,6 +17,7 @@ from disco_hlo.plan.verify import describe_difference
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
+from tests.known_times import know_all
 
 CHUNKED = {"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": "chunk-2", "DISCO_FINALISTS": "1", "DISCO_BUDGET_S": "10"}
 
@@ -25,6 +26,7 @@ CHUNKED = {"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": "chunk-2", "DISCO_FINALISTS"
 def chunked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search that takes the chunked step, whatever the clock says; not to be changed."""
     job = new_job(tmp_path_factory.mktemp("chunked"))
+    know_all(job.directory, devices=2, processes=1)
     return job, job.train("--kind", "tensor", **CHUNKED)
 
 

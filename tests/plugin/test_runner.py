@@ -134,7 +134,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
 ) -> None:
     made: list[runner.Outputs] = []
     happened: list[str] = []
-    execute, fresh, clock = jaxlink.execute, runner._Inputs.fresh, time.perf_counter_ns
+    execute, several, clock = jaxlink.execute, runner._Inputs.several, time.perf_counter_ns
 
     def noted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -148,7 +148,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
         made.append(on_device.outputs())
         with monkeypatch.context() as patched:
             patched.setattr(jaxlink, "execute", noted("execute", execute))
-            patched.setattr(runner._Inputs, "fresh", noted("arguments", fresh))
+            patched.setattr(runner._Inputs, "several", noted("arguments", several))
             patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
             on_device.run_in_a_row(1)  # the first of all; what it takes over is learned before
             del happened[:]
@@ -159,7 +159,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
 
     compile_with("row_step", handle)
     run_sgd_step("row_step", donate)
-    assert happened == ["arguments"] * 5 + ["clock"] + ["execute"] * 5 + ["clock"]
+    assert happened == ["arguments", "clock"] + ["execute"] * 5 + ["clock"]
     for left, right in zip(made[0], made[1], strict=True):
         for a, b in zip(left, right, strict=True):
             np.testing.assert_array_equal(a, b)

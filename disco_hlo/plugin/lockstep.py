@@ -1,0 +1,71 @@
+"""Running a step on all ranks, where a rank that fails alone must not leave the others in an all-reduce.
+
+What fails before a rank has dispatched its step (no memory for its inputs) is agreed on before anyone dispatches:
+:func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
+whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
+the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from disco_hlo.activation.channel import name_ranks
+from disco_hlo.errors import ActivationError
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.session import Session
+
+Result = TypeVar("Result")
+
+
+def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
+    """Do the body on every rank; if any rank fails, all do. As a stage, without a line in the log."""
+    return session.stage(what, logged=False)
+
+
+def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result:
+    """What ``run`` returns, which runs something with all-reduces on all ranks.
+
+    Raises:
+        ActivationError: it failed on another rank, or ranks were silent before anything ran.
+        Exception: what ``run`` raised on this rank; the others fail, too.
+    """
+    result: Result | None = None
+    failure: Exception | None = None
+    try:
+        result = run()
+    except Exception as error:
+        failure = error
+    reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
+    try:
+        answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
+    except ActivationError as silence:
+        if failure is None or isinstance(failure, ActivationError):
+            raise
+        _end_job(session, what, reason, silence)
+    if failure is not None:
+        raise failure
+    others = {answer.decode(errors="replace"): rank for rank, answer in enumerate(answers) if answer}
+    if others:
+        listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
+        raise ActivationError(f"{what}: {listed}")
+    return result  # type: ignore[return-value]  # it ran
+
+
+def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
+    LOGGER.error(
+        "%s failed on rank %d (%s) and not on all (%s): they wait for it in an all-reduce, and nothing can call "
+        "them back, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
+        what,
+        session.channel.rank,
+        reason,
+        silence,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # An exit in order would wait for the other ranks (jax.distributed shuts down at a barrier).
+    os._exit(1)

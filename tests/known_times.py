@@ -1,0 +1,35 @@
+"""Made-up times of this machine, so that a search in a test does not measure what the test is not about."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link, Platform, host_cpu_kind
+from disco_hlo.profiler.store import ProfileStore
+
+from disco_hlo.plugin.links import AFTER_COMPUTE
+from disco_hlo.plugin.measured_times import STORE_NAME
+from disco_hlo.plugin.microbenchmarks import as_times
+
+PLATFORM = Platform(host_cpu_kind(), "cpu", "", jax.__version__, version("jaxlib"))
+CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e11, noise=0.01)
+SWEEP = tuple(SweepPoint(1 << octave, 300_000 + (1 << octave), 5_000, 7) for octave in range(10, 18))
+
+
+def know_device(directory: Path) -> None:
+    """The constants of this machine's CPU are known to ``directory``, a plan directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with ProfileStore(directory / STORE_NAME) as store:
+        store.add_ops(PLATFORM, as_times(CONSTANTS))
+
+
+def know_all(directory: Path, *, devices: int, processes: int) -> None:
+    """Beside the constants, all-reduces of kilobytes over a job's devices: only a step's ops are left to profile."""
+    know_device(directory)
+    link = Link(devices, processes, AFTER_COMPUTE if processes > 1 else "")
+    with ProfileStore(directory / STORE_NAME) as store:
+        store.add_sweep(PLATFORM, link, SWEEP)

@@ -1,0 +1,86 @@
+"""One of two processes that measure candidates, for test_lockstep.py: measuring_rank.py ADDRESS RANK FOLDER FAULT.
+
+Rank 1 fails in the first round, at the second candidate: FAULT is where, ``inputs`` or ``run``; ``run on all`` is
+a run that fails on both ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.logs import configure
+from disco_hlo.plugin.session import join
+from disco_hlo.plugin.settings import Settings
+
+FAILS_AT = 6
+"""The default's and the candidate's first runs and warm-ups come before, and the default in the first round."""
+
+
+def arrange(fault: str, rank: int) -> None:
+    """Let this rank fail at its sixth execution."""
+    numbers = itertools.count(1)
+    if rank == 0 and fault != "run on all":
+        return
+
+    def failing(make: Any) -> Any:
+        def wrapped(*args: Any) -> Any:
+            if next(numbers) == FAILS_AT:
+                raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+            return make(*args)
+
+        return wrapped
+
+    if fault == "inputs":
+        # Within what all ranks do together.
+        jax.block_until_ready = failing(jax.block_until_ready)
+    else:
+        jaxlink.execute = failing(jaxlink.execute)
+
+
+def main(address: str, rank: int, folder: Path, fault: str) -> None:
+    # How soon jax ends a rank whose other is gone; 100 s if nobody says.
+    jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=10)
+    configure("info")
+    report: dict[str, Any] = {}
+
+    def handle(request: CompileRequest) -> LoadedExecutable | None:
+        if request.module_name != "jit_step":
+            return None
+        session = join(request, Settings(search=True, directory=folder, timeout_s=5))
+        source = canonicalize(jaxlink.capture(request))
+        trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(source.graph), 0)]
+        compile_trials(session, source, trials, tag="candidate")
+        arrange(fault, rank)
+        measure(session, trials, budget_s=0.1)
+        report["trials"] = [[trial.error, len(trial.times_ns)] for trial in trials]
+        return None
+
+    def step(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return weight + x.sum(), -weight
+
+    jaxlink.install(handle)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.make_array_from_process_local_data(split, np.full((1, 3), rank + 1, np.float32))
+    weight = jax.make_array_from_process_local_data(whole, np.full(5, -2, np.float32))
+    updated, _ = jax.jit(step, out_shardings=whole, donate_argnums=0)(weight, x)
+    report["updated"] = np.asarray(updated.addressable_data(0)).tolist()
+    (folder / f"{rank}.json").write_text(json.dumps(report))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
