@@ -172,7 +172,8 @@ class _Meeting:
             self._executable = in_clean_thread(
                 lambda: _compile_all_reduces(self._request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
             )
-            self._arguments = _Inputs(self._request, jaxlink.parameters(self._executable), seed=0).fresh()
+            parameters = jaxlink.parameters(self._executable)
+            self._arguments = _Inputs(self._request, parameters, 0, contextlib.nullcontext).fresh()
         jaxlink.wait(jaxlink.execute(self._executable, self._arguments))
 
 
