@@ -25,19 +25,20 @@ from disco_hlo.plugin.logs import configure
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 
-FAILS_AT = 6
-"""The default's and the candidate's first runs and warm-ups come before, and the default in the first round."""
+FAILS_AT = {"inputs": 7, "run": 10, "run on all": 10}
+"""The default's and the candidate's first runs and warm-ups come before, and the default in the first round; but for
+the first runs the ranks meet before each, with inputs of their own the first time, in a run of their own each time."""
 
 
 def arrange(fault: str, rank: int) -> None:
-    """Let this rank fail at its sixth execution."""
+    """Let this rank fail at the candidate's first timed run."""
     numbers = itertools.count(1)
     if rank == 0 and fault != "run on all":
         return
 
     def failing(make: Any) -> Any:
         def wrapped(*args: Any) -> Any:
-            if next(numbers) == FAILS_AT:
+            if next(numbers) == FAILS_AT[fault]:
                 raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
             return make(*args)
 
