@@ -1,8 +1,8 @@
 """Look again at what the search chose: measure the kernels it made up, and search with their times.
 
 A search over estimates ends where they are too low: of all kernels that never ran it takes those that the estimator
-flatters most. On H200 the kernels of a plan took 1 to 11 % of the step longer than they had been promised to, XLA's
-own, which were measured, 0 to 4 %. DisCo (section 4.3) leaves it at one estimate. Here the best plan's kernels are
+flatters most. On H200 plans took up to 11 % of the step longer than they had been promised to, XLA's own kernels,
+which had been measured, up to 4 % (docs/benchmarks.md). DisCo (section 4.3) leaves it at one estimate. Here the best plan's kernels are
 run under the profiler, as XLA's were before the search, and the search is made once more: now they cost what they
 cost, and what it takes instead has to be better than that.
 """
