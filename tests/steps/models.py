@@ -167,11 +167,11 @@ def _block_parameters(seed: int, width: int, dtype: Any) -> dict[str, Any]:
     }
 
 
-def transformer(dtype: Any = np.float32) -> Step:
-    """Embedding (its gradient is a scatter), two layers, AdamW."""
+def transformer(dtype: Any = np.float32, layers: int = 2) -> Step:
+    """Embedding (its gradient is a scatter), some layers, AdamW."""
     parameters = {
         "embedding": random(0, 32, 16, dtype=dtype),
-        "layers": [_block_parameters(10 * i, 16, dtype) for i in (1, 2)],
+        "layers": [_block_parameters(10 * i, 16, dtype) for i in range(1, 1 + layers)],
         "head": random(3, 16, 32, dtype=dtype),
     }
 
