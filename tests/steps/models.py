@@ -208,7 +208,7 @@ def lstm(dtype: Any = np.float32) -> Step:
         logits = (jnp.swapaxes(states, 0, 1) @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
 
-    return trained("lstm_step", loss, parameters, (tokens(5, 4, 10),), optax.adam(1e-3))
+    return trained("lstm_step", loss, parameters, (tokens(5, 4, 10),), optax.sgd(0.1, momentum=0.9))
 
 
 def scanned_layers(dtype: Any = np.float32) -> Step:
@@ -227,7 +227,7 @@ def scanned_layers(dtype: Any = np.float32) -> Step:
         logits = (x @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
 
-    return trained("scanned_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
+    return trained("scanned_step", loss, parameters, (tokens(4, 4, 12),), optax.sgd(0.1, momentum=0.9))
 
 
 def printing(dtype: Any = np.float32) -> Step:
