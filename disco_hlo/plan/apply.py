@@ -8,13 +8,11 @@ everything else that is called stay as XLA compiled them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, is_cloned
@@ -22,16 +20,17 @@ from disco_hlo.hlo.legality import external_reads
 from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
+from disco_hlo.plan.assemble import assembled
+from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
 from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.order import check_order, default_unit_order
-from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
+from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import ComputationWriter, tuple_shape, vector_shape
 
 _KERNELS_ON_GPU = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that are no fusible nodes, but that XLA:GPU emits as kernels, never as calls."""
-_FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
 
 
 def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
@@ -118,7 +117,7 @@ class _ModuleWriter:
         for token in order:
             self._write_unit(token)
         root = self._value(self.graph.root)
-        return self._module(self.entry.finish(root, is_fusion=False))
+        return assembled(self.source, self.fused, self.entry.finish(root, is_fusion=False))
 
     def _write_unit(self, token: str) -> None:
         if token[0] == "g":
@@ -265,20 +264,18 @@ class _ModuleWriter:
     ) -> Message:
         self.fused.append(body.finish(root, is_fusion=True))
         kernel = self.entry.add(name, "fusion", root.shape, operands)
-        kernel.fusion_kind = _FUSION_KINDS[group.kind]
+        kernel.fusion_kind = FUSION_KINDS[group.kind]
         kernel.called_computation_ids.append(body.proto.id)
-        config = self._kernel_config(group, work)
-        if config:
-            kernel.backend_config = json.dumps(config, separators=(",", ":")).encode()
+        kernel.backend_config = self._kernel_config(group, work)
         return kernel
 
-    def _kernel_config(self, group: Group, work: KernelWork) -> dict[str, object]:
+    def _kernel_config(self, group: Group, work: KernelWork) -> bytes:
         if group.kind == "triton":
-            return {"fusion_backend_config": json.loads(group.config)}
+            return triton_config(group.config)
         if self.graph.backend != "cpu":
-            return {"operation_queue_id": "0"}  # as XLA:GPU writes it, and by which a module is known as its
-        counts = outer_partitions(work.result, task_count(work, self.parallelism))
-        return {"outer_dimension_partitions": [str(count) for count in counts]} if counts else {}
+            # As XLA:GPU writes it, and by which a module is known as its.
+            return backend_config({"operation_queue_id": "0"})
+        return task_config(work, self.parallelism)
 
     # All-reduces ----------------------------------------------------------------------------
 
@@ -403,64 +400,3 @@ class _ModuleWriter:
         if all_reduce.channel_id > 0:
             all_reduce.channel_id = self.next_channel
             self.next_channel += 1
-
-    # Module ---------------------------------------------------------------------------------
-
-    def _module(self, entry: Message) -> bytes:
-        module = hlo_proto.Module()
-        module.CopyFrom(self.source.module)
-        old_entry_id = module.entry_computation_id
-        retained = self._retained(entry)
-        kept = [c for c in self.source.module.computations if c.id in retained and c.id != old_entry_id]
-        del module.computations[:]
-        module.computations.extend([*kept, *self.fused, entry])
-        module.entry_computation_id = entry.id
-        module.entry_computation_name = entry.name
-        self._schedule(module, entry, retained)
-        dropped = set(self.source.dropped_aliases)
-        aliases = [
-            entry_
-            for entry_ in module.input_output_alias.entries
-            if (entry_.parameter_number, (*entry_.output_shape_index, 0)[0]) not in dropped
-        ]
-        del module.input_output_alias.entries[:]
-        module.input_output_alias.entries.extend(aliases)
-        return hlo_proto.serialize(module)
-
-    def _retained(self, entry: Message) -> set[int]:
-        """Ids of the source's computations that are still called."""
-        index = self.source.index
-        pending = [
-            i
-            for c in (entry, *self.fused)
-            for instruction in c.instructions
-            for i in instruction.called_computation_ids
-        ]
-        found: set[int] = set()
-        while pending:
-            computation_id = pending.pop()
-            if computation_id in found or computation_id not in index.by_id:
-                continue
-            found.add(computation_id)
-            pending += [
-                i
-                for instruction in index.by_id[computation_id].instructions
-                for i in instruction.called_computation_ids
-            ]
-        return found
-
-    def _schedule(self, module: Message, entry: Message, retained: set[int]) -> None:
-        kept = {
-            key: list(sequence.instruction_ids)
-            for key, sequence in module.schedule.sequences.items()
-            if key in retained
-        }
-        module.schedule.sequences.clear()
-        for key, ids in kept.items():
-            module.schedule.sequences[key].instruction_ids.extend(ids)
-        module.schedule.sequences[entry.id].instruction_ids.extend(i.id for i in entry.instructions)
-        for computation in self.fused:
-            if not computation.is_fusion_computation:
-                module.schedule.sequences[computation.id].instruction_ids.extend(
-                    i.id for i in computation.instructions
-                )

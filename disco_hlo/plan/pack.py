@@ -12,7 +12,6 @@ number that the one before wrote.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,10 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Shape, is_cloned
 from disco_hlo.hlo.legality import external_reads
 from disco_hlo.hlo.proto import Message, shape_of, shape_to_proto
-from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
+from disco_hlo.plan.kernels import FUSION_KINDS, task_config, triton_config
+from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.writer import ComputationWriter
 
-_FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
 _KERNELS_PER_CALL = 7
 """With the counter's kernel as many as XLA:CPU runs in order."""
 
@@ -300,7 +299,7 @@ class _PackWriter:
         root = outputs[0] if len(outputs) == 1 else body.tuple(f"{token}.tuple", outputs)
         self.called.append(body.finish(root, is_fusion=True))
         made = target.add(f"{token}_{nodes[kernel.results[0]].opcode}_fusion", "fusion", root.shape, operands)
-        made.fusion_kind = _FUSION_KINDS[kernel.kind]
+        made.fusion_kind = FUSION_KINDS[kernel.kind]
         made.called_computation_ids.append(body.proto.id)
         made.backend_config = self._config(kernel)
         self.names.append(made.name)
@@ -318,18 +317,15 @@ class _PackWriter:
 
     def _config(self, kernel: PackedKernel) -> bytes:
         graph = kernel.source.graph
-        config: dict[str, object] = {}
         if kernel.kind == "triton":
-            config = {"fusion_backend_config": json.loads(kernel.config)}
-        elif graph.backend == "cpu":
-            nodes = [graph.nodes[member] for member in kernel.members]
-            flops = sum(node.flops for node in nodes)
-            transcendentals = sum(node.transcendentals for node in nodes)
-            result = graph.nodes[kernel.results[0]].shape
-            work = KernelWork(result, flops, transcendentals, kernel.moved_bytes)
-            counts = outer_partitions(result, task_count(work, self.parallelism))
-            config = {"outer_dimension_partitions": [str(count) for count in counts]} if counts else {}
-        return json.dumps(config, separators=(",", ":")).encode() if config else b""
+            return triton_config(kernel.config)
+        if graph.backend != "cpu":
+            return b""
+        nodes = [graph.nodes[member] for member in kernel.members]
+        flops = sum(node.flops for node in nodes)
+        transcendentals = sum(node.transcendentals for node in nodes)
+        result = graph.nodes[kernel.results[0]].shape
+        return task_config(KernelWork(result, flops, transcendentals, kernel.moved_bytes), self.parallelism)
 
     # Computations -----------------------------------------------------------------------------
 

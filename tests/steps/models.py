@@ -167,11 +167,11 @@ def _block_parameters(seed: int, width: int, dtype: Any) -> dict[str, Any]:
     }
 
 
-def transformer(dtype: Any = np.float32) -> Step:
-    """Embedding (its gradient is a scatter), two layers, AdamW."""
+def transformer(dtype: Any = np.float32, layers: int = 2) -> Step:
+    """Embedding (its gradient is a scatter), some layers, AdamW."""
     parameters = {
         "embedding": random(0, 32, 16, dtype=dtype),
-        "layers": [_block_parameters(10 * i, 16, dtype) for i in (1, 2)],
+        "layers": [_block_parameters(10 * i, 16, dtype) for i in range(1, 1 + layers)],
         "head": random(3, 16, 32, dtype=dtype),
     }
 
@@ -208,7 +208,7 @@ def lstm(dtype: Any = np.float32) -> Step:
         logits = (jnp.swapaxes(states, 0, 1) @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
 
-    return trained("lstm_step", loss, parameters, (tokens(5, 4, 10),), optax.adam(1e-3))
+    return trained("lstm_step", loss, parameters, (tokens(5, 4, 10),), optax.sgd(0.1, momentum=0.9))
 
 
 def scanned_layers(dtype: Any = np.float32) -> Step:
@@ -227,7 +227,7 @@ def scanned_layers(dtype: Any = np.float32) -> Step:
         logits = (x @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
 
-    return trained("scanned_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
+    return trained("scanned_step", loss, parameters, (tokens(4, 4, 12),), optax.sgd(0.1, momentum=0.9))
 
 
 def printing(dtype: Any = np.float32) -> Step:
