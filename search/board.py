@@ -26,6 +26,8 @@ MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
 VERDICTS: Final = 1 << 15
 """Kernels whose legality is remembered; a power of two."""
+REFUSALS: Final = 1 << 16
+"""Proposals whose refusal is remembered; a power of two."""
 _MOVE_WORDS: Final = 1 << 19
 _NODE_WORDS: Final = 64
 """Room in the log: for one move among units of that size, and for moving every unit in the order."""
@@ -56,6 +58,8 @@ class Scratch(NamedTuple):
     """Nodes whose units may have other members or results than when they were last looked at."""
     verdict: NDArray[np.int64]
     """``[2 * VERDICTS]``: digests of kernels and why each may not stand, as far as nothing pushed them out."""
+    refused: NDArray[np.int64]
+    """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
 
 
 def new_scratch(step: Step) -> Scratch:
@@ -67,6 +71,7 @@ def new_scratch(step: Step) -> Scratch:
         np.zeros(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),
         np.zeros(_NODE_WORDS * width + 4096, np.int64),
         np.zeros(2 * VERDICTS, np.int64),
+        np.zeros(REFUSALS, np.int64),
     )
 
 
@@ -247,20 +252,6 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
 
 
 @inner
-def _insert_cell(s: Any, w: Any, unit: Any, cell: Any) -> None:
-    """Put a cell into the list of its unit, ascending by node."""
-    node = s.cell_node[cell]
-    before, after = -1, s.copies[unit]
-    while after != -1 and s.cell_node[after] < node:
-        before, after = after, s.next_of_unit[after]
-    put(w, s.next_of_unit, cell, after)
-    if before == -1:
-        put(w, s.copies, unit, cell)
-    else:
-        put(w, s.next_of_unit, before, cell)
-
-
-@inner
 def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
     node = s.cell_node[cell]
     after = s.next_of_node[cell]
@@ -283,21 +274,32 @@ def _free_cell(s: Any, w: Any, cell: Any) -> None:
 
 
 @inner
-def add_copy(s: Any, w: Any, unit: Any, node: Any) -> Any:
-    """Let ``unit`` recompute ``node``; False where there is no room left for another duplicate.
+def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
+    """Let ``unit`` recompute nodes, ascending; False where there is no room left for so many duplicates.
 
-    Follow it up with ``upkeep.adopt_orphans``: the owner of ``node`` may have lost its last reader.
+    Follow it up with ``upkeep.adopt_orphans``: their owners may have lost the last readers.
     """
-    cell = s.total[at.FREE_CELL]
-    if cell == -1:
-        return False
-    put(w, s.total, at.FREE_CELL, s.next_of_unit[cell])
-    put(w, s.cell_node, cell, node)
-    put(w, s.cell_unit, cell, unit)
-    put(w, s.next_of_node, cell, s.copiers[node])
-    put(w, s.copiers, node, cell)
-    _insert_cell(s, w, unit, cell)
-    put(w, s.computed, unit, s.computed[unit] + copy_share(node))
+    computed = s.computed[unit]
+    before, after = -1, s.copies[unit]
+    for i in range(count):
+        cell, node = s.total[at.FREE_CELL], nodes[i]
+        if cell == -1:
+            return False
+        put(w, s.total, at.FREE_CELL, s.next_of_unit[cell])
+        put(w, s.cell_node, cell, node)
+        put(w, s.cell_unit, cell, unit)
+        put(w, s.next_of_node, cell, s.copiers[node])
+        put(w, s.copiers, node, cell)
+        while after != -1 and s.cell_node[after] < node:
+            before, after = after, s.next_of_unit[after]
+        put(w, s.next_of_unit, cell, after)
+        if before == -1:
+            put(w, s.copies, unit, cell)
+        else:
+            put(w, s.next_of_unit, before, cell)
+        before = cell
+        computed += copy_share(node)
+    put(w, s.computed, unit, computed)
     note_change(w, unit)
     return True
 

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from disco_hlo.search.island import Island, Report, reports
 from disco_hlo.search.starts import prepare
+from disco_hlo.search.undisturbed import without_collector
 
 LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.child")
@@ -93,7 +94,8 @@ class Children:
 def main() -> None:
     """Search one island; its description comes in, its reports go out."""
     island: Island = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
-    starts = prepare(island.graph, island.strategies)
+    with without_collector():
+        starts = prepare(island.graph, island.strategies)
     for report in reports(island, starts, lambda: False):
         pickle.dump(report, sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -14,6 +14,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, has_room, roll_back
 from disco_hlo.search.pricing import has_place, price_changed
 from disco_hlo.search.proposals import FUSE, KINDS, REORDER, SIBLING, make_move, random_move, second_unit
+from disco_hlo.search.refusals import refusal_key, remember_refusal, renew, was_refused
 from disco_hlo.search.rng import draw
 from disco_hlo.search.running_sums import ORDER_DIGEST, catch_up, open_segments
 from disco_hlo.search.segments import segments_ns
@@ -138,13 +139,19 @@ def _consider(
     untried, what comes to the same units after it."""
     if a < 0:
         return
+    key = refusal_key(g, s, w, kind, a, b)
+    if was_refused(w, key):
+        return
     other = second_unit(s, kind, b)
     if kind != REORDER and (w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)):
         _wait(waiting, kind, a, b, control)
         return
     mark = w.number[at.LOGGED]
+    w.number[at.FELL] = 0
     if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
+        remember_refusal(g, s, w, key, kind, a, b)
         return
+    changes = w.number[at.CHANGES]
     control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
     if w.number[at.CHANGES] != 0:
         roll_back(w, mark)
@@ -160,6 +167,8 @@ def _consider(
         roll_back(w, mark)
         return
     control[CURRENT] = score
+    if kind != REORDER:
+        renew(s, w, changes)
     if score < control[BEST]:
         control[BEST] = score
         w.number[at.LOGGED] = 0

@@ -65,7 +65,9 @@ class Climber:
         return int(self.control[cl.DISTINCT])
 
     def priced(self, state: State) -> State:
-        """The state itself, its times filled in."""
+        """The state itself, its times filled in and its units unlike those of any other state."""
+        self.scratch.number[at.STAMP] += 1
+        state.word[at.MOMENT] = self.scratch.number[at.STAMP]
         self.costs.price_all(state, self.scratch)
         return state
 

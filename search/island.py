@@ -31,6 +31,7 @@ from disco_hlo.search.proposals import (
     UNFUSE,
 )
 from disco_hlo.search.starts import Starts
+from disco_hlo.search.undisturbed import without_collector
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
@@ -297,4 +298,6 @@ def reports(island: Island, starts: Starts, halted: Callable[[], bool]) -> Itera
         starts: :func:`~disco_hlo.search.starts.prepare` of the island's strategies.
         halted: asked a few times a second; the island ends once it answers True.
     """
-    return _Run(island, starts, halted).reports()
+    with without_collector():
+        run = _Run(island, starts, halted)
+    return run.reports()

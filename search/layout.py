@@ -112,11 +112,13 @@ COMPUTED: Final = 14
 """At a head: hash of what the unit owns and recomputes."""
 RETURNED_SUM: Final = 15
 """At a head: hash of the nodes whose values leave the unit."""
-TOTAL: Final = 16
+MOMENT: Final = 16
+"""At a head: which change was the last of what decides about moves of the unit (``refusals``)."""
+TOTAL: Final = 17
 """Single numbers, see below."""
-TIMES: Final = 17
+TIMES: Final = 18
 """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 21
+STATE_ROWS: Final = 22
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0
@@ -170,4 +172,7 @@ LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
 """Entries of ``Scratch.changed``."""
-NUMBERS: Final = 3
+FELL: Final = 3
+"""0, or where the last move failed for a kernel that may not stand: how many entries of ``Scratch.changed`` are nodes
+of units that it would have changed."""
+NUMBERS: Final = 4

@@ -12,7 +12,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, VERDICTS, fresh_stamp
 from disco_hlo.search.digest import special_slot
 from disco_hlo.search.legality_gpu import is_gpu_kernel
-from disco_hlo.search.neighbours import gather_members
+from disco_hlo.search.neighbours import gather_members, sort_runs
 
 from disco_hlo.compiled import inner
 
@@ -36,7 +36,9 @@ EMISSIONS_LIMIT: Final = 1
 REDUCTIONS_LIMIT: Final = 2
 GPU_RULES: Final = 3
 """1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
-LARGE_KERNELS: Final = 4
+MEMBERS_LIMIT: Final = 4
+"""Most ops that any kernel in ``Step.special`` computes."""
+LARGE_KERNELS: Final = 5
 """How many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns, ascending, follows."""
 
 
@@ -45,6 +47,12 @@ def most_owned(g: Any) -> Any:
     """Most ops that any kernel may own, those included that stand as they are whatever the rules say."""
     count = g.limits[LARGE_KERNELS]
     return g.limits[LARGE_KERNELS + count] if count else MAXIMUM_MEMBERS
+
+
+@inner
+def most_members(g: Any) -> Any:
+    """Most ops that any kernel may compute, its own and others'."""
+    return max(MAXIMUM_MEMBERS, g.limits[MEMBERS_LIMIT])
 
 
 @inner
@@ -168,7 +176,7 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
             operand = g.edge[e]
             if g.flags[operand] & at.BITCAST and w.inside[operand] != stamp:
                 total = _add_chain(g, w, stamp, operand, total)
-    _sort(w.members, w.queue, total)
+    sort_runs(w.members, w.queue, total)
     return total, stamp
 
 
@@ -187,38 +195,6 @@ def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
         total += 1
         x = g.edge[g.operands_at[x]]
     return total
-
-
-@inner
-def _sort(values: Any, spare: Any, count: Any) -> None:
-    """Merge sort of what is there in a few ascending runs: the owned, the duplicates, chains of bitcasts."""
-    while True:
-        left = 0
-        while left < count:
-            middle = _run_end(values, left, count)
-            if left == 0 and middle == count:
-                return
-            end = _run_end(values, middle, count)
-            i, j = left, middle
-            for k in range(left, end):
-                if j == end or (i < middle and values[i] <= values[j]):
-                    spare[k] = values[i]
-                    i += 1
-                else:
-                    spare[k] = values[j]
-                    j += 1
-            left = end
-        for k in range(count):
-            values[k] = spare[k]
-
-
-@inner
-def _run_end(values: Any, start: Any, count: Any) -> Any:
-    """Where the ascending run that begins at ``start`` ends."""
-    end = start + 1
-    while end < count and values[end - 1] <= values[end]:
-        end += 1
-    return min(end, count)
 
 
 @inner

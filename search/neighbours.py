@@ -34,6 +34,19 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
 
 
 @inner
+def count_together(s: Any, w: Any, a: Any, b: Any) -> Any:
+    """How many nodes two units compute together, those that both compute once."""
+    _, count = gather_members(s, a, w.members)
+    stamp = fresh_stamp(w)
+    for i in range(count):
+        w.inside[w.members[i]] = stamp
+    _, others = gather_members(s, b, w.members)
+    for i in range(others):
+        count += w.inside[w.members[i]] != stamp
+    return count
+
+
+@inner
 def mark_copies(s: Any, w: Any, unit: Any) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)
@@ -172,3 +185,35 @@ def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
         count += s.cell_unit[cell] != unit
         cell = s.next_of_node[cell]
     return count
+
+
+@inner
+def sort_runs(values: Any, spare: Any, count: Any) -> None:
+    """Merge sort of what is there in ascending runs, mostly few and long."""
+    while True:
+        left = 0
+        while left < count:
+            middle = _run_end(values, left, count)
+            if left == 0 and middle == count:
+                return
+            end = _run_end(values, middle, count)
+            i, j = left, middle
+            for k in range(left, end):
+                if j == end or (i < middle and values[i] <= values[j]):
+                    spare[k] = values[i]
+                    i += 1
+                else:
+                    spare[k] = values[j]
+                    j += 1
+            left = end
+        for k in range(count):
+            values[k] = spare[k]
+
+
+@inner
+def _run_end(values: Any, start: Any, count: Any) -> Any:
+    """Where the ascending run that begins at ``start`` ends."""
+    end = start + 1
+    while end < count and values[end - 1] <= values[end]:
+        end += 1
+    return min(end, count)

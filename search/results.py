@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import (
-    add_copy,
+    add_copies,
     computes,
     fresh_stamp,
     link,
@@ -22,7 +22,7 @@ from disco_hlo.search.board import (
     take_out,
 )
 from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share
-from disco_hlo.search.neighbours import gather_members, mark_computing
+from disco_hlo.search.neighbours import gather_members, mark_computing, sort_runs
 from disco_hlo.search.views import open_views
 
 from disco_hlo.compiled import compiled, inner
@@ -61,10 +61,10 @@ def part(g: Any, s: Any, w: Any, node: Any) -> Any:
 
 @inner
 def recompute(g: Any, s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
-    """``board.add_copy``: let a unit recompute nodes; False where there is no room."""
-    for i in range(count):
-        if not add_copy(s, w, unit, nodes[i]):
-            return False
+    """``board.add_copies``: let a unit recompute nodes, which are sorted here; False where there is no room."""
+    sort_runs(nodes, w.queue, count)
+    if not add_copies(s, w, unit, nodes, count):
+        return False
     for i in range(count):
         x = nodes[i]
         _look_again(g, s, w, x, 1)

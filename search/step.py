@@ -41,7 +41,8 @@ class Step(NamedTuple):
     where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's
-    rules hold; how many kernels in ``special`` are larger than any other may be, and how many ops each owns."""
+    rules hold; most ops that a kernel in ``special`` computes; how many of these are larger than any other may be,
+    and how many ops each owns."""
 
 
 def build_step(graph: Graph) -> Step:
@@ -84,7 +85,9 @@ def build_step(graph: Graph) -> Step:
     is_gpu = graph.backend == "gpu"
     if is_gpu:
         _add_gpu_facts(graph, node)
-    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0], np.int64)
+    bounds = np.array(
+        [limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0, 0], np.int64
+    )
     return Step(node, np.array(edges, np.int64), np.zeros((1, 3), np.int64), bounds)
 
 

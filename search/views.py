@@ -71,6 +71,7 @@ class StateView(NamedTuple):
     leaves: Any
     computed: Any
     returned: Any
+    moment: Any
     total: Any
 
 
@@ -99,6 +100,7 @@ class ScratchView(NamedTuple):
     log: Any
     changed: Any
     verdict: Any
+    refused: Any
 
 
 class PoolView(NamedTuple):
@@ -202,6 +204,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(word, at.LEAVES),
         _row(word, at.COMPUTED),
         _row(word, at.RETURNED_SUM),
+        _row(word, at.MOMENT),
         _row(word, at.TOTAL),
     )
     scratch_view = ScratchView(
@@ -227,5 +230,6 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
         pointer_to(scratch.verdict.ctypes.data),
+        pointer_to(scratch.refused.ctypes.data),
     )
     return graph_view, state_view, scratch_view

@@ -18,21 +18,33 @@ MOST_READERS = 32
 
 
 @inner
-def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
-    """Duplicate the unit with head ``producer`` into all its readers."""
-    if not g.flags[producer] & at.FUSIBLE or not has_room(g, w):
-        return False
+def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
+    """Row ``readers``: the units that would recompute a unit; how many they are, 0 where it must stay for somebody."""
+    if not g.flags[producer] & at.FUSIBLE:
+        return 0
     x = producer
     while x != -1:
         if g.flags[x] & at.RETURNED:
-            return False
+            return 0
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            if not g.flags[g.edge[e]] & at.FUSIBLE:
+                return 0
         x = s.next[x]
     count = successors(g, s, w, producer, w.readers)
-    if count == 0 or count > MOST_READERS:
-        return False
+    if count > MOST_READERS:
+        return 0
     for i in range(count):
         if not g.flags[w.readers[i]] & at.FUSIBLE:
-            return False
+            return 0
+    return count
+
+
+@inner
+def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
+    """Duplicate the unit with head ``producer`` into all its readers."""
+    count = absorbers(g, s, w, producer) if has_room(g, w) else 0
+    if count == 0:
+        return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):
         if not duplicate(g, s, w, s.owner[w.readers[i]], producer):

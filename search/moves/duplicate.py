@@ -11,10 +11,11 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import computes, fresh_stamp, has_room, roll_back
+from disco_hlo.search.legality import most_members
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.results import recompute
-from disco_hlo.search.upkeep import adopt_orphans, all_stand
+from disco_hlo.search.upkeep import adopt_orphans, all_stand, fell_at_sight
 
 from disco_hlo.compiled import inner
 
@@ -27,7 +28,10 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     low = s.place[producer]
     if low > s.place[consumer]:
         return False
-    count = _needed(g, s, w, consumer, producer)
+    count, members = _needed(g, s, w, consumer, producer)
+    if members + count > most_members(g):
+        fell_at_sight(w, consumer)
+        return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if count and recompute(g, s, w, consumer, w.needed, count):
         unit, first = adopt_orphans(g, s, w, consumer)
@@ -40,7 +44,8 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 
 @inner
 def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
-    """Row ``needed``: what the producer computes to serve this one reader."""
+    """Row ``needed``: what the producer computes to serve this one reader. How much that is, and how much the
+    reader computes."""
     owned, members = gather_members(s, consumer, w.members)
     stamp = fresh_stamp(w)
     for i in range(owned, members):
@@ -67,4 +72,4 @@ def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
             if s.owner[source] != consumer:
                 w.needed[count] = source
                 count += 1
-    return count
+    return count, members

@@ -9,10 +9,11 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, roll_back
-from disco_hlo.search.legality import most_owned
+from disco_hlo.search.legality import most_members, most_owned
+from disco_hlo.search.neighbours import count_together
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.results import join
-from disco_hlo.search.upkeep import adopt_orphans, all_stand
+from disco_hlo.search.upkeep import adopt_orphans, all_stand, fell_at_sight
 
 from disco_hlo.compiled import inner
 
@@ -24,6 +25,9 @@ def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
         return False
     low = s.place[producer]
     if low > s.place[consumer] or s.count[consumer] + s.count[producer] > most_owned(g):
+        return False
+    if count_together(s, w, consumer, producer) > most_members(g):
+        fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     unit, first = adopt_orphans(g, s, w, join(g, s, w, producer, consumer))
