@@ -81,7 +81,8 @@ def all_stand(g: Any, s: Any, w: Any, changes: Any) -> Any:
     stamp = fresh_stamp(w)
     for i in range(changes, w.number[at.CHANGES]):
         unit = s.owner[w.changed[i]]
-        if w.judged[unit] == stamp or not g.flags[unit] & at.FUSIBLE:
+        # Not by whether its head may be fused: what is left of a kernel of XLA's may begin with an op that may not.
+        if w.judged[unit] == stamp or g.flags[unit] & at.ALL_REDUCE:
             continue
         w.judged[unit] = stamp
         if unit_refusal(g, s, w, unit) != LEGAL:
