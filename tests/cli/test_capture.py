@@ -16,7 +16,6 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import read_module
 from tests.cli.conftest import Disco
-from tests.known_times import know_all
 from tests.ports import free_port
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -94,10 +93,7 @@ def test_a_damaged_record_is_refused(disco: Disco, cpu_plan: Path, tmp_path: Pat
 def test_two_ranks_capture_and_rank_0_writes(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     folder = tmp_path / "captured"
-    environment = {
-        **os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "DISCO_DIR": str(tmp_path / "plans"),
-    }  # fmt: skip
-    know_all(tmp_path / "plans", devices=2, processes=2)
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     train = ["mpiexec", "-n", "2", sys.executable, str(TRAIN), address]
     done = subprocess.run(
         [sys.executable, "-m", "disco_hlo.cli.main", "capture", "-o", str(folder), "--", *train],

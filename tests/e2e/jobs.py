@@ -19,6 +19,8 @@ from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 240
+QUICK_COMPILES = "--xla_backend_optimization_level=0"
+"""For XLA_FLAGS: without LLVM's optimizations, which take a third of a compile (see tests/conftest.py)."""
 _FOREIGN = (
     "DISCO_",
     "ENABLE_SEARCH",
@@ -156,7 +158,7 @@ class Job:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         return kept | {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILES}",
             "DISCO_DIR": str(self.directory),
             "DISCO_BUDGET_S": "60",
             "DISCO_PATIENCE": "50",

@@ -21,7 +21,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
-from tests.e2e.jobs import Job, Run, until_it_says
+from tests.e2e.jobs import QUICK_COMPILES, Job, Run, until_it_says
 from tests.known_times import know_all, know_device
 
 pytestmark = pytest.mark.mpi
@@ -188,7 +188,7 @@ def test_a_search_that_one_rank_cannot_follow_is_the_default_on_all(
 def test_four_ranks_search_and_enact_under_mpi(tmp_path: Path) -> None:
     job = new_job(tmp_path / "four")
     know_all(job.directory, devices=4, processes=4)
-    four_devices = "--xla_force_host_platform_device_count=4"
+    four_devices = f"--xla_force_host_platform_device_count=4 {QUICK_COMPILES}"
     default = [job.train(XLA_FLAGS=four_devices)] * 4
     search = job.train_mpi(fault="plan_wins", ranks=4, ENABLE_SEARCH="1", DISCO_LOG="debug")
     assert search[0].lines("channel between 4 ranks: mpi")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,31 +66,42 @@ def moves(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[dict[st
     return lambda structure: change(structure["moves"])
 
 
+BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "other step": (
+        lambda structure: structure.update(fingerprint="0" * 64), "were made for another step",
+    ),
+    "other result": (
+        lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves",
+    ),
+    "unknown move": (
+        moves(lambda found: found[0].update(move="melt")), "structural move 0: expected an object",
+    ),
+    "other opcode": (
+        moves(lambda found: found[0]["opcodes"].__setitem__(0, "cosine")), "move 0 (chunk) is illegal",
+    ),
+    "no move": (moves(list.clear), "structure.moves"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def misfits(chunked: tuple[Job, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run with each of the bad structures, one after the other in one process."""
+    job, plans = new_job(tmp_path_factory.mktemp("misfit")), tmp_path_factory.mktemp("misfits")
+    for name, (change, _) in BAD.items():
+        shutil.copytree(chunked[0].directory, plans / name)
+        path = slot_of(plans / name) / "plan.json"
+        plan = json.loads(path.read_text())
+        change(plan["structure"])
+        path.write_text(json.dumps(plan))
+    return job.train_with_each(plans, "--kind", "tensor", ENABLE_SEARCH="0")
+
+
 @pytest.mark.product_only
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda structure: structure.update(fingerprint="0" * 64), "were made for another step"),
-        (lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves"),
-        (moves(lambda found: found[0].update(move="melt")), "structural move 0: expected an object"),
-        (moves(lambda found: found[0]["opcodes"].__setitem__(0, "cosine")), "move 0 (chunk) is illegal"),
-        (moves(list.clear), "structure.moves"),
-    ],
-    ids=["other step", "other result", "unknown move", "other opcode", "no move"],
-)
+@pytest.mark.parametrize("name", BAD)
 def test_a_structure_that_does_not_fit_is_one_line_and_the_default(
-    chunked: tuple[Job, Run],
-    tensor_default: Run,
-    tmp_path: Path,
-    change: Callable[[dict[str, Any]], object],
-    reason: str,
+    name: str, misfits: dict[str, Run], tensor_default: Run
 ) -> None:
-    job = new_job(tmp_path, chunked[0].directory)
-    path = slot_of(job.directory) / "plan.json"
-    plan = json.loads(path.read_text())
-    change(plan["structure"])
-    path.write_text(json.dumps(plan))
-    run = job.train("--kind", "tensor", ENABLE_SEARCH="0")
+    run, reason = misfits[name], BAD[name][1]
     [line] = [line for line in run.lines("disco: warning:") if "loses buffer donation" not in line]
     assert "jit_train_step runs as XLA compiles it" in line
     assert reason in line
@@ -100,6 +112,7 @@ def test_a_structure_that_does_not_fit_is_one_line_and_the_default(
 @pytest.mark.product_only
 def test_every_rank_makes_the_chunked_step_itself(tensor_default: Run, tmp_path: Path) -> None:
     job = new_job(tmp_path)
+    know_all(job.directory, devices=2, processes=2)
     search = job.train_ranks("--kind", "tensor", **CHUNKED)
     plan = plan_in(job.directory)
     assert plan.structure is not UNSET

@@ -46,9 +46,6 @@ STEPS: dict[str, Callable[[], models.Step]] = {
 }
 ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
 """What bfloat16 adds on a leg, the other steps show."""
-QUICKLY = {"xla_backend_optimization_level": "0"}
-"""Machine code is made without LLVM's optimizations, which take half of a compile: what XLA executes, and as what,
-is settled before it."""
 
 
 def strategies(source: CanonicalModule, name: str) -> dict[str, Strategy]:
@@ -71,13 +68,13 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
 
     def body(request: CompileRequest) -> None:
         source = canonicalize(jaxlink.capture(request))
-        default = jaxlink.compile_module(request, None, QUICKLY)
+        default = jaxlink.compile_module(request, None)
         expected = Runner(request, default, seed=1, allow_callbacks=True).outputs()
         donated = memory(default).aliased_bytes
         for title, strategy in strategies(source, name).items():
             module = apply(strategy, source)
             verify(source, module, strategy)
-            executable = jaxlink.compile_module(request, module, QUICKLY)
+            executable = jaxlink.compile_module(request, module)
             executed = canonicalize(jaxlink.read_executable(executable))
             assert describe_difference(source.graph, read(executed), strategy) is None, title
             if jaxlink.keeps_donation():
