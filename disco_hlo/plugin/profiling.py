@@ -59,7 +59,7 @@ from disco_hlo.profiler.store import ProfileStore
 _RUNS = {"cpu": 12, "gpu": 5}
 """Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
-PLANS_KERNELS = "plan's kernels"
+_PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
@@ -168,7 +168,7 @@ def kernel_times(
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
     """
     gpu = session.facts.backend == "gpu"
-    trial = Trial(PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
+    trial = Trial(_PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
     compile_trials(session, source, [trial], tag="look", extra_options=profiling_options(session))
     with session.stage("look: compile"):
         if trial.error:

@@ -9,11 +9,12 @@ cost what they cost, and what it takes instead has to be better than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -64,13 +65,10 @@ def look_again(
     with session.stage("search again", takes_s=search_takes_s):
         if found is None or interruption:
             return found
-        profile = replace(found.profile, ops={**times, **found.profile.ops})
-        best = plans_in(found.trials)[0]
-        newly = unknown_kernels(step.source.graph, found.profile, best) - unknown_kernels(
-            step.source.graph, profile, best
-        )
+        plans = plans_in(found.trials)
+        profile, newly = with_kernels(found.profile, times, step.source.graph, plans[0])
         session.say("measured %d kernels of the plan that had never run", newly)
-        return find(session, step, xla, profile, interruption, also=plans_in(found.trials))
+        return find(session, step, xla, profile, interruption, also=plans)
 
 
 def plans_in(trials: Iterable[tuple[str, Strategy | None, int]]) -> list[Strategy]:
@@ -87,9 +85,17 @@ def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
     return sum(fused_key(graph, group) not in profile.ops for group in plan.groups)
 
 
+def with_kernels(
+    profile: Profile, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
+) -> tuple[Profile, int]:
+    """The profile with ``times`` of what it does not know, and of how many kernels of ``plan`` these tell."""
+    known = replace(profile, ops={**times, **profile.ops})
+    return known, unknown_kernels(graph, profile, plan) - unknown_kernels(graph, known, plan)
+
+
 def _measured(
     session: Session, step: Step, plan: Strategy, slot: PlanSlot, found: Found | None
-) -> dict[str, OpTime]:
+) -> Mapping[str, OpTime]:
     """Times of the plan's kernels, on rank 0; nothing where they could not be measured, and elsewhere."""
     launch_ns = found.profile.launch_ns if found is not None else 0
     try:
@@ -97,8 +103,19 @@ def _measured(
     except Exception as error:  # the same on every rank, by the stages it goes through
         session.say("the plan's kernels are not measured: %s", one_line(error))
         return {}
-    with measured_times(session) as store:
-        if store is not None and found is not None and store.writable and times:
-            new = {key: time for key, time in times.items() if key not in found.profile.ops}
-            store.add_ops(found.profile.platform, new)
+    if found is not None:
+        _keep(session, found.profile, times)
     return times
+
+
+def _keep(session: Session, profile: Profile, times: Mapping[str, OpTime]) -> None:
+    """Add what is new to the store. One that fails is done without: the error would be rank 0's alone, and the
+    others would wait for it."""
+    new = {key: time for key, time in times.items() if key not in profile.ops}
+    with measured_times(session) as store:
+        if store is None or not store.writable:
+            return
+        try:
+            store.add_ops(profile.platform, new)
+        except DiscoError as error:
+            LOGGER.warning("measured times are not kept: %s", one_line(error))

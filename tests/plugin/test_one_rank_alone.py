@@ -12,14 +12,14 @@ import pytest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import candidates, capture_phase, jaxlink, timelines
+from disco_hlo.plugin import candidates, capture_phase, jaxlink, second_look, timelines
 from disco_hlo.plugin.candidates import Trial, compile_trials
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.known_times import KnownTimes
@@ -49,6 +49,11 @@ def on_mlp(look: Callable[[CompileRequest, Step], Any]) -> Any:
 def out_of_memory(*_: Any, **__: Any) -> Any:
     """As jax raises it: no error of ours."""
     raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def full(*_: Any) -> None:
+    """As a store says it."""
+    raise ProfileError("database or disk is full")
 
 
 # --- the store of measured times, which rank 0 alone has ------------------------------------------
@@ -108,6 +113,22 @@ def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
         assert known.profile("f00d").launch_ns == 400
     assert [record.getMessage() for record in caplog.records] == [
         f"measured times are not kept: {tmp_path / STORE_NAME} cannot be written"
+    ]
+
+
+def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    profile = Profile(PLATFORM, {"dot": OpTime(100, 1, 12)}, 400, 2e10, 1e11)
+    times = {"dot": OpTime(300, 1, 12), "fused": OpTime(70, 1, 12)}
+    second_look._keep(session, profile, times)
+    with ProfileStore(tmp_path / STORE_NAME) as store:
+        assert store.ops(PLATFORM) == {"fused": OpTime(70, 1, 12)}
+    monkeypatch.setattr(ProfileStore, "add_ops", full)
+    second_look._keep(session, profile, times)
+    assert [record.getMessage() for record in caplog.records] == [
+        "measured times are not kept: database or disk is full"
     ]
 
 
