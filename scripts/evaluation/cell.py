@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.jaxlink import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.profiling import kernel_times
-from disco_hlo.plugin.second_look import unknown_kernels
+from disco_hlo.plugin.second_look import with_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.step_time import AT_ONCE_NS
+from disco_hlo.plugin.step_time import steps_at_once
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
@@ -122,17 +122,13 @@ class Cell:
         plans, profile = self.files.plans(), self.files.profile()
         if plans is None or profile is None:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
-        first = plans.searched[0]
-        unknown = unknown_kernels(self.captured.source.graph, profile, first)
+        source, first = self.captured.source, plans.searched[0]
         with self._clock(f"look_{number}"):
-            times = kernel_times(self.session, self.captured.source, first, profile.launch_ns)
-        profile = replace(profile, ops={**times, **profile.ops})
+            times = kernel_times(self.session, source, first, profile.launch_ns)
+        profile, newly = with_kernels(profile, times, source.graph, first)
         self.files.save_profile(profile)
-        newly = unknown - unknown_kernels(self.captured.source.graph, profile, first)
-        self.record.note_all(looks=number, **{f"look_{number}_kernels": newly})
-        self.asked.say(
-            f"{self.name.stem}: measured {newly} of {unknown} kernels of the plan that had never run"
-        )
+        self.record.note(f"look_{number}_kernels", newly)
+        self.asked.say(f"{self.name.stem}: measured {newly} kernels of the plan that had never run")
 
     def _guides(self) -> bool:
         names = chosen_names(self.asked.rows)
@@ -187,7 +183,9 @@ class Cell:
         """About what measuring so many rows will take, by the predicted step; nothing for none."""
         if not rows:
             return 0.0
-        run_s = max(self.record.fact("predicted_default")["step_ms"] / 1e3, AT_ONCE_NS / 1e9)
+        run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
+        if self.context.on_gpu:
+            run_s *= steps_at_once(int(1e9 * run_s), 0)
         return CELL_S + rows * (ROW_S + _COPYING * (self.asked.rounds + 2) * run_s)
 
     def measure(self, until_left_s: float) -> None:

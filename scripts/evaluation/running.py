@@ -47,6 +47,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         budget_s=args.search_seconds,
         seed=args.seed,
         finalists=args.finalists,
+        looks=args.looks,
     )
     asked = Asked(args.rows, args.rounds, args.until, settings, args.out, _say, left_s, Comparison())
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
@@ -101,11 +102,16 @@ class _Stages:
             )
 
     def _look_again(self, cells: Sequence[Cell], look: int) -> None:
-        """Measure the kernels of each cell's plan, and search once more with their times."""
-        for cell in cells:
-            if (cell.record.fact("looks") or 0) < look and self._try(cell, cell.look, look):
-                self._searches[cell.name.stem] = self._search(cell)
+        """Measure the kernels of each cell's plan, and search once more with their times. A look counts once its
+        search has ended: one that was cut off is made again."""
+        due = [cell for cell in cells if (cell.record.fact("looks") or 0) < look]
+        due = [cell for cell in due if self._try(cell, cell.look, look)]
+        begun = [(cell, self._search(cell)) for cell in due]
+        self._searches = {cell.name.stem: process for cell, process in begun}
         self._await_searches()
+        for cell, process in begun:
+            if process.returncode == 0:
+                cell.record.note("looks", look)
 
     def _compile(self, cells: Sequence[Cell]) -> None:
         """The rows of all cells, the important ones first. One that was being compiled when an earlier run
