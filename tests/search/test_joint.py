@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
+from types import SimpleNamespace
 
 import pytest
-from disco_hlo.search import child, joint
+from disco_hlo.search import child, island, joint
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 from disco_hlo.search.climber import Climber
 from disco_hlo.search.island import KERNEL_MOVES
@@ -132,6 +136,45 @@ def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
     )  # fmt: skip
     assert limited.predicted_ns < limited.start_ns
     assert max(peak_bytes(one.strategy) for one in (*limited.finalists, *bests)) <= limit_bytes
+
+
+@pytest.mark.parametrize("machine", [CPU, SLOW_LAUNCH], ids=lambda machine: machine.name)
+def test_a_search_before_its_deadline_does_not_depend_on_the_clock(
+    monkeypatch: pytest.MonkeyPatch, machine: MachineModel
+) -> None:
+    """States are refused here, so when they are checked decides where the search goes on."""
+    graph = random_step(Random(MEMORY_SEED), 60, backend=machine.name)
+    limit = simulate(build(graph, unfused(graph), ResultCosts(), machine).problem).peak_bytes
+    wanted = {
+        "memory_limit_bytes": limit,
+        "evaluations": 8000,
+        "seconds": 1e9,
+        "finalists": 3,
+        "processes": 1,
+    }
+
+    def found_by_a_clock(tick_s: float) -> tuple[object, ...]:
+        ticks = count()
+        clock = SimpleNamespace(perf_counter=lambda: tick_s * next(ticks), sleep=time.sleep)
+        monkeypatch.setattr(island, "time", clock)
+        return found_by(run(graph, machine, **wanted))
+
+    steady = found_by_a_clock(1e-9)
+    assert steady == found_by_a_clock(10.0)
+    monkeypatch.setattr(island, "time", SimpleNamespace(perf_counter=_hurried(Random(1)), sleep=time.sleep))
+    assert steady == found_by(run(graph, machine, **wanted))
+
+
+def _hurried(random: Random) -> Callable[[], float]:
+    """A clock on which some spells take no time and others seconds."""
+    now = 0.0
+
+    def read() -> float:
+        nonlocal now
+        now += random.choice([0.0, 0.0, 0.0, 1.0, 20.0])
+        return now
+
+    return read
 
 
 def test_the_best_so_far_is_told_as_it_is_found() -> None:
