@@ -64,7 +64,10 @@ class Estimator(Protocol):
 
 class MeasuredCosts:
     """Times from a profile, completed by an estimator. Integer ns; same inputs, same times. Serves one thread
-    at a time: what it works in is kept from call to call."""
+    at a time: what it works in is kept from call to call.
+
+    Estimates of fused kernels are raised by what such promises fell short of before (``profile.promises``).
+    """
 
     def __init__(self, profile: Profile, estimator: Estimator) -> None:
         self.profile = profile
@@ -94,7 +97,8 @@ class MeasuredCosts:
         measured = [self.profile.ops.get(fused_key(graph, group)) for group in groups]
         missing = [position for position, time in enumerate(measured) if time is None]
         times = np.array([0 if time is None else time.median_ns for time in measured], np.int64)
-        times[missing] = self.estimator.groups_ns(graph, [groups[position] for position in missing])
+        estimates = self.estimator.groups_ns(graph, [groups[position] for position in missing])
+        times[missing] = self._raised(estimates)
         return times
 
     def kernels_ns(
@@ -107,16 +111,20 @@ class MeasuredCosts:
     ) -> NDArray[np.int64]:
         """Time of many kernels in one call, with their results: for the search (see ``AnalyticModel``)."""
         if not self._kernels:
-            return self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+            return self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
         keys = kernel_keys(self._texts_of(graph), member_at, members, result_at, results)
         measured = {i: self._kernels[key] for i, key in enumerate(keys) if key in self._kernels}
         if len(measured) < len(keys):
-            times = self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+            times = self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
         else:
             times = np.zeros(len(keys), np.int64)
         for i, time_ns in measured.items():
             times[i] = time_ns
         return times
+
+    def _raised(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        factor = self.profile.promises.factor
+        return times_ns if factor == 1.0 else np.rint(times_ns * factor).astype(np.int64)
 
     def _texts_of(self, graph: Graph) -> KeyTexts:
         if self._texts is None or self._texts[0]() is not graph:

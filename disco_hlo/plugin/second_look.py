@@ -4,7 +4,8 @@ A search over estimates ends where they are too low: of all kernels that never r
 flatters most. On H200 plans took up to 11 % of the step longer than they had been promised to, XLA's own kernels,
 which had been measured, up to 4 % (docs/benchmarks.md). DisCo (section 4.3) leaves it at one estimate. Here the best
 plan's kernels are run under the profiler, as XLA's were before the search, and the search is made once more: now they
-cost what they cost, and what it takes instead has to be better than that.
+cost what they cost, and what it takes instead has to be better than that by as much as such promises fell short
+(``profiler.promises``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.finding import PLAN, Found, find
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measured_times import measured_times
@@ -26,6 +28,7 @@ from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.profiler.promises import Promises
 
 
 def look_again(
@@ -67,7 +70,11 @@ def look_again(
             return found
         plans = plans_in(found.trials)
         profile, newly = with_kernels(found.profile, times, step.source.graph, plans[0])
-        session.say("measured %d kernels of the plan that had never run", newly)
+        promises = profile.promises
+        session.say(
+            "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
+            newly, promises.measured_ns / 1e6, promises.estimated_ns / 1e6,
+        )  # fmt: skip
         return find(session, step, xla, profile, interruption, also=plans)
 
 
@@ -88,9 +95,20 @@ def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
 def with_kernels(
     profile: Profile, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
 ) -> tuple[Profile, int]:
-    """The profile with ``times`` of what it does not know, and of how many kernels of ``plan`` these tell."""
+    """The profile with ``times`` of what it does not know, and of how many kernels of ``plan`` these tell.
+
+    What these kernels were estimated at and what they take is added to its promises.
+    """
     known = replace(profile, ops={**times, **profile.ops})
-    return known, unknown_kernels(graph, profile, plan) - unknown_kernels(graph, known, plan)
+    keys = {group: fused_key(graph, group) for group in plan.groups}
+    told = [group for group, key in keys.items() if key in times and key not in profile.ops]
+    if not told:
+        return known, 0
+    promises = Promises(
+        int(costs_of(profile, [graph]).estimator.groups_ns(graph, told).sum()),
+        sum(times[keys[group]].median_ns for group in told),
+    )
+    return replace(known, promises=profile.promises + promises), len(told)
 
 
 def _measured(

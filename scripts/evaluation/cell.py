@@ -128,7 +128,11 @@ class Cell:
         profile, newly = with_kernels(profile, times, source.graph, first)
         self.files.save_profile(profile)
         self.record.note(f"look_{number}_kernels", newly)
-        self.asked.say(f"{self.name.stem}: measured {newly} kernels of the plan that had never run")
+        self.record.note(f"look_{number}_promises", round(profile.promises.factor, 4))
+        self.asked.say(
+            f"{self.name.stem}: measured {newly} kernels of the plan that had never run, "
+            f"which take {profile.promises.factor:.2f} of what was estimated"
+        )
 
     def _guides(self) -> bool:
         names = chosen_names(self.asked.rows)

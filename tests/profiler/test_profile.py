@@ -20,6 +20,7 @@ from disco_hlo.profiler.profile import (
     save,
     to_json,
 )
+from disco_hlo.profiler.promises import NONE, Promises
 
 from disco_hlo.errors import ProfileError
 
@@ -42,6 +43,7 @@ PROFILE = Profile(
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
+    promises=Promises(40_000, 46_000),
 )
 
 
@@ -58,12 +60,15 @@ def test_a_profile_survives_its_json():
 
 
 def test_profiles_of_earlier_versions_know_less_of_the_step():
-    second = json.loads(body(version=2))
+    third = json.loads(body(version=3))
+    del third["promises"]
+    assert from_json(json.dumps(third)) == replace(PROFILE, promises=NONE)
+    second = {**third, "version": 2}
     del second["together"]
-    assert from_json(json.dumps(second)) == replace(PROFILE, together=None)
-    del second["in_step"]
+    assert from_json(json.dumps(second)) == replace(PROFILE, promises=NONE, together=None)
     first = {**second, "version": 1}
-    assert from_json(json.dumps(first)) == replace(PROFILE, in_step=None, together=None)
+    del first["in_step"]
+    assert from_json(json.dumps(first)) == replace(PROFILE, promises=NONE, in_step=None, together=None)
 
 
 def test_transfers_have_the_latency_of_the_step_where_it_is_known():
@@ -89,6 +94,7 @@ def test_equal_profiles_give_equal_text():
         0.004,
         PROFILE.in_step,
         PROFILE.together,
+        PROFILE.promises,
     )
     assert to_json(turned) == to_json(PROFILE)
     assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
@@ -116,7 +122,11 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
         ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
-        (body(version=99), "version: this program reads versions 1, 2, 3, got 99"),
+        (
+            body(promises={"estimated_ns": -1, "measured_ns": 3}),
+            "promises.estimated_ns: expected an integer of at least 0, got -1",
+        ),
+        (body(version=99), "version: this program reads versions 1, 2, 3, 4, got 99"),
         (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
         (body(launch_ns=1.5), "launch_ns"),
         (body(launch_ns=True), "launch_ns"),
