@@ -88,6 +88,18 @@ def launch_gap_ns(trace: Trace, module_name: str) -> int:
     return round(sum(gaps) / len(gaps))
 
 
+def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:
+    """What the buckets of each run take together, each on the device that arrives last; runs that do not show all
+    ``buckets`` are left out."""
+    found: dict[int, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
+    for (run, device), items in _by_place(trace, module_name).items():
+        for item in items:
+            if is_transfer(item) and _unit(item).startswith("b"):
+                found[run][_unit(item)][device] += item.end_ns - item.start_ns
+    whole = [by_unit for _, by_unit in sorted(found.items()) if len(by_unit) == buckets]
+    return [sum(min(by_device.values()) for by_device in by_unit.values()) for by_unit in whole]
+
+
 def _by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
     """Kernels by run and device, in order of their start."""
     found: dict[tuple[int, int], list[Execution]] = defaultdict(list)

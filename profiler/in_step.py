@@ -5,6 +5,9 @@ on what the cores do meanwhile: the sweep's chains compute a millisecond on all 
 short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one and in one bucket. So the
 latency is what makes the lines add up to the first, and what bytes take beyond it is what the one bucket took, in which
 a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
+
+On GPU a link's rate changes from hour to hour (sockets) more than its latency counts, and the traced step moves
+XLA's own buckets, each alone: there all lines are as much slower or faster as those were.
 """
 
 from __future__ import annotations
@@ -56,6 +59,20 @@ def in_the_step(swept: AllReduceFit, apart: InStep | None, together: InStep | No
     lines = with_bytes_of(together, lines)
     # Many small all-reduces have bytes too: with steeper lines these would take longer than they did.
     return lines if apart is None else with_latency_of(apart, lines)
+
+
+def with_total_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
+    """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them."""
+    predicted_ns = sum(
+        count * int(ns)
+        for (_, count), ns in zip(step.sizes, swept.predict_ns([size for size, _ in step.sizes]), strict=True)
+    )
+    factor = step.total_ns / predicted_ns if predicted_ns else 1.0
+    pieces = tuple(
+        replace(piece, ns_per_byte=factor * piece.ns_per_byte, base_ns=factor * piece.base_ns)
+        for piece in swept.pieces
+    )
+    return replace(swept, pieces=pieces)
 
 
 def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:

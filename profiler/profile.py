@@ -17,7 +17,7 @@ from typing import Any
 
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.checks import Checker
-from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step
+from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_total_of
 from disco_hlo.profiler.promises import NONE as NO_PROMISES
 from disco_hlo.profiler.promises import Promises, promises_of
 
@@ -100,14 +100,18 @@ class Profile:
     in_step: InStep | None = None
     """What the all-reduces of the step that was profiled take in it one by one, where they block (CPU)."""
     together: InStep | None = None
-    """And in as few buckets as can be."""
+    """And in as few buckets as can be (CPU), or in XLA's own, each alone (GPU)."""
     promises: Promises = NO_PROMISES
     """How far estimates of kernels that a search chose here fell short."""
 
     @property
     def transfers(self) -> AllReduceFit | None:
-        """The all-reduce lines of this step: the swept ones, with the latency and the bytes of all-reduces in it."""
-        return None if self.all_reduce is None else in_the_step(self.all_reduce, self.in_step, self.together)
+        """The all-reduce lines of this step: the swept ones, moved to what all-reduces took in it."""
+        if self.all_reduce is None:
+            return None
+        if self.platform.backend == "gpu":
+            return self.all_reduce if self.together is None else with_total_of(self.together, self.all_reduce)
+        return in_the_step(self.all_reduce, self.in_step, self.together)
 
     def __post_init__(self) -> None:
         check = Checker("the profile")

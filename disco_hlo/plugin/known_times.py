@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.microbenchmarks import (
@@ -85,8 +84,10 @@ class KnownTimes:
     def _lacks_contention(self, source: CanonicalModule) -> bool:
         """Where transfers and kernels never run beside each other, neither slows the other."""
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
-        known = contention_in(self._ops, self._link, source.graph.fingerprint)
-        return gpus > 1 and bool(source.graph.all_reduces) and known is None
+        fingerprint = source.graph.fingerprint
+        slow_downs = contention_in(self._ops, self._link, fingerprint)
+        known = slow_downs is not None and waits_key(self._link, fingerprint, together=True) in self._ops
+        return gpus > 1 and bool(source.graph.all_reduces) and not known
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
         missing = _step_keys(source, xla) - set(self._ops)
@@ -166,7 +167,7 @@ class KnownTimes:
 
         Args:
             sizes_bytes: of each of its all-reduces.
-            together_bytes: of each bucket, in as few as can be.
+            together_bytes: of each bucket of the trace in which they were together.
         """
         constants = constants_in(self._ops)
         assert constants is not None, "constants are measured where they are not known"
@@ -213,12 +214,9 @@ def transfer_sizes(source: CanonicalModule) -> list[int]:
     return [source.graph.transfer_bytes(node) for node in source.graph.all_reduces]
 
 
-def bucket_sizes(source: CanonicalModule) -> list[int]:
-    """Bytes of each bucket where the step's all-reduces are in as few as can be."""
-    graph = source.graph
-    return [
-        sum(graph.transfer_bytes(node) for node in bucket.all_reduces) for bucket in one_bucket(graph).buckets
-    ]
+def bucket_sizes(graph: Graph, strategy: Strategy) -> list[int]:
+    """Bytes of each bucket of ``strategy``."""
+    return [sum(graph.transfer_bytes(node) for node in bucket.all_reduces) for bucket in strategy.buckets]
 
 
 def _largest_bytes(source: CanonicalModule) -> int:

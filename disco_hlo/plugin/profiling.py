@@ -49,7 +49,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import contention, launch_gap_ns
+from disco_hlo.profiler.contention import bucket_totals_ns, contention, launch_gap_ns
 from disco_hlo.profiler.costs import group_times
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
@@ -151,7 +151,8 @@ def profile_step(
     if known is None:
         return None
     measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    found = known.profile(source.graph.fingerprint, transfer_sizes(source), bucket_sizes(source))
+    together = bucket_sizes(source.graph, xla if platform.backend == "gpu" else one_bucket(source.graph))
+    found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
     return Profiled(found, measured or "nothing: all known")
 
 
@@ -195,6 +196,8 @@ class _Traced:
     """By run, how long all-reduces ran, where they block (CPU)."""
     gap_ns: int | None = None
     """Between two kernels (GPU); None where none followed another."""
+    buckets_ns: Sequence[int] = ()
+    """By run, how long all buckets ran (GPU)."""
 
 
 def _to_trace(
@@ -261,6 +264,7 @@ def _take_in(
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"]:
         known.add_contention(_slow_downs(taken), fingerprint)
+        known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
 def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
@@ -343,7 +347,9 @@ def _read(
     # A plan's nodes are the source's: what is written may hold some of them twice.
     found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
     waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
-    return _Traced(taken, name, walls_ns, found, waits_ns, gap_ns)
+    buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
+    buckets_ns = bucket_totals_ns(taken, name, buckets) if buckets else ()
+    return _Traced(taken, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:

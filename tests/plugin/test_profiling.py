@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,7 +22,7 @@ from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.known_times import KnownTimes
+from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.links import AFTER_COMPUTE
 from disco_hlo.plugin.microbenchmarks import as_times
 from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
@@ -166,3 +167,22 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
     alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
     beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
     assert _slow_downs({_ALONE: alone, _BESIDE: beside}) == Contention(100 / 80, 100 / 80)
+
+
+def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    platform, link, fingerprint = replace(PLATFORM, backend="gpu"), Link(2, 1), step.graph.fingerprint
+    first = KnownTimes(platform, link, store)
+    first.add_constants(CONSTANTS)
+    first.add_contention(Contention(1.1, 1.2), fingerprint)
+    assert first.lacks(step, read(step))["contention"] is True
+    first.add_waits(fingerprint, (), [700, 600, 900])
+    second = KnownTimes(platform, link, store)
+    assert second.lacks(step, read(step))["contention"] is False
+    buckets = bucket_sizes(step.graph, read(step))
+    assert sum(buckets) == sum(transfer_sizes(step))
+    found = second.profile(fingerprint, transfer_sizes(step), buckets)
+    assert found.together is not None
+    assert found.together.total_ns == 700
+    assert found.in_step is None

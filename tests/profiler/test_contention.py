@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from disco_hlo.profiler.contention import contention, launch_gap_ns
+from disco_hlo.profiler.contention import bucket_totals_ns, contention, launch_gap_ns
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 
@@ -88,3 +88,13 @@ def test_kernels_that_overlap_leave_no_gap() -> None:
 def test_a_trace_of_another_module_is_refused() -> None:
     with pytest.raises(ProfileError, match="no two kernels of jit_other"):
         launch_gap_ns(ALONE, "jit_other")
+
+
+def test_buckets_take_what_they_take_on_the_device_that_arrives_last() -> None:
+    early = trace(("g0", 0, 50), ("b0.all-reduce", 50, 220), ("b1", 300, 340), device=1)
+    late = trace(("g0", 0, 100), ("b0.all-reduce.3", 100, 220), ("b1", 290, 340), ("n7.all-gather", 400, 500))
+    second = trace(("b0", 600, 700), ("b1", 700, 730), run=1)
+    cut_off = trace(("b0", 900, 1000), run=2)
+    found = bucket_totals_ns(both(early, late, second, cut_off), "jit_step", buckets=2)
+    assert found == [(120 + 40) * 1000, (100 + 30) * 1000]
+    assert bucket_totals_ns(ALONE, "jit_other", buckets=1) == []

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
-from disco_hlo.profiler.in_step import InStep, counted, in_the_step, with_bytes_of, with_latency_of
+from disco_hlo.profiler.in_step import (
+    InStep,
+    counted,
+    in_the_step,
+    with_bytes_of,
+    with_latency_of,
+    with_total_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +61,13 @@ def test_a_bucket_that_is_quicker_in_the_step_makes_lines_flatter_above_the_late
     assert [piece.ns_per_byte for piece in found.pieces] == [0.5, 1.0]
     least = with_bytes_of(InStep(((6000, 1),), 1500, 5, 12), SWEPT)
     assert least.predict_ns([0, 6000, 10**9]).tolist() == [2000, 2000, 2000]
+
+
+def test_a_link_that_is_slower_in_the_step_is_slower_at_everything() -> None:
+    # Swept: 2 x 2100 + 16000 = 20200.
+    found = with_total_of(InStep(((100, 2), (6000, 1)), 30300, 5, 12), SWEPT)
+    assert bases(found) == [3000.0, 6000.0]
+    assert [piece.ns_per_byte for piece in found.pieces] == [1.5, 3.0]
 
 
 @given(st.integers(1, 10**8), st.integers(1, 10**8), st.integers(2, 100), st.integers(1, 10_000))

@@ -71,14 +71,22 @@ def test_profiles_of_earlier_versions_know_less_of_the_step():
     assert from_json(json.dumps(first)) == replace(PROFILE, promises=NONE, in_step=None, together=None)
 
 
-def test_transfers_have_the_latency_of_the_step_where_it_is_known():
-    assert replace(PROFILE, in_step=None, together=None).transfers == FIT
-    found = replace(PROFILE, together=None).transfers
+def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
+    profile = replace(PROFILE, platform=replace(H200, backend="cpu"))
+    assert replace(profile, in_step=None, together=None).transfers == FIT
+    found = replace(profile, together=None).transfers
     assert found is not None
     # 4 x 9000 swept, 34000 in the step: 500 less each
     assert [piece.base_ns for piece in found.pieces] == [8_500.0, 12_000.5]
-    assert PROFILE.transfers == in_the_step(FIT, PROFILE.in_step, PROFILE.together)
-    assert replace(PROFILE, all_reduce=None).transfers is None
+    assert profile.transfers == in_the_step(FIT, profile.in_step, profile.together)
+    assert replace(profile, all_reduce=None).transfers is None
+
+
+def test_transfers_on_a_gpu_are_as_much_slower_as_those_of_the_step():
+    assert replace(PROFILE, together=None).transfers == FIT
+    slower = replace(PROFILE, together=InStep(((4288, 2),), 27_000, 300, 12)).transfers
+    assert slower is not None
+    assert [piece.base_ns for piece in slower.pieces] == [13_500.0, 18_750.75]
 
 
 def test_equal_profiles_give_equal_text():
