@@ -14,11 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.finding import PLAN, Found, find
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -26,9 +29,10 @@ from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import kernel_times
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.costs import Estimator, fused_key
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.promises import Promises
+from disco_hlo.simulator.costs import kernels_ns
 
 
 def look_again(
@@ -100,15 +104,28 @@ def with_kernels(
     What these kernels were estimated at and what they take is added to its promises.
     """
     known = replace(profile, ops={**times, **profile.ops})
-    keys = {group: fused_key(graph, group) for group in plan.groups}
-    told = [group for group, key in keys.items() if key in times and key not in profile.ops]
+    keys = [fused_key(graph, group) for group in plan.groups]
+    told = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
     if not told:
         return known, 0
     promises = Promises(
-        int(costs_of(profile, [graph]).estimator.groups_ns(graph, told).sum()),
-        sum(times[keys[group]].median_ns for group in told),
+        int(_estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)[told].sum()),
+        sum(times[keys[i]].median_ns for i in told),
     )
     return replace(known, promises=profile.promises + promises), len(told)
+
+
+def _estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+    """Of each group what the search was promised: with the results that it has in this plan."""
+    units = unit_graph(graph, plan)
+    kernels = [
+        (
+            sorted((*group.nodes, *group.duplicates)),
+            [value.node for value in units.values_of[units.index[f"g{i}"]]],
+        )
+        for i, group in enumerate(plan.groups)
+    ]
+    return kernels_ns(estimator, graph, kernels)
 
 
 def _measured(
