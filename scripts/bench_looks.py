@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from disco_hlo.profiler.costs import Estimator, FusedOps, MeasuredCosts, fused_key
 from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, triton_emitter
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from disco_hlo.profiler.profile import OpTime, Profile, load
 from disco_hlo.profiler.promises import NONE, Promises
 from disco_hlo.search.api import SearchSettings
@@ -38,8 +38,9 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.second_look import estimates_ns
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, kernels_ns
+from disco_hlo.simulator.costs import CostModel
 from disco_hlo.simulator.timeline import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,20 +132,21 @@ class Experiment:
     def _looked_at(
         self, profile: Profile, plan: Strategy, *, learning: bool, told: MeasuredCosts | None = None
     ) -> Profile:
+        takes_ns = estimates_ns(self.truth, self.graph, plan).tolist()
         units = unit_graph(self.graph, plan)
-        kernels: dict[str, tuple[list[int], list[int]]] = {}
+        new: dict[str, int] = {}
         for i, group in enumerate(plan.groups):
-            members = sorted((*group.nodes, *group.duplicates))
             results = [value.node for value in units.values_of[units.index[f"g{i}"]]]
-            tiles = triton_emitter(group.config) if group.kind == "triton" else ""
-            kernels[group_key(self.graph, members, results, tiles)] = members, results
-        new = {key: kernel for key, kernel in kernels.items() if key not in profile.ops}
-        takes_ns = kernels_ns(self.truth, self.graph, list(new.values()))
-        ops = {key: OpTime(ns, 0, 1) for key, ns in zip(new, takes_ns.tolist(), strict=True)}
+            key = group_key(self.graph, (*group.nodes, *group.duplicates), results)
+            if group.kind == "triton":
+                key = fused_key(self.graph, group)
+            if key not in profile.ops:
+                new[key] = i
+        ops = {key: OpTime(takes_ns[i], 0, 1) for key, i in new.items()}
         promises = NONE
         if learning and told is not None:
-            estimated_ns = kernels_ns(told.estimator, self.graph, list(new.values()))
-            promises = Promises(int(estimated_ns.sum()), int(takes_ns.sum()))
+            promised_ns = estimates_ns(told.estimator, self.graph, plan).tolist()
+            promises = Promises(*(sum(ns[i] for i in new.values()) for ns in (promised_ns, takes_ns)))
         return replace(profile, ops={**profile.ops, **ops}, promises=profile.promises + promises)
 
 

@@ -109,23 +109,25 @@ def with_kernels(
     if not told:
         return known, 0
     promises = Promises(
-        int(_estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)[told].sum()),
+        int(estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)[told].sum()),
         sum(times[keys[i]].median_ns for i in told),
     )
     return replace(known, promises=profile.promises + promises), len(told)
 
 
-def _estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
-    """Of each group what the search was promised: with the results that it has in this plan."""
+def estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+    """Of each group what the search is told: Triton's by the group, others with the results they have in this plan."""
     units = unit_graph(graph, plan)
-    kernels = [
-        (
-            sorted((*group.nodes, *group.duplicates)),
-            [value.node for value in units.values_of[units.index[f"g{i}"]]],
-        )
-        for i, group in enumerate(plan.groups)
-    ]
-    return kernels_ns(estimator, graph, kernels)
+    times = np.zeros(len(plan.groups), np.int64)
+    tiled = [i for i, group in enumerate(plan.groups) if group.kind == "triton"]
+    others = sorted({*range(len(plan.groups))} - {*tiled})
+    kernels = []
+    for i in others:
+        results = [value.node for value in units.values_of[units.index[f"g{i}"]]]
+        kernels.append((sorted((*plan.groups[i].nodes, *plan.groups[i].duplicates)), results))
+    times[tiled] = estimator.groups_ns(graph, [plan.groups[i] for i in tiled])
+    times[others] = kernels_ns(estimator, graph, kernels)
+    return times
 
 
 def _measured(

@@ -11,7 +11,7 @@ from disco_hlo.profiler.promises import Promises
 
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.costing import costs_of
-from disco_hlo.plugin.second_look import _estimates_ns, unknown_kernels, with_kernels
+from disco_hlo.plugin.second_look import estimates_ns, unknown_kernels, with_kernels
 from tests.estimator.steps import transformer
 
 PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
@@ -20,7 +20,7 @@ PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidi
 def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates() -> None:
     graph, plan = transformer().graph, read(transformer())
     profile = replace(load(PROFILE), ops={})
-    estimates = _estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)
+    estimates = estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)
     slower = {
         fused_key(graph, group): OpTime(round(1.2 * ns), 10, 5)
         for group, ns in zip(plan.groups, estimates.tolist(), strict=True)
