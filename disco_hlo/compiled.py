@@ -20,9 +20,6 @@ import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be reordered and contracted; infinities and NaNs keep their meaning."""
-
 
 def compiled(function: Function) -> Function:
     """``function`` compiled by numba at its first call, cached where a cache can be written.
@@ -36,16 +33,6 @@ def compiled(function: Function) -> Function:
 def inner(function: Function) -> Function:
     """:func:`compiled` for what only compiled functions call: the wrappers for Python take half the time."""
     return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
-
-
-def compiled_fast(function: Function) -> Function:
-    """:func:`compiled`, with sums taken in any order (the same one every time): many numbers at once."""
-    return _compiled(function, {"fastmath": _FAST})
-
-
-def inner_fast(function: Function) -> Function:
-    """:func:`compiled_fast` for what only compiled functions call."""
-    return _compiled(function, {"fastmath": _FAST, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
 
 
 def _compiled(function: Function, options: dict[str, Any]) -> Function:

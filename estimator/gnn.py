@@ -16,7 +16,8 @@ from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, FusedOps
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
 from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
 from disco_hlo.estimator.grouping import digests, members_and_results
-from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
 from numpy.typing import NDArray
 

@@ -1,27 +1,39 @@
 """The trained network without torch: the same function, compiled, one kernel after the other.
 
 DisCo's estimator (section 4.3) sits in the inner loop of the search, so a prediction must cost
-microseconds. A fused op has some ten or twenty nodes: its numbers stay in the first cache through all
-layers, and each kernel is computed alone, so its prediction does not depend on what else is in the
-batch.
+microseconds. The numbers of a fused op stay in the second cache through all layers, and its sums are taken
+in one order, so that a prediction does not depend on what else is in the batch.
+
+A *row* here is what ``width`` says of a node, every head's part filled up with zeros to a multiple of ``LANES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.weights import Weights
+from disco_hlo.estimator.lanes import (
+    LANES,
+    exp,
+    filled,
+    larger,
+    last_of,
+    load,
+    minus,
+    plus,
+    spread,
+    store,
+    times,
+    times_plus,
+    total,
+)
+from disco_hlo.estimator.network import Array, Network
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled_fast, inner_fast
-from disco_hlo.errors import ProfileError
-
-Array = NDArray[np.float32]
+from disco_hlo.compiled import compiled, inner
 
 _SUM: Final = POOLINGS.index("sum")
 _MEAN: Final = POOLINGS.index("mean")
@@ -29,110 +41,37 @@ _MAX: Final = POOLINGS.index("max")
 _WORK: Final = POOLINGS.index("work")
 _WORK_SHARE: Final = spec.NODE.index("work_share")
 _BYTES_SHARE: Final = spec.NODE.index("bytes_share")
+_EDGE: Final = len(spec.EDGE)
 _SCORE_SLOPE: Final = np.float32(0.2)
 _NODE_SLOPE: Final = np.float32(0.1)
 _NORM_EPSILON: Final = np.float32(1e-5)
+_LEAST: Final = np.float32(-3e38)
+_ROWS: Final = 6
+"""Rows of a matrix product taken together."""
 
 
-class Network(NamedTuple):
-    """Weights as the compiled functions read them: matrices as [in, out], what is linear folded together."""
+class _Room(NamedTuple):
+    """Working space for one kernel at a time."""
 
-    op: Array
-    """``[types, width]``: embedding and bias of the node input."""
     node: Array
-    """``[columns, width]``"""
-    columns: NDArray[np.int64]
-    message: Array
-    """``[layers, width, width + 2 heads]``: what a node says; its scores as source and as target."""
-    message_bias: Array
-    """``[layers, width + 2 heads]``"""
-    edge_score: Array
-    """``[EDGE, layers * heads]``"""
-    edge_score_bias: Array
-    """``[layers * heads]``"""
-    edge_message: Array
-    """``[layers, heads, EDGE, width / heads]``"""
-    bias: Array
-    """``[layers, width]``"""
-    pooling: NDArray[np.int64]
-    """Indices into ``POOLINGS``."""
-    dense1: Array
-    """``[pooled, first]``"""
-    dense1_bias: Array
-    dense2: Array
-    """``[first, second]``"""
-    dense2_bias: Array
-    dense3: Array
-    """``[second]``"""
-    output: float
-    """Bias of the last layer plus mean of the targets."""
-    lowest: float
-    highest: float
-    """Bounds of the output: a little beyond what training saw."""
-
-
-def network(weights: Weights) -> Network:
-    """Weights made ready. :class:`ProfileError` for an architecture that only training knows."""
-    architecture = weights.architecture
-    parts = (
-        architecture.uses_edges,
-        architecture.uses_kernel,
-        architecture.is_residual,
-        architecture.is_relative,
-    )
-    if not all(parts):
-        raise ProfileError(
-            "these weights are of a network made for comparison; it has no compiled form, train the default one"
-        )
-    t = {name: np.asarray(tensor, np.float64) for name, tensor in weights.tensors.items()}
-    layers = [_layer(t, f"layers.{i}.") for i in range(architecture.layers)]
-    node = t["node_input.weight"].T * t["node_scale"][:, None]
-    pooled = architecture.width * len(architecture.pooling)
-    dense1 = t["dense1.weight"].T.copy()
-    dense1[pooled:] *= t["kernel_scale"][:, None]
-    made = {
-        "op": t["op_embedding.weight"] + t["node_input.bias"] - t["node_mean"] @ node,
-        "node": node,
-        "message": np.stack([layer["message"] for layer in layers]),
-        "message_bias": np.stack([layer["message_bias"] for layer in layers]),
-        "edge_score": np.concatenate([layer["edge_score"] for layer in layers], axis=1),
-        "edge_score_bias": np.concatenate([layer["edge_score_bias"] for layer in layers]),
-        "edge_message": np.stack([layer["edge_message"] for layer in layers]),
-        "bias": np.stack([layer["bias"] for layer in layers]),
-        "dense1": dense1,
-        "dense1_bias": t["dense1.bias"] - t["kernel_mean"] @ dense1[pooled:],
-        "dense2": t["dense2.weight"].T,
-        "dense2_bias": t["dense2.bias"],
-        "dense3": t["dense3.weight"][0],
-    }
-    return Network(
-        **{name: np.ascontiguousarray(values, np.float32) for name, values in made.items()},
-        columns=np.array(architecture.columns, np.int64),
-        pooling=np.array([POOLINGS.index(name) for name in architecture.pooling], np.int64),
-        output=float(t["dense3.bias"][0] + t["output_mean"][0]),
-        lowest=float(t["output_range"][0]),
-        highest=float(t["output_range"][1]),
-    )
-
-
-def _layer(t: Mapping[str, NDArray[np.float64]], prefix: str) -> dict[str, NDArray[np.float64]]:
-    """One layer with its norm, its scores and the standardisation of edges folded into its matrices."""
-    heads, size = t[f"{prefix}source"].shape
-    message = t[f"{prefix}message.weight"].T
-    said = message.reshape(-1, heads, size)
-    scores = [np.einsum("ihs,hs->ih", said, t[prefix + name]) for name in ("source", "target")]
-    extended = np.concatenate([message, *scores], axis=1)
-    edge_score = t[f"{prefix}edge_score.weight"].T * t["edge_scale"][:, None]
-    edge_message = t[f"{prefix}edge_message.weight"].T * t["edge_scale"][:, None]
-    return {
-        "message": extended * t[f"{prefix}norm.weight"][:, None],
-        "message_bias": t[f"{prefix}norm.bias"] @ extended,
-        "edge_score": edge_score,
-        "edge_score_bias": -t["edge_mean"] @ edge_score,
-        "edge_message": edge_message.reshape(-1, heads, size).transpose(1, 0, 2),
-        # The shares of attention add up to one, so what every edge says goes to the bias.
-        "bias": t[f"{prefix}bias"] - t["edge_mean"] @ edge_message,
-    }
+    """``[nodes, row]``: what a node has heard so far, all layers added up."""
+    normed: Array
+    """``[nodes, row]``"""
+    sent: Array
+    """``[nodes + 1, row + 2 heads]``: one more than there are, since scores are loaded with what lies behind them."""
+    heard: Array
+    """``[nodes, row]``: what a node hears in this layer."""
+    said: Array
+    """``[nodes, heads * LANES]``: numbers of the incoming edges, weighted by attention."""
+    edge: Array
+    """``[edges, LANES]``: numbers of an edge, and 1 in the last place."""
+    score: Array
+    """``[edges + 1, layers * heads]``"""
+    share: Array
+    """``[edges * stride]``: shares of attention, up to a factor that is the same for all edges into a node."""
+    stride: int
+    """Numbers of ``share`` for an edge: one for each head. More than ``LANES`` are filled up, fewer lie close:
+    what is written behind the scores of an edge is where those of the next go."""
 
 
 def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
@@ -143,198 +82,239 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
     return times
 
 
-@compiled_fast
+@compiled
 def _predict(net: Network, batch: Batch, out: Array) -> None:
     """log(time / estimate) of every kernel into ``out``."""
-    most_nodes = most_edges = 1
+    layers, row, _ = net.message.shape
+    heads = net.edge_message.shape[1]
+    size = row // heads
+    room = _room(net, batch)
+    node, heard = room.node, room.heard
+    pooled = np.empty((out.size, net.dense1.shape[0]), np.float32)
     for kernel in range(out.size):
         start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
-        most_nodes = max(most_nodes, end - start)
-        most_edges = max(most_edges, batch.edge_start[end] - batch.edge_start[start])
-    layers, width, spoken = net.message.shape
-    node = np.zeros((most_nodes, width), np.float32)
-    sent = np.zeros((most_nodes, spoken), np.float32)
-    edge_score = np.zeros((most_edges, net.edge_score.shape[1]), np.float32)
-    for kernel in range(out.size):
-        start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
-        first, last = batch.edge_start[start], batch.edge_start[end]
-        neighbour, edge = batch.neighbour[first:last], batch.edge[first:last]
-        incoming = batch.edge_start[start : end + 1] - first
-        _embed(net.op, net.node, net.columns, batch.op[start:end], batch.node[start:end], node)
-        _multiply(edge, net.edge_score, net.edge_score_bias, edge_score)
+        nodes = end - start
+        incoming = batch.edge_start[start : end + 1]
+        _embed(net, batch, start, nodes, incoming, room)
         for layer in range(layers):
-            _send(node[: end - start], net.message[layer], net.message_bias[layer], sent)
-            scores = edge_score[
-                : last - first, layer * (spoken - width) // 2 : (layer + 1) * (spoken - width) // 2
-            ]
-            _attend(sent, incoming, neighbour - start, scores)
-            _receive(
-                sent,
-                incoming,
-                neighbour - start,
-                edge,
-                scores,
-                net.edge_message[layer],
-                net.bias[layer],
-                node,
-            )
-        pooled = _pooled(net.pooling, node[: end - start], batch.node[start:end], batch.kernel[kernel])
-        out[kernel] = min(max(_dense(net, pooled), net.lowest), net.highest)
+            _norm(node, nodes, net.live, room.normed)
+            _add_product(room.normed, 0, nodes, net.message[layer], False, room.sent, 0)
+            _attend(room, row, heads, incoming, batch.neighbour, start, layer * heads)
+            _hear(room, heads, incoming, batch.neighbour, start, net.bias[layer])
+            for head in range(heads):
+                told = net.edge_message[layer, head]
+                _add_product(room.said, head * LANES, nodes, told, True, heard, head * size)
+            for at in range(0, nodes * row, LANES):
+                new = load(heard, at)
+                store(node, at, plus(load(node, at), larger(new, times(new, filled(_NODE_SLOPE)))))
+        _pool(net.pooling, node, nodes, batch.node[start:end], pooled[kernel])
+        pooled[kernel, net.pooling.size * row :] = batch.kernel[kernel]
+    _dense(net, pooled, out)
 
 
-@inner_fast
-def _multiply(vectors: Array, matrix: Array, bias: Array, out: Array) -> None:
-    """``vectors`` [r, n] times ``matrix`` [n, m], plus ``bias`` [m], into the first rows of ``out`` [.., m]."""
-    for r in range(vectors.shape[0]):
-        vector, row = vectors[r], out[r]
-        for j in range(row.size):
-            row[j] = bias[j]
-        even = vector.size - vector.size % 4
-        for i in range(0, even, 4):
-            v0, v1, v2, v3 = vector[i], vector[i + 1], vector[i + 2], vector[i + 3]
-            m0, m1, m2, m3 = matrix[i], matrix[i + 1], matrix[i + 2], matrix[i + 3]
-            for j in range(row.size):
-                row[j] += v0 * m0[j] + v1 * m1[j] + v2 * m2[j] + v3 * m3[j]
-        for i in range(even, vector.size):
-            v0, m0 = vector[i], matrix[i]
-            for j in range(row.size):
-                row[j] += v0 * m0[j]
+@inner
+def _room(net: Network, batch: Batch) -> _Room:
+    """Room for each kernel of the batch."""
+    nodes = edges = 1
+    for kernel in range(batch.estimate_ns.size):
+        start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
+        nodes = max(nodes, end - start)
+        edges = max(edges, batch.edge_start[end] - batch.edge_start[start])
+    row, spoken = net.message.shape[1:]
+    heads = net.edge_message.shape[1]
+    stride = heads if heads <= LANES else heads + -heads % LANES
+    edge = np.empty((edges, LANES), np.float32)
+    for e in range(edges):
+        for i in range(_EDGE, LANES - 1):
+            edge[e, i] = 0
+        edge[e, LANES - 1] = 1
+    return _Room(
+        np.empty((nodes, row), np.float32), np.empty((nodes, row), np.float32),
+        np.zeros((nodes + 1, spoken), np.float32), np.empty((nodes, row), np.float32),
+        np.empty((nodes, heads * LANES), np.float32), edge,
+        np.zeros((edges + 1, net.edge_score.shape[1]), np.float32), np.zeros(edges * stride + LANES, np.float32),
+        stride,
+    )  # fmt: skip
 
 
-@inner_fast
-def _embed(
-    op: Array, matrix: Array, columns: NDArray[np.int64], ops: NDArray[np.int32], numbers: Array, out: Array
-) -> None:
-    for r in range(ops.size):
-        row, own, kind = out[r], numbers[r], op[ops[r]]
-        for j in range(row.size):
-            row[j] = kind[j]
-        for i in range(columns.size):
-            value, line = own[columns[i]], matrix[i]
-            for j in range(row.size):
-                row[j] += value * line[j]
+@inner
+def _embed(net: Any, batch: Any, start: Any, nodes: Any, incoming: Any, room: Any) -> None:
+    """What nodes are before the first layer, and what the edges add to the scores of all layers."""
+    row = room.node.shape[1]
+    for r in range(nodes):
+        for at in range(0, row, LANES):
+            store(room.node, r * row + at, load(net.op, batch.op[start + r] * row + at))
+    _add_product(batch.node[start : start + nodes], 0, nodes, net.node, True, room.node, 0)
+    edge, score = batch.edge[incoming[0] : incoming[nodes]], room.score
+    scored = score.shape[1]
+    for e in range(edge.shape[0]):
+        for i in range(_EDGE):
+            room.edge[e, i] = edge[e, i]
+        for at in range(0, scored, LANES):
+            store(score, e * scored + at, load(net.edge_score_bias, at))
+    _add_product(edge, 0, edge.shape[0], net.edge_score, True, score, 0)
 
 
-@inner_fast
-def _send(node: Array, message: Array, bias: Array, sent: Array) -> None:
-    """What every node says, and its scores as source and as target, from its normalised numbers."""
-    count, width = node.shape
-    normed = np.empty((count, width), np.float32)
-    for r in range(count):
-        row, out = node[r], normed[r]
-        mean = np.float32(0)
-        for j in range(width):
-            mean += row[j]
-        mean /= np.float32(width)
-        variance = np.float32(0)
-        for j in range(width):
-            variance += (row[j] - mean) * (row[j] - mean)
-        scale = np.float32(1) / np.sqrt(variance / np.float32(width) + _NORM_EPSILON)
-        for j in range(width):
-            out[j] = (row[j] - mean) * scale
-    _multiply(normed, message, bias, sent)
+@inner
+def _add_product(vectors: Any, column: Any, rows: Any, matrix: Any, adds: Any, out: Any, place: Any) -> None:
+    """vectors[:rows, column : column + n] times ``matrix`` [n, m] to, or into, out[:rows, place : place + m].
+
+    The last rows may be computed twice.
+    """
+    n, m = matrix.shape
+    width, stride = vectors.shape[1], out.shape[1]
+    last = rows - 1
+    for first in range(0, rows, _ROWS):
+        r0, r1, r2 = first, min(first + 1, last), min(first + 2, last)
+        r3, r4, r5 = min(first + 3, last), min(first + 4, last), min(first + 5, last)
+        v0, v1, v2 = r0 * width + column, r1 * width + column, r2 * width + column
+        v3, v4, v5 = r3 * width + column, r4 * width + column, r5 * width + column
+        o0, o1, o2 = r0 * stride + place, r1 * stride + place, r2 * stride + place
+        o3, o4, o5 = r3 * stride + place, r4 * stride + place, r5 * stride + place
+        for at in range(0, m, LANES):
+            s0 = s1 = s2 = s3 = s4 = s5 = filled(np.float32(0))
+            if adds:
+                s0, s1, s2 = load(out, o0 + at), load(out, o1 + at), load(out, o2 + at)
+                s3, s4, s5 = load(out, o3 + at), load(out, o4 + at), load(out, o5 + at)
+            for i in range(n):
+                line = load(matrix, i * m + at)
+                s0 = times_plus(spread(vectors, v0 + i), line, s0)
+                s1 = times_plus(spread(vectors, v1 + i), line, s1)
+                s2 = times_plus(spread(vectors, v2 + i), line, s2)
+                s3 = times_plus(spread(vectors, v3 + i), line, s3)
+                s4 = times_plus(spread(vectors, v4 + i), line, s4)
+                s5 = times_plus(spread(vectors, v5 + i), line, s5)
+            store(out, o0 + at, s0)
+            store(out, o1 + at, s1)
+            store(out, o2 + at, s2)
+            store(out, o3 + at, s3)
+            store(out, o4 + at, s4)
+            store(out, o5 + at, s5)
 
 
-@inner_fast
-def _attend(sent: Array, incoming: NDArray[np.int64], source: NDArray[np.int64], score: Array) -> None:
-    """Scores of edges become shares of attention: for every node and head, a softmax over the incoming edges."""
-    heads = score.shape[1]
-    source_at, target_at = sent.shape[1] - 2 * heads, sent.shape[1] - heads
+@inner
+def _norm(node: Any, nodes: Any, live: Any, normed: Any) -> None:
+    """Rows with mean 0 and variance 1."""
+    row = node.shape[1]
+    width = np.float32(0)
+    for at in range(0, row, LANES):
+        width += total(load(live, at))
+    for first in range(0, nodes * row, row):
+        sums = squares = filled(np.float32(0))
+        for at in range(0, row, LANES):
+            sums = plus(sums, load(node, first + at))
+        mean = filled(-total(sums) / width)
+        for at in range(0, row, LANES):
+            centred = times_plus(mean, load(live, at), load(node, first + at))
+            squares = times_plus(centred, centred, squares)
+            store(normed, first + at, centred)
+        scale = filled(np.float32(1) / np.sqrt(total(squares) / width + _NORM_EPSILON))
+        for at in range(0, row, LANES):
+            store(normed, first + at, times(load(normed, first + at), scale))
+
+
+@inner
+def _attend(room: Any, row: Any, heads: Any, incoming: Any, neighbour: Any, start: Any, column: Any) -> None:
+    """Shares of attention of all edges: for every node and head, a softmax over the incoming edges. The scores of a
+    layer begin at ``column``."""
+    sent, share, stride, base = room.sent, room.share, room.stride, incoming[0]
     for target in range(incoming.size - 1):
         first, last = incoming[target], incoming[target + 1]
-        own = sent[target]
-        for head in range(heads):
-            largest = np.float32(-1e30)
-            for edge in range(first, last):
-                value = sent[source[edge], source_at + head] + own[target_at + head] + score[edge, head]
-                value = value if value > 0 else value * _SCORE_SLOPE
-                score[edge, head] = value
-                largest = max(largest, value)
-            total = np.float32(0)
-            for edge in range(first, last):
-                value = np.exp(score[edge, head] - largest)
-                score[edge, head] = value
-                total += value
-            for edge in range(first, last):
-                score[edge, head] /= total
+        for head in range(0, heads, LANES):
+            own = load(sent, target * sent.shape[1] + row + heads + head)
+            largest = filled(_LEAST)
+            for e in range(first, last):
+                largest = larger(
+                    _score(room, own, neighbour[e] - start, row, e - base, column, head), largest
+                )
+            for e in range(first, last):
+                value = _score(room, own, neighbour[e] - start, row, e - base, column, head)
+                store(share, (e - base) * stride + head, minus(value, largest))
+    for at in range(0, (incoming[incoming.size - 1] - base) * stride, LANES):
+        store(share, at, exp(load(share, at)))
 
 
-@inner_fast
-def _receive(
-    sent: Array,
-    incoming: NDArray[np.int64],
-    source: NDArray[np.int64],
-    edge: Array,
-    share: Array,
-    edge_message: Array,
-    bias: Array,
-    node: Array,
-) -> None:
-    """Add to every node what it hears from its neighbours and edges, weighted by attention."""
-    heads, numbers, size = edge_message.shape
-    # Loops over parts of a row count from 0: the compiler must see that no index is negative.
-    heard = np.empty((heads, size), np.float32)
-    said = np.empty((heads, numbers), np.float32)
+@inner
+def _score(room: Any, own: Any, source: Any, row: Any, edge: Any, column: Any, head: Any) -> Any:
+    """Scores of an edge with all heads from ``head`` on."""
+    value = plus(load(room.sent, source * room.sent.shape[1] + row + head), own)
+    value = plus(value, load(room.score, edge * room.score.shape[1] + column + head))
+    return larger(value, times(value, filled(_SCORE_SLOPE)))
+
+
+@inner
+def _hear(room: Any, heads: Any, incoming: Any, neighbour: Any, start: Any, bias: Any) -> None:
+    """What every node hears from its neighbours and edges, weighted by attention. Two heads at a time: while a number
+    is added to one sum, there are others to add to."""
+    sent, share, stride, edge, heard = room.sent, room.share, room.stride, room.edge, room.heard
+    spoken, row, base = sent.shape[1], heard.shape[1], incoming[0]
+    size = row // heads
     for target in range(incoming.size - 1):
-        heard[:] = bias.reshape(heads, size)
-        said[:] = 0
-        for i in range(incoming[target], incoming[target + 1]):
-            own = edge[i]
-            for head in range(heads):
-                weight = share[i, head]
-                part, row, line = heard[head], sent[source[i], head * size : head * size + size], said[head]
-                for j in range(size):
-                    part[j] += weight * row[j]
-                for j in range(numbers):
-                    line[j] += weight * own[j]
-        for head in range(heads):
-            part, out = heard[head], node[target, head * size : head * size + size]
-            for i in range(numbers):
-                weight, row = said[head, i], edge_message[head, i]
-                for j in range(size):
-                    part[j] += weight * row[j]
-            for j in range(size):
-                out[j] += part[j] if part[j] > 0 else part[j] * _NODE_SLOPE
+        first, last = incoming[target] - base, incoming[target + 1] - base
+        for h in range(0, heads, 2):
+            k = min(h + 1, heads - 1)
+            for at in range(0, size, LANES):
+                h_at, k_at = h * size + at, k * size + at
+                h_said = k_said = h_heard = k_heard = filled(np.float32(0))
+                for e in range(first, last):
+                    h_share, k_share = spread(share, e * stride + h), spread(share, e * stride + k)
+                    numbers, source = load(edge, e * LANES), (neighbour[base + e] - start) * spoken
+                    h_said, k_said = (
+                        times_plus(h_share, numbers, h_said),
+                        times_plus(k_share, numbers, k_said),
+                    )
+                    h_heard = times_plus(h_share, load(sent, source + h_at), h_heard)
+                    k_heard = times_plus(k_share, load(sent, source + k_at), k_heard)
+                # The last number of every edge is 1, so what it adds up to is the sum of the shares.
+                h_scale = filled(np.float32(1) / last_of(h_said))
+                k_scale = filled(np.float32(1) / last_of(k_said))
+                store(room.said, (target * heads + h) * LANES, times(h_said, h_scale))
+                store(room.said, (target * heads + k) * LANES, times(k_said, k_scale))
+                store(heard, target * row + h_at, times_plus(h_heard, h_scale, load(bias, h_at)))
+                store(heard, target * row + k_at, times_plus(k_heard, k_scale, load(bias, k_at)))
 
 
-@inner_fast
-def _pooled(pooling: NDArray[np.int64], node: Array, numbers: Array, kernel: Array) -> Array:
-    """The embeddings of all nodes as one, and the kernel's numbers behind it."""
-    count, width = node.shape
-    pooled = np.zeros(width * pooling.size + kernel.size, np.float32)
-    pooled[width * pooling.size :] = kernel
+@inner
+def _pool(pooling: Any, node: Any, nodes: Any, numbers: Any, pooled: Any) -> None:
+    """The rows of all nodes as one for each kind of pooling."""
+    row = node.shape[1]
     for k in range(pooling.size):
-        part = pooled[k * width : (k + 1) * width]
         kind = pooling[k]
-        if kind == _MAX:
-            part[:] = node[0]
-            for r in range(1, count):
-                row = node[r]
-                for j in range(width):
-                    part[j] = max(part[j], row[j])
-            continue
         column = _WORK_SHARE if kind == _WORK else _BYTES_SHARE
-        for r in range(count):
-            weight = np.float32(1)
+        for at in range(0, row, LANES):
+            sums = load(node, at) if kind == _MAX else filled(np.float32(0))
+            for r in range(nodes):
+                lanes = load(node, r * row + at)
+                if kind == _MAX:
+                    sums = larger(sums, lanes)
+                elif kind in (_SUM, _MEAN):
+                    sums = plus(sums, lanes)
+                else:
+                    weight = min(max(numbers[r, column], np.float32(0)), np.float32(1))
+                    sums = times_plus(filled(weight), lanes, sums)
             if kind == _MEAN:
-                weight = np.float32(1) / np.float32(count)
-            elif kind != _SUM:
-                weight = min(max(numbers[r, column], np.float32(0)), np.float32(1))
-            row = node[r]
-            for j in range(width):
-                part[j] += weight * row[j]
-        if kind == _SUM:
-            part[:] = np.maximum(part, np.float32(0))
-    return pooled
+                sums = times(sums, filled(np.float32(1) / np.float32(nodes)))
+            if kind == _SUM:
+                sums = larger(sums, filled(np.float32(0)))
+            store(pooled, k * row + at, sums)
 
 
-@inner_fast
-def _dense(net: Network, pooled: Array) -> float:
-    first = np.empty((1, net.dense1_bias.size), np.float32)
-    _multiply(pooled.reshape(1, -1), net.dense1, net.dense1_bias, first)
-    second = np.empty((1, net.dense2_bias.size), np.float32)
-    _multiply(np.maximum(first, np.float32(0)), net.dense2, net.dense2_bias, second)
-    result = np.float32(net.output)
-    for j in range(second.size):
-        result += max(second[0, j], np.float32(0)) * net.dense3[j]
-    return float(result)
+@inner
+def _dense(net: Any, pooled: Any, out: Any) -> None:
+    """The layers behind the pooling, of all kernels."""
+    kernels = out.size
+    first = np.empty((kernels, net.dense1.shape[1]), np.float32)
+    second = np.empty((kernels, net.dense2.shape[1]), np.float32)
+    wide, zero = second.shape[1], filled(np.float32(0))
+    for r in range(kernels):
+        first[r] = net.dense1_bias
+        second[r] = net.dense2_bias
+    _add_product(pooled, 0, kernels, net.dense1, True, first, 0)
+    for at in range(0, first.size, LANES):
+        store(first, at, larger(load(first, at), zero))
+    _add_product(first, 0, kernels, net.dense2, True, second, 0)
+    for r in range(kernels):
+        sums = zero
+        for at in range(0, wide, LANES):
+            sums = times_plus(larger(load(second, r * wide + at), zero), load(net.dense3, at), sums)
+        out[r] = min(max(total(sums) + np.float32(net.output), net.lowest), net.highest)

@@ -28,8 +28,8 @@ from disco_hlo.estimator.baselines import Ridge, pooled
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.features import selected
 from disco_hlo.estimator.figures import bars_and_curves, lines
-from disco_hlo.estimator.inference import network as compiled_network
 from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.network import network as compiled_network
 from disco_hlo.estimator.training_data import Split, TrainingData, load, model_split, noise, random_split
 from disco_hlo.estimator.weights import load_file, save_file
 

@@ -9,7 +9,8 @@ from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.gnn import GnnModel, estimator_for
 from disco_hlo.estimator.grouping import digests
-from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.network import network
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Kind

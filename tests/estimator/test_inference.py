@@ -6,7 +6,8 @@ from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.features import selected
-from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights
 
 from disco_hlo.errors import ProfileError
@@ -16,6 +17,12 @@ from tests.estimator.test_features import MANY
 WIDE = Architecture(
     layers=6, heads=3, width=21, dense=(10, 7), pooling=("bytes", "sum", "max", "mean", "work")
 )
+
+LONG_HEADS = Architecture(
+    layers=3, heads=3, width=60, dense=(17, 33), node_numbers=("rank", "work_ns", "bytes")
+)
+"""No part of it is a multiple of sixteen, and one head is more than sixteen."""
+MANY_HEADS = Architecture(layers=2, heads=19, width=38, dense=(16, 1))
 
 
 def by_the_formulas(weights: Weights, batch: Batch) -> np.ndarray:
@@ -55,7 +62,8 @@ def heard(t, prefix: str, node: np.ndarray, batch: Batch, start: int) -> np.ndar
         edge = (batch.edge[incoming] - t["edge_mean"]) * t["edge_scale"]
         score = (sent[source] * t[f"{prefix}source"]).sum(-1) + (sent[target] * t[f"{prefix}target"]).sum(-1)
         score = score + edge @ t[f"{prefix}edge_score.weight"].T
-        score = np.exp(np.where(score > 0, score, 0.2 * score))
+        score = np.where(score > 0, score, 0.2 * score)
+        score = np.exp(score - score.max(axis=0))
         share = (score / score.sum(axis=0))[:, :, None]
         said = (edge @ t[f"{prefix}edge_message.weight"].T).reshape(len(edge), heads, size)
         total = ((sent[source] + said) * share).sum(axis=0).ravel() + t[f"{prefix}bias"]
@@ -72,7 +80,7 @@ def pooled(name: str, node: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return node.max(axis=0) if name == "max" else node.mean(axis=0)
 
 
-@pytest.mark.parametrize("architecture", [SMALL, WIDE])
+@pytest.mark.parametrize("architecture", [SMALL, WIDE, LONG_HEADS, MANY_HEADS])
 def test_it_computes_what_the_formulas_say(architecture: Architecture) -> None:
     weights = random_weights(architecture, seed=1)
     expected = by_the_formulas(weights, MANY)
@@ -86,6 +94,23 @@ def test_a_prediction_does_not_depend_on_what_else_is_in_the_batch() -> None:
     together = predicted_ns(net, MANY)
     for kernel in range(len(MANY.estimate_ns)):
         assert predicted_ns(net, selected(MANY, np.array([kernel])))[0] == together[kernel]
+
+
+def test_it_computes_the_same_bits_again() -> None:
+    net = network(random_weights(MANY_HEADS))
+    assert predicted_ns(net, MANY).tobytes() == predicted_ns(net, MANY).tobytes()
+
+
+def test_no_kernels_no_predictions() -> None:
+    assert predicted_ns(network(random_weights()), selected(MANY, np.zeros(0, np.int64))).tolist() == []
+
+
+def test_scores_far_apart_leave_all_attention_to_the_highest() -> None:
+    weights = random_weights(LONG_HEADS, seed=2)
+    for layer in range(LONG_HEADS.layers):
+        weights.tensors[f"layers.{layer}.edge_score.weight"] *= 1000
+    found = np.log(predicted_ns(network(weights), MANY) / MANY.estimate_ns)
+    np.testing.assert_allclose(found, by_the_formulas(weights, MANY), atol=1e-3)
 
 
 def test_the_order_of_nodes_and_edges_changes_nothing() -> None:

@@ -12,8 +12,9 @@ import torch
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.features import selected
-from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.model import FusedOpNet, GraphBatch
+from disco_hlo.estimator.network import network
 from disco_hlo.estimator.train import imported
 from disco_hlo.estimator.weights import expected_shapes
 

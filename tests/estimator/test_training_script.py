@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from disco_hlo.estimator.inference import network
+from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import load_file
 
 from tests.estimator import synthetic

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disco_hlo.estimator.architecture import PAPER, Architecture
-from disco_hlo.estimator.inference import network, predicted_ns
+from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import from_bytes, load_file, save_file, shipped, shipped_name, to_bytes
 from safetensors.numpy import save
 
