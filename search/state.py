@@ -102,7 +102,7 @@ def from_strategy(
     state = empty_state(step, sum(len(copies) for _, copies in memberships))
     alone = np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE)
     state.word[at.OWNER, alone], state.word[at.COUNT, alone] = alone, 1
-    _own(state, [*(owned for owned, _ in memberships), *(bucket.all_reduces for bucket in strategy.buckets)])
+    own(state, [*(owned for owned, _ in memberships), *(bucket.all_reduces for bucket in strategy.buckets)])
     for owned, copies in memberships:
         if owned:
             _duplicate(state, owned[0], copies)
@@ -224,7 +224,7 @@ def _head(strategy: Strategy, memberships: Sequence[Signature], token: str) -> i
     return next(iter(memberships[number][0]), -1)
 
 
-def _own(state: State, units: Iterable[Sequence[int]]) -> None:
+def own(state: State, units: Iterable[Sequence[int]]) -> None:
     """Make one unit of each of some lists of nodes, of which every one is a unit alone; it gets no place."""
     filled = [sorted(unit) for unit in units if unit]
     nodes = np.array([x for unit in filled for x in unit], np.int64)
