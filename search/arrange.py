@@ -65,6 +65,33 @@ def list_order(step: Any, state: Any, scratch: Any) -> Any:
 
 
 @compiled
+def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any:
+    """The units in a topological order, of those that are ready always the one with the smallest position, then
+    the smallest node; without those that wait for each other in a circle.
+
+    Args:
+        position: ``[nodes]`` int64, of heads.
+    """
+    g, s, w = open_views(step, state, scratch)
+    heads, needed_at, _, dependent_at, dependent = _unit_graph(g, s, w)
+    missing = np.diff(needed_at)
+    ready: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]
+    for i in range(heads.size):
+        if missing[i] == 0:
+            heapq.heappush(ready, (position[heads[i]], np.int64(i)))
+    found, count = np.empty(heads.size, np.int64), 0
+    while len(ready):
+        _, i = heapq.heappop(ready)
+        found[count] = heads[i]
+        count += 1
+        for e in range(dependent_at[i], dependent_at[i + 1]):
+            missing[dependent[e]] -= 1
+            if missing[dependent[e]] == 0:
+                heapq.heappush(ready, (position[heads[dependent[e]]], dependent[e]))
+    return found[:count]
+
+
+@compiled
 def _unit_graph(g: Any, s: Any, w: Any) -> Any:
     """Heads of all units, and for each the units that it waits for, and that wait for it, as flat lists."""
     count = 0

@@ -62,9 +62,12 @@ class Scratch(NamedTuple):
     """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
 
 
-def new_scratch(step: Step) -> Scratch:
-    """Working space for states of ``step``."""
+def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
+    """Working space for states of ``step``; without ``logs`` only for reading them."""
     width = _width(step)
+    if not logs:
+        rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
+        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), nothing, nothing, nothing, nothing)
     return Scratch(
         np.zeros((at.SCRATCH_ROWS, width), np.int64),
         np.zeros(at.NUMBERS, np.int64),

@@ -38,7 +38,7 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     memberships = [signatures(graph, strategy) for strategy in strategies]
     step, kept = build_step(graph), given(graph, strategies, memberships)
     states = tuple(from_strategy(graph, step, *pair) for pair in zip(strategies, memberships, strict=True))
-    scratch = new_scratch(step)
+    scratch = new_scratch(step, logs=False)
     for state in states:
         count_results(step, state, scratch)
     rows: dict[int, tuple[int, bool]] = {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import State, empty_state
+from disco_hlo.search.arrange import heads_by_position
+from disco_hlo.search.board import State, empty_state, new_scratch
 from disco_hlo.search.step import Step
 from numpy.typing import NDArray
 
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import keeps_own_buffer
 from disco_hlo.hlo.legality_gpu import emitter_kind
@@ -95,22 +96,17 @@ def from_strategy(
     cost nothing in the search. ``memberships`` are its :func:`signatures`, where these are at hand.
 
     Raises:
-        IllegalStrategyError: as :func:`unit_graph`.
+        IllegalStrategyError: as :func:`unit_graph`, or units wait for each other in a circle.
     """
     memberships = signatures(graph, strategy) if memberships is None else memberships
     state = empty_state(step, sum(len(copies) for _, copies in memberships))
-    for x in range(len(graph)):
-        if step.node[at.FLAGS, x] & at.ACTIVE:
-            own(state, [x])
-    for owned, _ in memberships:
-        if owned:
-            own(state, owned)
-    for bucket in strategy.buckets:
-        own(state, sorted(bucket.all_reduces))
+    alone = np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE)
+    state.word[at.OWNER, alone], state.word[at.COUNT, alone] = alone, 1
+    own(state, [*(owned for owned, _ in memberships), *(bucket.all_reduces for bucket in strategy.buckets)])
     for owned, copies in memberships:
         if owned:
             _duplicate(state, owned[0], copies)
-    _lay_out(state, _order_of_heads(graph, state, strategy, memberships))
+    _lay_out(state, _heads_in_order(step, state, strategy, memberships))
     return state
 
 
@@ -135,11 +131,44 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
             owning[i].add(x)
             owner[x] = i
     stripped = [_signature(graph, *pair) for pair in zip(owning, executing, strict=True)]
-    kernels = _unlabelled(graph, stripped)
-    executed = {
-        x for unit in unit_graph(graph, Strategy(kernels, strategy.buckets)).units for x in unit.nodes
-    }
-    return [_adopting(signature, executed) for signature in stripped]
+    idle = _idle(graph, stripped)
+    return [_adopting(signature, idle) for signature in stripped]
+
+
+def _idle(graph: Graph, memberships: Sequence[Signature]) -> set[int]:
+    """Ops that kernels recompute, that no kernel owns, and that nobody runs: all who read them recompute them."""
+    homes: dict[int, list[int]] = {}
+    for i, (owned, copies) in enumerate(memberships):
+        for x in (*owned, *copies):
+            homes.setdefault(x, []).append(i)
+    inside = [{*owned, *copies} for owned, copies in memberships]
+    owned_by_some = {x for owned, _ in memberships for x in owned}
+    idle: set[int] = set()
+    for x in sorted({x for _, copies in memberships for x in copies} - owned_by_some, reverse=True):
+        readers = _readers(graph, x)
+        runs = graph.nodes[x].kind is not Kind.FUSIBLE or not graph.users[x] or graph.root in readers
+        for reader in readers:
+            runs = runs or (reader not in owned_by_some and reader not in idle)
+            runs = runs or any(x not in inside[i] for i in homes.get(reader, ()))
+        if not runs:
+            idle.add(x)
+    return idle
+
+
+def _readers(graph: Graph, x: int) -> set[int]:
+    """Who reads a node, directly or through free nodes, and the root where it returns it."""
+    found: set[int] = set()
+    pending = [x]
+    while pending:
+        current = pending.pop()
+        if current == graph.root:
+            found.add(current)
+        for user in graph.users[current]:
+            if graph.nodes[user].kind is Kind.FREE:
+                pending.append(user)
+            else:
+                found.add(user)
+    return found
 
 
 def _without_bitcasts(graph: Graph, nodes: Iterable[int]) -> set[int]:
@@ -163,36 +192,27 @@ def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) ->
     return found
 
 
-def _adopting(signature: Signature, executed: set[int]) -> Signature:
+def _adopting(signature: Signature, idle: set[int]) -> Signature:
+    """The first kernel that recomputes what nobody runs owns it."""
     owned, copies = signature
-    adopted = [x for x in copies if x not in executed]
-    executed.update(adopted)
+    adopted = [x for x in copies if x in idle]
+    idle.difference_update(adopted)
     return tuple(sorted((*owned, *adopted))), tuple(x for x in copies if x not in adopted)
 
 
-def _order_of_heads(
-    graph: Graph, state: State, strategy: Strategy, memberships: Sequence[Signature]
-) -> list[int]:
+def _heads_in_order(
+    step: Step, state: State, strategy: Strategy, memberships: Sequence[Signature]
+) -> NDArray[np.int64]:
     """Units in a topological order: that of the strategy as far as it is one, else by smallest node."""
-    units = unit_graph(graph, Strategy(_unlabelled(graph, memberships), strategy.buckets))
-    heads = [int(max(state.word[at.OWNER, x] for x in unit.nodes)) for unit in units.units]
-    position = {
-        _head(strategy, memberships, token): i
-        for i, token in enumerate(strategy.order)
-        if not token.endswith(".done")
-    }
-    missing = [len(needed) for needed in units.dependencies]
-    ready = [(position.get(heads[i], -1), heads[i], i) for i, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, head, i = heapq.heappop(ready)
-        found.append(head)
-        for j in units.dependents[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(ready, (position.get(heads[j], -1), heads[j], j))
-    return found
+    position = np.full(state.word.shape[1], -1, np.int64)
+    for i, token in enumerate(strategy.order):
+        head = -1 if token.endswith(".done") else _head(strategy, memberships, token)
+        if head != -1:
+            position[head] = i
+    heads: NDArray[np.int64] = heads_by_position(step, state, new_scratch(step, logs=False), position)
+    if heads.size < np.sum(state.word[at.COUNT] > 0):
+        raise IllegalStrategyError("In the terms of the search units wait for each other in a circle.")
+    return heads
 
 
 def _head(strategy: Strategy, memberships: Sequence[Signature], token: str) -> int:
@@ -204,13 +224,16 @@ def _head(strategy: Strategy, memberships: Sequence[Signature], token: str) -> i
     return next(iter(memberships[number][0]), -1)
 
 
-def own(state: State, nodes: Sequence[int]) -> None:
-    """Make one unit of some nodes (ascending) that others may have owned; it gets no place."""
-    for x, following in zip(nodes, [*nodes[1:], -1], strict=True):
-        state.word[at.OWNER, x] = nodes[0]
-        state.word[at.NEXT, x] = following
-        state.word[at.COUNT, x] = 0
-    state.word[at.COUNT, nodes[0]] = len(nodes)
+def own(state: State, units: Iterable[Sequence[int]]) -> None:
+    """Make one unit of each of some lists of nodes, of which every one is a unit alone; it gets no place."""
+    filled = [sorted(unit) for unit in units if unit]
+    nodes = np.array([x for unit in filled for x in unit], np.int64)
+    heads = np.array([unit[0] for unit in filled], np.int64)
+    counts = np.array([len(unit) for unit in filled], np.int64)
+    state.word[at.OWNER, nodes], state.word[at.COUNT, nodes] = np.repeat(heads, counts), 0
+    state.word[at.NEXT, nodes[:-1]] = nodes[1:]
+    state.word[at.NEXT, nodes[np.cumsum(counts) - 1]] = -1
+    state.word[at.COUNT, heads] = counts
 
 
 def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
@@ -225,16 +248,14 @@ def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
     word[at.COPIES, unit] = following
 
 
-def _lay_out(state: State, heads: Sequence[int]) -> None:
+def _lay_out(state: State, heads: NDArray[np.int64]) -> None:
     """Give every unit as many slots as it has nodes, so that it can come apart again."""
     word = state.word
-    slot = 0
-    for head in heads:
-        word[at.ORDER, slot] = head
-        word[at.PLACE, head] = slot
-        slot += int(word[at.COUNT, head])
-    word[at.TOTAL, at.UNITS] = len(heads)
-    word[at.TOTAL, at.SLOTS] = slot
+    ends = np.cumsum(word[at.COUNT, heads])
+    slots = ends - word[at.COUNT, heads]
+    word[at.ORDER, slots], word[at.PLACE, heads] = heads, slots
+    word[at.TOTAL, at.UNITS] = heads.size
+    word[at.TOTAL, at.SLOTS] = ends[-1] if heads.size else 0
 
 
 def to_strategy(
@@ -346,9 +367,13 @@ def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
     return Bucket(tuple(sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x]))))
 
 
-def _unlabelled(graph: Graph, memberships: Iterable[Signature]) -> tuple[Group, ...]:
-    """Kernels of which only the units are asked for."""
-    return tuple(written_group(graph, *pair, labelled=False) for pair in memberships if pair[0])
+def as_searched(graph: Graph, strategy: Strategy) -> Strategy:
+    """The units of a strategy in the terms of the search, without labels and order.
+
+    The search starts from a strategy for which this is legal (``plan.units.unit_graph``).
+    """
+    kernels = [written_group(graph, *pair, labelled=False) for pair in signatures(graph, strategy) if pair[0]]
+    return Strategy(tuple(kernels), strategy.buckets)
 
 
 def written_group(

@@ -9,6 +9,7 @@ one takes it along (see ``state.to_strategy``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ UNSUPPORTED = ("stochastic-convert",)
 """Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
+_NEVER_JOINS = 1 << 20
+"""Beside the bits of ``FLAGS``: no kernel may hold ops of this key."""
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
 
@@ -51,33 +54,35 @@ def build_step(graph: Graph) -> Step:
     if count > MAXIMUM_NODES:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
     sources = _sources(graph)
-    earlier = _earlier(graph)
+    readers, earlier = _reversed(sources), _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
-    edges: list[int] = []
+    edges: list[NDArray[np.int64]] = []
+    placed = 0
     for row, lists in (
-        (at.OPERANDS_AT, [list(n.operands) for n in graph.nodes]),
+        (at.OPERANDS_AT, [n.operands for n in graph.nodes]),
         (at.SOURCES_AT, sources),
-        (at.READERS_AT, _reversed(sources)),
+        (at.READERS_AT, readers),
         (at.EARLIER_AT, earlier),
         (at.LATER_AT, _reversed(earlier)),
         (at.BUFFERS_AT, _buffers(graph)),
         (at.USERS_AT, graph.users),
     ):
-        for x, items in enumerate(lists):
-            node[row, x] = len(edges)
-            edges.extend(items)
-        node[row, count] = len(edges)
-    returned = set(_through_free(graph, (graph.root,)))
-    for x in range(count):
-        node[at.FLAGS, x] = _flags(graph, x, returned)
-        if node[at.LATER_AT, x] < node[at.LATER_AT, x + 1]:
-            node[at.FLAGS, x] |= at.ORDERED
-    node[at.SHAPE, :count] = _numbered(
-        (n.shape.dtype, n.shape.dims, n.shape.layout, n.shape.elements) for n in graph.nodes
+        node[row, 0] = placed
+        node[row, 1:] = placed + np.cumsum(np.fromiter(map(len, lists), np.int64, count))
+        edges.append(np.fromiter(chain.from_iterable(lists), np.int64, int(node[row, count]) - placed))
+        placed = int(node[row, count])
+    first, alike = np.unique(np.array(graph.first_of_key, np.int64), return_inverse=True)
+    examples = [graph.nodes[x] for x in first.tolist()]
+    node[at.FLAGS, :count] = _flags(graph, np.array([_flags_of_key(graph, n) for n in examples])[alike])
+    node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
+    shapes = [n.shape for n in examples]
+    node[at.SHAPE, :count] = _numbered((x.dtype, x.dims, x.layout, x.elements) for x in shapes)[alike]
+    node[at.GEOMETRY, :count] = _numbered((x.dims, x.layout) for x in shapes)[alike]
+    gradients = list(graph.all_reduces)
+    node[at.CHANNEL, gradients] = _numbered(
+        (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
     )
-    node[at.GEOMETRY, :count] = _numbered((n.shape.dims, n.shape.layout) for n in graph.nodes)
-    node[at.CHANNEL, :count] = _numbered((n.collective, n.shape.dtype) for n in graph.nodes)
-    node[at.KEY, :count] = _numbered(n.key for n in graph.nodes)
+    node[at.KEY, :count] = alike
     node[at.MIXED, :count] = mixed(np.arange(count))
     for rank, x in enumerate(production_order(graph, sources)):
         node[at.RANK, x] = rank
@@ -88,7 +93,7 @@ def build_step(graph: Graph) -> Step:
     bounds = np.array(
         [limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0, 0], np.int64
     )
-    return Step(node, np.array(edges, np.int64), np.zeros((1, 3), np.int64), bounds)
+    return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), bounds)
 
 
 def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
@@ -112,9 +117,9 @@ def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int
     (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
     of the op that produces it; here that is the next and the previous one in this order.
     """
-    depth = [0] * len(graph)
-    for node in graph.nodes:
-        depth[node.id] = 1 + max((depth[s] for s in sources[node.id]), default=0)
+    depth: list[int] = []
+    for found in sources:
+        depth.append(1 + max([depth[x] for x in found], default=0))
     return sorted(graph.all_reduces, key=lambda x: (depth[x], x))
 
 
@@ -140,16 +145,28 @@ def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
     return sorted(found)
 
 
-def _sources(graph: Graph) -> list[list[int]]:
-    return [_through_free(graph, node.operands) if is_active(node) else [] for node in graph.nodes]
+def _sources(graph: Graph) -> list[tuple[int, ...]]:
+    """What each executing node reads; nothing for the others."""
+    shown: list[tuple[int, ...]] = []  # the executing nodes that a reader of this node reads, itself included
+    found: list[tuple[int, ...]] = []
+    for node in graph.nodes:
+        if len(node.operands) == 1:
+            read = shown[node.operands[0]]
+        else:
+            read = tuple(sorted({x for operand in node.operands for x in shown[operand]}))
+        active = is_active(node)
+        found.append(read if active else ())
+        shown.append((node.id,) if active else read if node.kind is Kind.FREE else ())
+    return found
 
 
 def _earlier(graph: Graph) -> list[list[int]]:
-    found: list[set[int]] = [set() for _ in graph.nodes]
+    found: dict[int, set[int]] = {}
     for first, second in graph.before:
+        running = _running(graph, first)
         for later in _running(graph, second):
-            found[later].update(x for x in _running(graph, first) if x != later)
-    return [sorted(items) for items in found]
+            found.setdefault(later, set()).update(running - {later})
+    return [sorted(found.get(x, ())) for x in range(len(graph))]
 
 
 def _running(graph: Graph, node: int) -> set[int]:
@@ -176,52 +193,59 @@ def _buffers(graph: Graph) -> list[list[int]]:
     return found
 
 
-def _flags(graph: Graph, x: int, returned: set[int]) -> int:
-    node = graph.nodes[x]
+def _flags_of_key(graph: Graph, node: Node) -> int:
+    """What follows from a node's op and shapes: the same for all nodes of equal key."""
+    unsupported = graph.backend == "gpu" and node.opcode in UNSUPPORTED
     answers = (
-        (at.FUSIBLE, _may_join(graph, node, x in returned)),
-        (at.ACTIVE, is_active(node)),
-        (at.ALL_REDUCE, node.kind is Kind.ALL_REDUCE),
         (at.BITCAST, node.opcode == "bitcast"),
-        (at.CLONED, is_cloned(node)),
-        (at.RETURNED, x in returned),
         (at.ELEMENTWISE, is_elementwise(graph, node)),
         (at.REDUCE, node.opcode == "reduce"),
         (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
         (at.TUPLE, node.shape.dtype == "tuple"),
-        (
-            at.UNPACKED,
-            node.kind is Kind.ALL_REDUCE and (x in returned or not _only_joinable(graph, x, returned)),
-        ),
+        (_NEVER_JOINS, unsupported or keeps_own_buffer(graph, node)),
     )
     return sum(bit for bit, answer in answers if answer)
 
 
-def _may_join(graph: Graph, node: Node, returned: bool) -> bool:
-    on_gpu = graph.backend == "gpu"
-    joinable = is_joinable(node) or (on_gpu and node.opcode == "scatter")
-    if not is_active(node) or not joinable or keeps_own_buffer(graph, node):
-        return False
-    if on_gpu and node.opcode in UNSUPPORTED:
-        return False
-    if not returned and not graph.users[node.id]:
-        return False
-    # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
-    return not any(_is_tuple_of_fusible(graph, operand) for operand in node.operands)
+def _flags(graph: Graph, of_key: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Row ``FLAGS`` but for ``ORDERED``, ``[nodes]``."""
+    flags: list[int] = []
+    returned = set(_through_free(graph, (graph.root,)))
+    tuples = _tuples_of_fusible(graph)
+    for node, found in zip(graph.nodes, of_key.tolist(), strict=True):
+        x, flag = node.id, found & ~_NEVER_JOINS
+        if x in returned:
+            flag |= at.RETURNED
+        if is_cloned(node):
+            flag |= at.CLONED
+        if is_active(node):
+            flag |= at.ACTIVE
+            joinable = is_joinable(node) or (graph.backend == "gpu" and node.opcode == "scatter")
+            read = x in returned or graph.users[x]
+            # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
+            if joinable and read and not found & _NEVER_JOINS and tuples.isdisjoint(node.operands):
+                flag |= at.FUSIBLE
+        flags.append(flag)
+    for x in graph.all_reduces:
+        readers = {reader for user in graph.users[x] for reader in _running(graph, user)}
+        flags[x] |= at.ALL_REDUCE
+        if x in returned or not all(flags[reader] & at.FUSIBLE for reader in readers):
+            flags[x] |= at.UNPACKED
+    return np.array(flags, np.int64)
 
 
-def _only_joinable(graph: Graph, x: int, returned: set[int]) -> bool:
-    readers = {r for user in graph.users[x] for r in _running(graph, user)}
-    return all(_may_join(graph, graph.nodes[r], r in returned) for r in readers)
-
-
-def _is_tuple_of_fusible(graph: Graph, x: int) -> bool:
-    node = graph.nodes[x]
-    if node.opcode == "bitcast":
-        return _is_tuple_of_fusible(graph, node.operands[0])
-    if node.kind is not Kind.FREE:
-        return False
-    return any(graph.nodes[s].kind is Kind.FUSIBLE for s in _through_free(graph, node.operands))
+def _tuples_of_fusible(graph: Graph) -> set[int]:
+    """Tuples, and what is taken out of them or shows it, through which one reads ops that may be fused."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.kind is not Kind.FREE:
+            continue
+        if node.opcode == "bitcast":
+            if node.operands[0] in found:
+                found.add(node.id)
+        elif any(graph.nodes[x].kind is Kind.FUSIBLE for x in _through_free(graph, node.operands)):
+            found.add(node.id)
+    return found
 
 
 def _reversed(lists: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -232,6 +256,6 @@ def _reversed(lists: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-def _numbered(keys: Iterable[object]) -> list[int]:
+def _numbered(keys: Iterable[object]) -> NDArray[np.int64]:
     numbers: dict[object, int] = {}
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -15,10 +15,10 @@ reader recomputes is not executed at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from operator import lt
 from weakref import ref
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
@@ -139,7 +139,8 @@ def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
 
 
 def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
-    units = [_group_unit(graph, i, group) for i, group in enumerate(strategy.groups)]
+    fusible = {node.id for node in graph.nodes if node.kind is Kind.FUSIBLE}
+    units = [_group_unit(graph, i, group, fusible) for i, group in enumerate(strategy.groups)]
     units += [_bucket_unit(graph, i, bucket) for i, bucket in enumerate(strategy.buckets)]
     owner: dict[int, str] = {}
     for unit in units:
@@ -161,23 +162,25 @@ def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
     ]
 
 
-def _group_unit(graph: Graph, number: int, group: Group) -> Unit:
+def _group_unit(graph: Graph, number: int, group: Group, fusible: Set[int]) -> Unit:
     token = f"g{number}"
     if not group.nodes:
         raise IllegalStrategyError(f"{token} owns no node.")
     inside = {*group.nodes, *group.duplicates}
     for ids in (group.nodes, group.duplicates):
-        _check_ids(graph, token, ids)
-        if any(a >= b for a, b in pairwise(ids)):
+        is_ascending = all(map(lt, ids, ids[1:]))
+        _check_ids(graph, token, (*ids[:1], *ids[-1:]) if is_ascending else ids)
+        if not is_ascending:
             raise IllegalStrategyError(f"{token} does not list its nodes in ascending order: {some(ids)}.")
-    for node in (*group.nodes, *group.duplicates):
+    for node in (*group.nodes, *group.duplicates) if not inside <= fusible else ():
         if not _may_be_grouped(graph, node):
             raise IllegalStrategyError(
                 f"{token} holds {_name(graph, node)}, which cannot be part of a kernel "
                 f"({graph.nodes[node].kind.name.lower()})."
             )
+    both = set(group.nodes).intersection(group.duplicates)
     for node in group.duplicates:
-        if node in group.nodes:
+        if node in both:
             raise IllegalStrategyError(f"{token} both owns and duplicates {_name(graph, node)}.")
         if inside.isdisjoint(graph.users[node]):
             raise IllegalStrategyError(f"{token} duplicates {_name(graph, node)}, which nothing in it reads.")
@@ -218,22 +221,24 @@ def _sources(graph: Graph, owned: Collection[int]) -> list[tuple[int, ...]]:
             sources.append((node.id,))
         elif len(node.operands) == 1:
             sources.append(sources[node.operands[0]])
-        else:
+        elif node.operands:
             sources.append(tuple(dict.fromkeys(s for operand in node.operands for s in sources[operand])))
+        else:
+            sources.append(())
     return sources
 
 
 def _reads(graph: Graph, unit: Unit, sources: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     computed = (*unit.nodes, *unit.duplicates)
+    operands: set[int] = set()
+    for node in computed:
+        operands.update(graph.nodes[node].operands)
     # A bucket's members travel at once: one that reads another waits for its own bucket, a cycle.
-    inside = set() if unit.is_bucket else set(computed)
-    found = {
-        source
-        for node in computed
-        for operand in graph.nodes[node].operands
-        if operand not in inside
-        for source in sources[operand]
-    }
+    if not unit.is_bucket:
+        operands.difference_update(computed)
+    found: set[int] = set()
+    for operand in operands:
+        found.update(sources[operand])
     return tuple(sorted(found))
 
 
@@ -259,6 +264,8 @@ def _runs_unread(graph: Graph, node: int) -> bool:
 
 
 def _add_before_pairs(graph: Graph, units: Sequence[Unit], dependencies: Sequence[set[int]]) -> None:
+    if not graph.before:
+        return
     computing: dict[int, list[int]] = {}
     for i, unit in enumerate(units):
         for node in (*unit.nodes, *unit.duplicates):

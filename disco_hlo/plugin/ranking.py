@@ -16,7 +16,7 @@ from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
-from disco_hlo.search.state import signatures
+from disco_hlo.search.state import as_searched
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 MEMORY_SHARE = 0.1
@@ -35,7 +35,7 @@ def searchable(graph: Graph, xla: Strategy) -> Strategy:
     kept = tuple(group for i, group in enumerate(xla.groups) if i not in left_out)
     start = Strategy(kept, xla.buckets) if left_out else xla
     try:
-        signatures(graph, start)
+        unit_graph(graph, as_searched(graph, start))
     except IllegalStrategyError as error:
         LOGGER.debug("the search starts without XLA's kernels: %s", one_line(error))
         return unfused(graph)

@@ -54,8 +54,8 @@ def test_the_compiled_rules_refuse_what_the_rules_refuse(
     owned = sorted(random.sample(active[start : start + 2 * size], min(size, len(active) - start)))
     state, scratch = empty_state(step), new_scratch(step)
     for x in active:
-        own(state, [x])
-    own(state, owned)
+        own(state, [[x]])
+    own(state, [owned])
     count_results(step, state, scratch)
     found = refusal_of(step, state, scratch, owned[0])
     if len(owned) == 1:
