@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LIMIT_S = 60
+LIMIT_S = 180
 _LAUNCHER_PREFIXES = (
     "OMPI_COMM",
     "PMIX_",

@@ -11,10 +11,12 @@ from pathlib import Path
 
 
 class MemoryStore:
-    """Shared by threads."""
+    """Shared by threads. It answers nobody before the keys ``after`` are there, so that a rank whose thread
+    comes late to a short wait does not count as one that never came."""
 
-    def __init__(self) -> None:
+    def __init__(self, *after: str) -> None:
         self.values: dict[str, bytes] = {}
+        self._after = set(after)
         self._changed = threading.Condition()
 
     def put(self, key: str, value: bytes) -> bool:
@@ -27,6 +29,8 @@ class MemoryStore:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         with self._changed:
+            self._changed.wait_for(lambda: self._after <= set(self.values), 60)
+            self._after.clear()
             self._changed.wait_for(lambda: key in self.values, timeout_s)
             return self.values.get(key)
 

@@ -84,7 +84,8 @@ def test_rank_0_names_the_ranks_that_do_not_come() -> None:
         return str(caught.value)
 
     message = "meet: ranks 1, 3-4 of 5 did not answer within 0.3 s"
-    assert on_ranks(5, step) == [message, "stays away", message, "stays away", "stays away"]
+    store = MemoryStore("disco/job/0-meet/from/0", "disco/job/0-meet/from/2")
+    assert on_ranks(5, step, store) == [message, "stays away", message, "stays away", "stays away"]
 
 
 def test_a_broadcast_nobody_sends_names_rank_0() -> None:
@@ -126,7 +127,7 @@ def test_the_decision_is_rank_0s_rule_over_all_items() -> None:
 
 
 def test_a_rank_that_comes_late_reads_the_decision_taken_without_it() -> None:
-    store = MemoryStore()
+    store = MemoryStore("disco/job/decided/t/0/from/0", "disco/job/decided/t/0/from/1")
     on_time = [KvChannel(rank, 3, "job", store) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         decided = list(pool.map(lambda one: one.decide(b"x", joined, tag="t", timeout_s=0.5), on_time))
@@ -135,7 +136,7 @@ def test_a_rank_that_comes_late_reads_the_decision_taken_without_it() -> None:
 
 
 def test_without_rank_0_the_others_decide_without_it_and_alike() -> None:
-    store = MemoryStore()
+    store = MemoryStore("disco/job/decided/t/0/from/1", "disco/job/decided/t/0/from/2")
     # It said something before it fell silent; that must not count.
     store.put("disco/job/decided/t/0/from/0", b"x")
 

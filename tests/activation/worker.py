@@ -20,14 +20,17 @@ from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_pla
 from disco_hlo.activation.channel import Channel
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.decision import KeyValueStore
-from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.activation.kvstore import CHUNK_BYTES, CoordinationStore
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import FolderStore
 
 SETTINGS = {
     name.removeprefix("JOB_").lower(): value for name, value in os.environ.items() if name.startswith("JOB_")
 }
-TIMEOUT_S = float(SETTINGS.get("timeout_s", "20"))
+PATIENCE_S = 50.0
+"""For exchanges in which all ranks take part: on a busy machine they start seconds apart."""
+TIMEOUT_S = float(SETTINGS.get("timeout_s", PATIENCE_S))
+"""For exchanges that a dead rank may miss."""
 FINGERPRINT = "f" * 64
 PLAN_JSON = b'{"version": 1}'
 
@@ -61,7 +64,7 @@ def join() -> tuple[Channel, KeyValueStore]:
     rank, size = own_rank_and_size()
     store = shared_store(rank, size)
     return open_channel(
-        rank, size, job_name(), store, os.environ, SETTINGS.get("channel", ""), timeout_s=TIMEOUT_S
+        rank, size, job_name(), store, os.environ, SETTINGS.get("channel", ""), timeout_s=PATIENCE_S
     ), store
 
 
@@ -115,8 +118,9 @@ def killed() -> dict[str, Any]:
     channel, store = join()
     mpi.EXIT_WAIT_S = 1.0
     moment = SETTINGS["moment"] if channel.rank == int(SETTINGS["victim"]) else "never"
-    sent = PlanBytes(PLAN_JSON, made_up_module(5 << 20, "killed")) if channel.rank == 0 else None
-    channel.barrier(tag="start", timeout_s=20)
+    # Two pieces, and made before the ranks meet: from then on little but a dead rank takes time.
+    sent = PlanBytes(PLAN_JSON, made_up_module(CHUNK_BYTES + 1, "killed")) if channel.rank == 0 else None
+    channel.barrier(tag="start", timeout_s=PATIENCE_S)
     if moment == "before":
         die()
     if moment == "during":
@@ -211,7 +215,12 @@ def waiting() -> dict[str, Any]:
     """All wait for the last rank; what share of a core does that take?"""
     channel, _ = join()
     channel.barrier(tag="start", timeout_s=TIMEOUT_S)
-    if channel.rank == channel.size - 1:
+    waits = Path(SETTINGS["folder"]) / "waits"
+    if channel.rank != channel.size - 1:
+        waits.touch()
+    else:
+        while not waits.exists():
+            time.sleep(0.05)
         time.sleep(1.5)
     wall_s, cpu_s = time.monotonic(), time.process_time()
     channel.barrier(tag="last one", timeout_s=TIMEOUT_S)
@@ -225,7 +234,7 @@ def interrupted() -> dict[str, Any]:
     """Ctrl-C while rank 0 waits for a rank that does not come."""
     channel, _ = join()
     if channel.rank != 0:
-        time.sleep(4)
+        wait_for_results(1)
         return {}
     # A suite in the background of a shell hands its processes SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -235,6 +244,12 @@ def interrupted() -> dict[str, Any]:
     except KeyboardInterrupt:
         return {"ended by": "KeyboardInterrupt"}
     return {"ended by": "nothing"}
+
+
+def wait_for_results(count: int) -> None:
+    """Until so many ranks have left theirs."""
+    while len(list(Path(SETTINGS["folder"]).glob("*.json"))) < count:
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
@@ -254,10 +269,6 @@ if __name__ == "__main__":
     (Path(SETTINGS["folder"]) / f"{number}.json").write_text(json.dumps(outcome))
     # jax.distributed waits for dead ranks when a process ends in order, and its store ends with rank 0.
     if "port" in SETTINGS:
-        wait_for_results_of_others = sys.argv[1] == "exchange" and own_rank_and_size()[0] == 0
-        while (
-            wait_for_results_of_others
-            and len(list(Path(SETTINGS["folder"]).glob("*.json"))) < own_rank_and_size()[1]
-        ):
-            time.sleep(0.05)
+        if sys.argv[1] == "exchange" and own_rank_and_size()[0] == 0:
+            wait_for_results(own_rank_and_size()[1])
         os._exit(0)

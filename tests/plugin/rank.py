@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,20 +23,35 @@ from disco_hlo.plugin.probe import exchange_opcode
 LATE_S = 0.5
 
 
-def ran_with_a_late_rank_ns(step: runner.Runner, rank: int) -> int:
-    """Time of a run for which rank 1 has its inputs half a second later than rank 0."""
-    inputs = step._inputs
-    fresh = inputs.fresh
+def waits_for_a_late_rank(step: runner.Runner, rank: int, store: job.KeyValueStore) -> bool:
+    """Whether rank 0, ready half a second before rank 1 has its inputs, does not start its clock before that."""
+    inputs, fresh = step._inputs, step._inputs.fresh
+    waited = True
 
     def late() -> list[Any]:
-        time.sleep(LATE_S if rank == 1 else 0.0)
+        nonlocal waited
+        with contextlib.suppress(TimeoutError):
+            store.get("the clock runs", LATE_S)
+            waited = False
         return fresh()
 
-    inputs.fresh = late  # type: ignore[method-assign]
+    readings = itertools.count()
+
+    def noted() -> int:
+        if next(readings) == 0:
+            store.put("the clock runs", b"")
+        return time.perf_counter_ns()
+
+    if rank == 0:
+        runner.time = SimpleNamespace(perf_counter_ns=noted)  # type: ignore[assignment]
+    else:
+        inputs.fresh = late  # type: ignore[method-assign]
     try:
-        return step.run()
+        step.run()
     finally:
+        runner.time = time
         inputs.fresh = fresh  # type: ignore[method-assign]
+    return waited
 
 
 def main(address: str, rank: int, output: Path) -> None:
@@ -47,10 +65,10 @@ def main(address: str, rank: int, output: Path) -> None:
         rewritten = jaxlink.compile_module(request, exchange_opcode(module, "negate", "abs"))
         step = runner.Runner(request, rewritten, seed=1)
         times = [step.run() for _ in range(3)]
-        report["with_a_late_rank_ns"] = ran_with_a_late_rank_ns(step, rank)
-        sweep = runner.all_reduce_runner(request, 1024, repeats=2, seed=1)
         store = job.key_value_store()
         assert store is not None
+        report["waits"] = waits_for_a_late_rank(step, rank, store)
+        sweep = runner.all_reduce_runner(request, 1024, repeats=2, seed=1)
         store.put(f"module/{rank}", hashlib.sha256(module).digest())
         store.barrier("module", request.process_indices, 30)
         hashes = [store.get(f"module/{other}", 30).hex() for other in (0, 1)]

@@ -12,7 +12,6 @@ import pytest
 
 from disco_hlo.plugin.jaxlink import Parameter
 from disco_hlo.plugin.runner import synthetic_values
-from tests.plugin.rank import LATE_S
 from tests.ports import free_port
 
 RANK = Path(__file__).with_name("rank.py")
@@ -45,8 +44,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_a_rank_that_comes_late_takes_no_time_of_the_step(reports: list[dict[str, Any]]) -> None:
     """The earlier one's first all-reduce waited for it, and that counted."""
-    for report in reports:
-        assert report["with_a_late_rank_ns"] < 0.5e9 * LATE_S
+    assert [report["waits"] for report in reports] == [True, True]
 
 
 def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str, Any]]) -> None:

@@ -155,9 +155,14 @@ def is_alive(pid: int) -> bool:
 def test_a_job_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     log = tmp_path / "log"
     argv = ["sh", "-c", "sleep 300 & echo $!; wait"]
-    assert demo_job.run_job(argv, dict(os.environ), log, 0.5, lambda _log: None) is None
+
+    def until_it_runs(_log: Path) -> None:
+        while not log.read_text().endswith("\n"):
+            time.sleep(0.01)
+
+    assert demo_job.run_job(argv, dict(os.environ), log, 1.0, until_it_runs) is None
     child = int(log.read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_alive(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_alive(child)
