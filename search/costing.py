@@ -7,6 +7,7 @@ these members and results turns up, and never again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from disco_hlo.search import layout as at
@@ -16,9 +17,10 @@ from disco_hlo.search.entries import look_up
 from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, listed, new_unknown
 from disco_hlo.search.state import Given, Signature, source_of, written_group
 from disco_hlo.search.step import Step
-from disco_hlo.search.table import new_table, with_room
+from disco_hlo.search.table import claim, find, new_table, with_room
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import CostModel, KernelCosts, LinearTransfers, MachineModel, kernels_ns
@@ -44,7 +46,10 @@ class UnitCosts:
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
         self._learn_given_buckets()
-        self.given_digests = {signature_digest(owned, copies) for owned, copies in kept.groups}
+        self._flags = step.node[at.FLAGS]
+        self._takes_kernels = isinstance(model, KernelCosts)
+        self._given_digests = with_room(new_table(0), len(kept.groups))
+        _put_all(self._given_digests, np.array([signature_digest(*one) for one in kept.groups], np.int64))
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -60,30 +65,39 @@ class UnitCosts:
             self.ask(look_up(self.step, state, scratch, self.prices, self.unknown))
 
     def ask(self, count: int) -> None:
-        """Ask the cost model for the first ``count`` entries of ``unknown``, and keep the answers."""
+        """Ask the cost model for the first ``count`` entries of ``unknown``, and keep the answers.
+
+        Few are listed at a time where most moves are refused, so nothing is done here for each of them but for
+        buckets and for kernels of a start.
+        """
         if not count:
             return
         self.prices = with_room(self.prices, count)
-        times = np.full((count, at.TIME_COLUMNS), -1, np.int64)
+        key, member_at, member, _, digest, *_ = self.unknown
+        plain, others = _told_apart(key, digest, member_at, member, count, self._flags, self._given_digests)
+        if not self._takes_kernels:
+            plain, others = plain[:0], np.concatenate([plain, others])
+        if plain.size:
+            times_ns = self.model.kernels_ns(self.graph, *listed(self.unknown, plain))  # type: ignore[attr-defined]
+            _learn_kernels(self.prices, key, plain, times_ns, self.machine.launch_ns)
+        if others.size:
+            self._ask_each(others)
+
+    def _ask_each(self, rows: NDArray[np.int64]) -> None:
+        """Ask for buckets and for what may be a kernel of a start."""
+        times = np.full((int(rows.max()) + 1, at.TIME_COLUMNS), -1, np.int64)
         times[:, at.ON_CHANNEL] = 0
-        # Several moves of one batch may have listed the same kernel.
-        once = {key: row for row, key in enumerate(self.unknown.key[:count].tolist())}
-        first = self.unknown.member[self.unknown.member_at[:count]]
-        is_bucket = ((self.step.node[at.FLAGS, first] & at.ALL_REDUCE) != 0).tolist()
-        for row in once.values():
-            if is_bucket[row]:
-                times[row] = self._bucket_ns(tuple(self._row(row)[0].tolist()))
-        kernels = [row for row in once.values() if not is_bucket[row]]
+        is_bucket = self._flags[self.unknown.member[self.unknown.member_at[rows]]] & at.ALL_REDUCE != 0
+        for row in rows[is_bucket].tolist():
+            times[row] = self._bucket_ns(tuple(self._row(row)[0].tolist()))
+        kernels = rows[~is_bucket].tolist()
         if kernels:
             times[kernels, at.MAIN] = self._kernels_ns(kernels) + self.machine.launch_ns
-        learn(self.prices, self.unknown, np.array(list(once.values()), np.int64), times)
+        learn(self.prices, self.unknown, rows, times)
 
     def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
         """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
-        digests = self.unknown.digest
-        groups = {row: self._given(row) for row in rows if int(digests[row]) in self.given_digests}
-        if isinstance(self.model, KernelCosts) and not any(groups.values()):
-            return self.model.kernels_ns(self.graph, *listed(self.unknown, np.array(rows, np.int64)))
+        groups = {row: self._given(row) for row in rows}
         times = np.zeros(len(rows), np.int64)
         flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         if isinstance(self.model, KernelCosts):
@@ -159,6 +173,53 @@ class UnitCosts:
     def _copy_ns(self, size_bytes: int) -> int:
         rate = self.machine.memory_bytes_per_us
         return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
+
+
+@compiled
+def _told_apart(
+    key: Any, digest: Any, member_at: Any, member: Any, count: Any, flags: Any, given: Any
+) -> Any:
+    """Entries that are kernels like any other, and those that are buckets or hash as a kernel of a start does.
+
+    Several moves of one batch may have listed the same kernel: the last of these stands for all.
+    """
+    slots = 4
+    while slots < 2 * count:
+        slots *= 2
+    taken = np.full(slots, -1)
+    plain, others = np.empty(count, np.int64), np.empty(count, np.int64)
+    plains = rest = 0
+    for row in range(count - 1, -1, -1):
+        slot = (key[row] ^ (key[row] >> 29)) & (slots - 1)
+        while taken[slot] >= 0 and key[taken[slot]] != key[row]:
+            slot = (slot + 1) & (slots - 1)
+        if taken[slot] >= 0:
+            continue
+        taken[slot] = row
+        if flags[member[member_at[row]]] & at.ALL_REDUCE or find(given, digest[row]) >= 0:
+            others[rest] = row
+            rest += 1
+        else:
+            plain[plains] = row
+            plains += 1
+    return plain[:plains], others[:rest]
+
+
+@compiled
+def _learn_kernels(prices: Any, key: Any, rows: Any, times_ns: Any, launch_ns: Any) -> None:
+    """Keep the times of these entries, which are kernels."""
+    for i in range(rows.size):
+        value = prices.value[claim(prices, key[rows[i]])]
+        value[:] = -1
+        value[at.MAIN] = times_ns[i] + launch_ns
+        value[at.ON_CHANNEL] = 0
+
+
+@compiled
+def _put_all(table: Any, keys: Any) -> None:
+    """Make the keys known to the table."""
+    for key in keys:
+        claim(table, key)
 
 
 def _pieces(model: CostModel) -> NDArray[np.float64]:

@@ -43,8 +43,34 @@ ONCE = ("activation", "cli", "examples", "report", "scripts", "search", "simulat
 them to JAX (``hlo``, ``plan``, ``plugin``, ``profiler``, ``e2e``) runs on both."""
 
 
+LONGEST_FIRST = (
+    "e2e/test_ranks.py",  # compiles the search, a minute on a fresh machine, and meanwhile...
+    "examples/test_models.py",  # ...the other worker does what needs no search, here and on Python 3.11
+    "estimator/test_training_script.py",
+    "examples/test_scripts.py",
+    "e2e/test_trouble.py",
+    "search/test_joint.py",
+    "search/test_starts.py",
+    "e2e/test_enact.py",
+    "e2e/test_structure.py",
+    "e2e/test_second_look.py",
+    "scripts/test_sample_fused_ops.py",
+    "scripts/test_bench_structure.py",
+    "e2e/test_bad_plans.py",
+    "e2e/test_readme.py",
+    "e2e/test_same_plan.py",
+    "e2e/test_cache.py",
+    "cli/test_large.py",
+    "cli/test_docs.py",
+)
+"""Files that take more than ten seconds: begun last, one of them would leave the other worker idle."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what one leg is enough for; skip GPU tests unless the caller asked for GPUs (then they may fail)."""
+    """Order the files; mark what one leg is enough for; skip GPU tests unless the caller asked for GPUs (then they
+    may fail)."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in ONCE:
             item.add_marker("product_only")

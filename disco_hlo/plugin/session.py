@@ -72,7 +72,7 @@ class Session:
         """Do the body on every rank; if any rank fails, all do.
 
         Args:
-            takes_s: how long the body may keep one rank while the others wait, beyond the timeout.
+            takes_s: how long the body may keep rank 0 while the others wait, beyond the timeout.
             logged: whether the log's finest level says how long it took.
 
         Raises:
@@ -88,7 +88,9 @@ class Session:
         if logged:
             LOGGER.debug("%s: %.2f s", name, time.monotonic() - started)
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
-        verdict = settle(self.channel, reason, self.timeout_s + takes_s, tag=name)
+        # Rank 0 has no reason to wait longer: those that have waited for it are there, or are gone.
+        patience_s = self.timeout_s + (0.0 if self.leads else takes_s)
+        verdict = settle(self.channel, reason, patience_s, tag=name)
         if failure is not None:
             raise failure
         if verdict:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.jobs import Job, Run
+from tests.known_times import know_device
 
 CACHED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -31,6 +32,7 @@ def new_job(base: Path, start_from: Path | None = None) -> Job:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search of the jitted step in one process, its compilation cache beside it; not to be changed."""
     job = new_job(tmp_path_factory.mktemp("searched"))
+    know_device(job.directory)
     cache = job.directory.parent / "cache"
     settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "DISCO_FINALISTS": "2", **CACHED}
     return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", **settings)

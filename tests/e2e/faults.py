@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib.abc
@@ -9,7 +10,7 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -154,10 +155,47 @@ def plan_crashes_xla() -> None:
     jaxlink.compile_module = crashing
 
 
-FAULTS: dict[str, Callable[[], None]] = {
+def dies_at(stage: str) -> None:
+    """The process is killed where it comes to ``stage``."""
+    _at(stage, lambda _session: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hurries_from(stage: str) -> None:
+    """Not a fault: once at ``stage`` the process waits for the others for seconds, however long it did before."""
+    from disco_hlo.plugin.session import Session
+
+    def hurry(_session: Any) -> None:
+        Session.timeout_s = 3.0  # type: ignore[method-assign,assignment]
+
+    _at(stage, hurry)
+
+
+def _at(stage: str, act: Callable[[Any], None]) -> None:
+    """Do something where the process comes to a stage whose name, with hyphens for spaces, begins so."""
+    from disco_hlo.plugin.session import Session
+
+    really = Session.stage
+
+    @contextlib.contextmanager
+    def acting(session: Any, name: str, **more: Any) -> Iterator[None]:
+        with really(session, name, **more):
+            if name.replace(" ", "-").startswith(stage):
+                act(session)
+            yield
+
+    Session.stage = acting  # type: ignore[method-assign,assignment]
+
+
+def arrange(fault: str) -> None:
+    """Let a fault happen: its name, and behind a colon what it is told."""
+    name, _, told = fault.partition(":")
+    FAULTS[name](*([told] if told else []))
+
+
+FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        no_memory, plan_wins, default_wins, no_look, plan_crashes_xla,
+        no_memory, plan_wins, default_wins, no_look, plan_crashes_xla, dies_at, hurries_from,
     )
 }  # fmt: skip

@@ -79,7 +79,7 @@ def main(folder: Path, arguments: list[str]) -> None:
     # Registered first, so run last: what others say at exit is part of the (last) report.
     atexit.register(lambda: (folder / f"{rank}.json").write_text(json.dumps(report | {"log": heard.lines})))
     while arguments[0] == "--fault":
-        faults.FAULTS[arguments[1]]()
+        faults.arrange(arguments[1])
         arguments = arguments[2:]
     # One place from which the script is run, since the modules that are compared hold the call stack.
     for plan in plans:

@@ -6,8 +6,6 @@ import gzip
 import hashlib
 import json
 import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
-from tests.e2e.jobs import QUICK_COMPILES, Job, Run, until_it_says
+from tests.e2e.jobs import LIMIT_S, QUICK_COMPILES, Job, Run, until_it_says
 from tests.known_times import know_all, know_device
 
 pytestmark = pytest.mark.mpi
@@ -204,24 +202,19 @@ def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
     victim: int, together: tuple[Job, list[Run]], fresh: Callable[..., Job]
 ) -> None:
     job = fresh(together[0])
-    long = {"DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "8", "DISCO_TIMEOUT_S": "5"}
-    search = job.start_ranks(ENABLE_SEARCH="1", **long)
-    until_it_says(search.processes[0], "disco: profiled")
-    time.sleep(1)
-    search.processes[victim].send_signal(signal.SIGKILL)
-    watchdog = threading.Timer(90, search.kill)
-    watchdog.start()
+    each = [{"fault": "hurries_from:search"}, {"fault": "hurries_from:search"}]
+    each[victim] = {"fault": "dies_at:search"}
+    search = job.start_ranks(ENABLE_SEARCH="1", each=each)
     try:
         if victim == 0:
             # The store dies with rank 0, and jax ends the others.
-            assert search.processes[1].wait() not in (0, -signal.SIGKILL)
+            assert search.processes[1].wait(LIMIT_S) not in (0, -signal.SIGKILL)
         else:
             line = until_it_says(
                 search.processes[0], "disco: warning: jit_train_step runs as XLA compiles it"
             )
-            assert "rank 1 of 2 did not answer within" in line
+            assert "search: rank 1 of 2 did not answer within 3 s" in line
     finally:
-        watchdog.cancel()
         search.kill()
     slot = slot_of(job.directory)
     assert not (slot / "plan.json").exists()

@@ -15,6 +15,7 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plugin.measured_times import STORE_NAME
 from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
+from tests.known_times import know_device
 
 pytestmark = pytest.mark.product_only
 
@@ -41,7 +42,9 @@ def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, R
 
 
 def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:
-    first, second = fresh().train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
+    job = fresh()
+    know_device(job.directory)
+    first, second = job.train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
     assert len(first.lines("searched ")) >= 2
     assert second.lines("searched ") == []
     assert first.modules == second.modules

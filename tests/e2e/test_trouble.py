@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
-from tests.e2e.jobs import Job, Run, Started
+from tests.e2e.jobs import LIMIT_S, Job, Run, Started, until_it_says
 
 # What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
 pytestmark = pytest.mark.product_only
 
-LONG = {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "100"}
+LONG = {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "100000"}
 
 
 def assert_one_line(run: Run, default: Run, text: str) -> None:
@@ -156,7 +154,7 @@ def test_a_candidate_that_crashes_xla_is_not_tried_by_the_next_search(
 ) -> None:
     job = fresh(searched[0])
     crash = job.start(fault="plan_crashes_xla", ENABLE_SEARCH="1").processes[0]
-    crash.communicate(timeout=100)
+    crash.communicate(timeout=LIMIT_S)
     assert crash.returncode == -signal.SIGKILL
     # The fault is still there; the candidate that meets it is not tried.
     run = job.train(fault="plan_crashes_xla", ENABLE_SEARCH="1")
@@ -176,18 +174,6 @@ def test_a_candidate_that_crashes_xla_is_not_tried_by_the_next_search(
 def start_searching(job: Job) -> Started:
     """A search that will not end by itself, in the midst of it."""
     search = job.start(**LONG)
-    end = time.monotonic() + 100
-    while time.monotonic() < end:
-        line = _next_line(search.processes[0])
-        if line.startswith("disco: profiled"):
-            time.sleep(1.0)
-            return search
-    search.kill()
-    raise AssertionError("the search did not start")
-
-
-def _next_line(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line, "the process ended"
-    return line
+    # The line is said once Ctrl-C is taken care of.
+    until_it_says(search.processes[0], "disco: profiled")
+    return search

@@ -31,9 +31,12 @@ EXCHANGED = {
 
 @pytest.fixture(autouse=True)
 def quick_compiles() -> Iterator[None]:
+    # The default random bits are a hundred instructions for every initial parameter.
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_default_prng_impl", "threefry2x32")
 
 
 def random(shape: tuple[int, ...], seed: int) -> jax.Array:
