@@ -58,6 +58,8 @@ class Scratch(NamedTuple):
     """Nodes whose units may have other members or results than when they were last looked at."""
     verdict: NDArray[np.int64]
     """``[2 * VERDICTS]``: digests of kernels and why each may not stand, as far as nothing pushed them out."""
+    keyed: NDArray[np.int64]
+    """``[2 * VERDICTS]``: digests of kernels and the keys of their prices, as far as nothing pushed them out."""
     refused: NDArray[np.int64]
     """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
 
@@ -67,12 +69,13 @@ def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
     width = _width(step)
     if not logs:
         rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
-        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), nothing, nothing, nothing, nothing)
+        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *5 * (nothing,))
     return Scratch(
         np.zeros((at.SCRATCH_ROWS, width), np.int64),
         np.zeros(at.NUMBERS, np.int64),
-        np.zeros(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),
-        np.zeros(_NODE_WORDS * width + 4096, np.int64),
+        np.empty(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),  # written before it is read
+        np.empty(_NODE_WORDS * width + 4096, np.int64),
+        np.zeros(2 * VERDICTS, np.int64),
         np.zeros(2 * VERDICTS, np.int64),
         np.zeros(REFUSALS, np.int64),
     )

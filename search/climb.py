@@ -13,7 +13,16 @@ from typing import Any, Final
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import fresh_stamp, has_room, roll_back
 from disco_hlo.search.pricing import has_place, price_changed
-from disco_hlo.search.proposals import FUSE, KINDS, REORDER, SIBLING, make_move, random_move, second_unit
+from disco_hlo.search.proposals import (
+    ABSORB,
+    FUSE,
+    KINDS,
+    REORDER,
+    SIBLING,
+    make_move,
+    random_move,
+    second_unit,
+)
 from disco_hlo.search.refusals import refusal_key, remember_refusal, renew, was_refused
 from disco_hlo.search.rng import draw
 from disco_hlo.search.running_sums import ORDER_DIGEST, catch_up, open_segments
@@ -139,11 +148,17 @@ def _consider(
     untried, what comes to the same units after it."""
     if a < 0:
         return
+    other = second_unit(s, kind, b)
+    waiting_too = kind != REORDER and (
+        w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)
+    )
+    if waiting_too and kind == ABSORB:  # whether it was refused takes longest to find, of this kind
+        _wait(waiting, kind, a, b, control)
+        return
     key = refusal_key(g, s, w, kind, a, b)
     if was_refused(w, key):
         return
-    other = second_unit(s, kind, b)
-    if kind != REORDER and (w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)):
+    if waiting_too:
         _wait(waiting, kind, a, b, control)
         return
     mark = w.number[at.LOGGED]

@@ -76,6 +76,9 @@ UNPACKED: Final = 512
 no generated kernel."""
 ORDERED: Final = 2048
 """Something must run behind it though it does not read it."""
+BLOCK_ALONE: Final = 4096
+"""A reduction that XLA:GPU has done by blocks of threads, and behind which no chain of ops stands: a kernel that
+computes it must return it."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0

@@ -36,9 +36,7 @@ EMISSIONS_LIMIT: Final = 1
 REDUCTIONS_LIMIT: Final = 2
 GPU_RULES: Final = 3
 """1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
-MEMBERS_LIMIT: Final = 4
-"""Most ops that any kernel in ``Step.special`` computes."""
-LARGE_KERNELS: Final = 5
+LARGE_KERNELS: Final = 4
 """How many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns, ascending, follows."""
 
 
@@ -47,12 +45,6 @@ def most_owned(g: Any) -> Any:
     """Most ops that any kernel may own, those included that stand as they are whatever the rules say."""
     count = g.limits[LARGE_KERNELS]
     return g.limits[LARGE_KERNELS + count] if count else MAXIMUM_MEMBERS
-
-
-@inner
-def most_members(g: Any) -> Any:
-    """Most ops that any kernel may compute, its own and others'."""
-    return max(MAXIMUM_MEMBERS, g.limits[MEMBERS_LIMIT])
 
 
 @inner

@@ -34,19 +34,6 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
 
 
 @inner
-def count_together(s: Any, w: Any, a: Any, b: Any) -> Any:
-    """How many nodes two units compute together, those that both compute once."""
-    _, count = gather_members(s, a, w.members)
-    stamp = fresh_stamp(w)
-    for i in range(count):
-        w.inside[w.members[i]] = stamp
-    _, others = gather_members(s, b, w.members)
-    for i in range(others):
-        count += w.inside[w.members[i]] != stamp
-    return count
-
-
-@inner
 def mark_copies(s: Any, w: Any, unit: Any) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)

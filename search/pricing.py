@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS, enlist, fresh_stamp, put, retire
+from disco_hlo.search.board import MAXIMUM_MEMBERS, VERDICTS, enlist, fresh_stamp, put, retire
 from disco_hlo.search.digest import special_slot
 from disco_hlo.search.legality import add_bitcasts
 from disco_hlo.search.neighbours import count_waits, gather_members
@@ -97,7 +97,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        key, size = _price_key(g, s, w, unit, digest)
+        place = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
+        if w.keyed[place] != digest:
+            w.keyed[place + 1], _ = _price_key(g, s, w, unit, digest)
+            w.keyed[place] = digest
+        key = w.keyed[place + 1]
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
@@ -110,6 +114,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             continue
         left_open = True
         if has_place(unknown, count):
+            _, size = _price_key(g, s, w, unit, digest)
             _list(g, s, w, unknown, count, unit, key, size)
             unknown.digest[count] = s.computed[unit]
             count += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from disco_hlo.search.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.entries import digests_of
-from disco_hlo.search.legality import MEMBERS_LIMIT
+from disco_hlo.search.legality import LARGE_KERNELS
 from disco_hlo.search.results import count_results
 from disco_hlo.search.state import Given, Signature, from_strategy, given, signatures, source_of
 from disco_hlo.search.step import Step, build_step
@@ -43,13 +43,11 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
         count_results(step, state, scratch)
     rows: dict[int, tuple[int, bool]] = {}
     large: set[int] = set()
-    most_members = 0
     for strategy, members, state in zip(strategies, memberships, states, strict=True):
-        most_members = max([most_members, *(len(owned) + len(copies) for owned, copies in members)])
         large |= {len(owned) for owned, _ in members if len(owned) > MAXIMUM_MEMBERS}
         for digest, row in _given_kernels(graph, step, scratch, kept, strategy, members, state).items():
             rows.setdefault(digest, row)
-    limits = np.array([*step.limits[:MEMBERS_LIMIT], most_members, len(large), *sorted(large)], np.int64)
+    limits = np.array([*step.limits[:LARGE_KERNELS], len(large), *sorted(large)], np.int64)
     return Starts(step._replace(special=_hashed(rows), limits=limits), kept, states)
 
 

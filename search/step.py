@@ -18,6 +18,7 @@ from disco_hlo.search.rng import mixed
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
@@ -44,8 +45,7 @@ class Step(NamedTuple):
     where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's
-    rules hold; most ops that a kernel in ``special`` computes; how many of these are larger than any other may be,
-    and how many ops each owns."""
+    rules hold; how many kernels in ``special`` are larger than any other may be, and how many ops each owns."""
 
 
 def build_step(graph: Graph) -> Step:
@@ -90,9 +90,7 @@ def build_step(graph: Graph) -> Step:
     is_gpu = graph.backend == "gpu"
     if is_gpu:
         _add_gpu_facts(graph, node)
-    bounds = np.array(
-        [limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0, 0], np.int64
-    )
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0], np.int64)
     return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), bounds)
 
 
@@ -108,6 +106,9 @@ def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
         (at.SHARED_BYTES, facts.shared_bytes),
     ):
         node[row, : len(graph)] = values
+    for x in np.flatnonzero((facts.reduction >= 0) & (facts.flags & fact.LONG_REDUCE != 0)).tolist():
+        if not any(facts.flags[user] & fact.CHAIN for user in graph.users[x]):
+            node[at.FLAGS, x] |= at.BLOCK_ALONE
 
 
 def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:

@@ -100,6 +100,7 @@ class ScratchView(NamedTuple):
     log: Any
     changed: Any
     verdict: Any
+    keyed: Any
     refused: Any
 
 
@@ -230,6 +231,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         pointer_to(scratch.log.ctypes.data),
         pointer_to(scratch.changed.ctypes.data),
         pointer_to(scratch.verdict.ctypes.data),
+        pointer_to(scratch.keyed.ctypes.data),
         pointer_to(scratch.refused.ctypes.data),
     )
     return graph_view, state_view, scratch_view

@@ -11,7 +11,7 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import computes, fresh_stamp, has_room, roll_back
-from disco_hlo.search.legality import most_members
+from disco_hlo.search.foresight import never_recomputed
 from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.results import recompute
@@ -28,8 +28,8 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     low = s.place[producer]
     if low > s.place[consumer]:
         return False
-    count, members = _needed(g, s, w, consumer, producer)
-    if members + count > most_members(g):
+    count, members = needed(g, s, w, consumer, producer)
+    if never_recomputed(g, s, w, consumer, members, count):
         fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
@@ -43,7 +43,7 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 
 
 @inner
-def _needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader. How much that is, and how much the
     reader computes."""
     owned, members = gather_members(s, consumer, w.members)

@@ -9,8 +9,8 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, roll_back
-from disco_hlo.search.legality import most_members, most_owned
-from disco_hlo.search.neighbours import count_together
+from disco_hlo.search.foresight import never_joined
+from disco_hlo.search.legality import most_owned
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.results import join
 from disco_hlo.search.upkeep import adopt_orphans, all_stand, fell_at_sight
@@ -26,7 +26,7 @@ def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     low = s.place[producer]
     if low > s.place[consumer] or s.count[consumer] + s.count[producer] > most_owned(g):
         return False
-    if count_together(s, w, consumer, producer) > most_members(g):
+    if never_joined(g, s, w, consumer, producer):
         fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]

@@ -6,10 +6,11 @@ from typing import Any
 
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, holds_copy, roll_back
+from disco_hlo.search.foresight import never_without
 from disco_hlo.search.legality import may_own
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.results import part, read_again
-from disco_hlo.search.upkeep import all_stand, drop_idle_copies
+from disco_hlo.search.upkeep import all_stand, drop_idle_copies, fell_at_sight
 
 from disco_hlo.compiled import inner
 
@@ -27,6 +28,9 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if s.owner[node] == unit and s.count[unit] > 1:
         if stays(g, s, unit, node):
+            return False
+        if never_without(g, s, w, unit, node):
+            fell_at_sight(w, unit)
             return False
         made = _take_out(g, s, w, unit, node, changes)
     elif holds_copy(s, unit, node):
