@@ -14,6 +14,7 @@ from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.contexts import COUNT, FIRST, NODE, Scratch, enter, enter_read, place_of
 from disco_hlo.estimator.kernel_cost import nested, streaming_ns
 from disco_hlo.estimator.kernel_tables import KernelTables
+from disco_hlo.estimator.relations import edge_rows, relation_of
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
@@ -28,20 +29,12 @@ _WORK_SHARE: Final = spec.NODE.index("work_share")
 _WORK_NS: Final = spec.NODE.index("work_ns")
 _BYTES_SHARE: Final = spec.NODE.index("bytes_share")
 _ALONE_SHARE: Final = spec.NODE.index("alone_share")
-_READERS: Final = spec.NODE.index("readers")
 _STATIC: Final = spec.STATIC
 _READ: Final = spec.READ
 
-_FORWARD: Final = spec.EDGE.index("forward")
-_BACKWARD: Final = spec.EDGE.index("backward")
-_ITSELF: Final = spec.EDGE.index("itself")
-_IDENTITY: Final = spec.EDGE.index("identity")
-_REDUCED: Final = spec.EDGE.index("reduced")
-_ANYWHERE: Final = spec.EDGE.index("anywhere")
-_PERMUTED: Final = spec.EDGE.index("permuted")
-_BROADCAST: Final = spec.EDGE.index("broadcast")
-_ALONG: Final = spec.EDGE.index("along_grain")
-_RATIO: Final = spec.EDGE.index("elements_ratio")
+_NODE_NUMBERS: Final = len(spec.NODE)
+_EDGE_NUMBERS: Final = len(spec.EDGE)
+_KERNEL_NUMBERS: Final = len(spec.KERNEL)
 
 
 class GraphFeatures(NamedTuple):
@@ -54,8 +47,14 @@ class GraphFeatures(NamedTuple):
     """``[nodes, STATIC]``"""
     alone_ns: NDArray[np.float64]
     """``[nodes]``: time as a kernel of its own."""
+    log: NDArray[np.float64]
+    """``[2, nodes]``: logarithms to base 2 of that and of the number of elements plus 1."""
     work: NDArray[np.float64]
     """``[2, nodes]``: flops and transcendentals of one execution."""
+    relation_at: NDArray[np.int64]
+    """``[nodes]``: where the rows of ``relation`` for a node's operands begin."""
+    relation: NDArray[np.float32]
+    """``[operands of all nodes, len(EDGE)]``: how the index of a node becomes that of what it reads, either way."""
 
 
 class Kernels(NamedTuple):
@@ -94,7 +93,7 @@ class Batch(NamedTuple):
     """``[kernels]``: the analytical estimate, at least 1."""
 
 
-class _Values(NamedTuple):
+class Values(NamedTuple):
     """The values of one kernel, by place: members first, then reads."""
 
     evaluations: NDArray[np.float64]
@@ -102,6 +101,7 @@ class _Values(NamedTuple):
     contexts: NDArray[np.int64]
     moved_bytes: NDArray[np.float64]
     readers: NDArray[np.int64]
+    """By position in post-order."""
     number: NDArray[np.int64]
     """Position in post-order, -1 for what no result depends on (bitcasts)."""
     order: NDArray[np.int64]
@@ -109,35 +109,67 @@ class _Values(NamedTuple):
 
 
 @compiled
-def room(tables: KernelTables, kernels: Kernels) -> tuple[int, int]:
-    """Upper bounds of (nodes, edges) of the encoded kernels."""
+def room(tables: KernelTables, kernels: Kernels, first: int, last: int) -> tuple[int, int]:
+    """Upper bounds of (nodes, edges) of the kernels from ``first`` to ``last`` - 1, encoded."""
     slots = 0
-    for member in kernels.members:
+    members = kernels.members[kernels.member_start[first] : kernels.member_start[last]]
+    for member in members:
         slots += (tables.node[at.EXTENTS_AT, member] - tables.node[at.OPERANDS_AT, member]) // 2
-    nodes = kernels.members.size + slots
+    nodes = members.size + slots
     return nodes, nodes + 2 * slots
 
 
 @compiled
+def new_batch(kernels: int, nodes: int, edges: int) -> Batch:
+    """Room for so many."""
+    return Batch(
+        np.zeros(kernels + 1, np.int64), np.zeros(nodes + 1, np.int64), np.empty(nodes, np.int32),
+        np.empty((nodes, _NODE_NUMBERS), np.float32), np.empty(edges, np.int32),
+        np.empty((edges, _EDGE_NUMBERS), np.float32), np.empty((kernels, _KERNEL_NUMBERS), np.float32),
+        np.empty(kernels, np.float64),
+    )  # fmt: skip
+
+
+@compiled
+def prepare(graph: GraphFeatures) -> None:
+    """Fill in ``log`` and ``relation``, which is zero."""
+    tables = graph.tables
+    for node in range(graph.op.size):
+        graph.log[0, node] = np.log2(graph.alone_ns[node])
+        graph.log[1, node] = np.log2(tables.value[at.ELEMENTS, node] + 1)
+        first = tables.node[at.OPERANDS_AT, node]
+        for slot in range(first, tables.node[at.EXTENTS_AT, node], 2):
+            relation_of(tables, node, slot, graph.relation[graph.relation_at[node] + (slot - first) // 2])
+
+
+@compiled
+def encode_kernel(
+    graph: GraphFeatures, kernels: Kernels, kernel: int, scratch: Scratch, batch: Batch, place: int
+) -> None:
+    """Write a kernel as number ``place`` of ``batch``, behind those before it."""
+    members = kernels.members[kernels.member_start[kernel] : kernels.member_start[kernel + 1]]
+    results = kernels.results[kernels.result_start[kernel] : kernels.result_start[kernel + 1]]
+    tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[0]
+    if tiled:
+        count = _flat(graph.tables, members, scratch)
+    else:
+        count, _ = nested(graph.tables, members, results, scratch)
+        count = min(count, scratch.value.shape[0])
+    values = _values(graph.tables, members, results, count, tiled, scratch)
+    nodes = _post_order(graph.tables, members, results, count, values, scratch)
+    estimate = _kernel_row(graph, members, results, tiled, count, values, scratch, batch.kernel[place])
+    batch.estimate_ns[place] = estimate
+    start = batch.node_start[place]
+    batch.node_start[place + 1] = start + nodes
+    _node_rows(graph, members, results, nodes, estimate, values, scratch, start, batch)
+    edge_rows(graph, members, count, nodes, values, scratch, start, batch)
+
+
+@compiled
 def encode_kernels(graph: GraphFeatures, kernels: Kernels, scratch: Scratch, batch: Batch) -> None:
-    """Fill ``batch``, whose arrays have room (see :func:`room`)."""
+    """Write all kernels into ``batch``, which has room for them."""
     for kernel in range(kernels.tiled.size):
-        members = kernels.members[kernels.member_start[kernel] : kernels.member_start[kernel + 1]]
-        results = kernels.results[kernels.result_start[kernel] : kernels.result_start[kernel + 1]]
-        tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[0]
-        if tiled:
-            count = _flat(graph.tables, members, scratch)
-        else:
-            count, _ = nested(graph.tables, members, results, scratch)
-            count = min(count, scratch.value.shape[0])
-        values = _values(graph.tables, members, results, count, tiled, scratch)
-        nodes = _post_order(graph.tables, members, results, count, values, scratch)
-        estimate = _kernel_row(graph, members, results, tiled, count, values, scratch, batch.kernel[kernel])
-        batch.estimate_ns[kernel] = estimate
-        start = batch.node_start[kernel]
-        batch.node_start[kernel + 1] = start + nodes
-        _node_rows(graph, members, results, nodes, estimate, values, scratch, start, batch)
-        _edge_rows(graph.tables, members, count, nodes, values, scratch, start, batch)
+        encode_kernel(graph, kernels, kernel, scratch, batch, kernel)
 
 
 @inner
@@ -159,8 +191,8 @@ def _values(
     count: int,
     tiled: bool,
     scratch: Scratch,
-) -> _Values:
-    found = _Values(
+) -> Values:
+    found = Values(
         np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64),
         np.full(count, -1), np.zeros(count, np.int64),
     )  # fmt: skip
@@ -193,7 +225,7 @@ def _post_order(
     members: NDArray[np.int32],
     results: NDArray[np.int32],
     count: int,
-    values: _Values,
+    values: Values,
     scratch: Scratch,
 ) -> int:
     """Number the values that the results depend on; how many there are."""
@@ -237,7 +269,7 @@ def _kernel_row(
     results: NDArray[np.int32],
     tiled: bool,
     count: int,
-    values: _Values,
+    values: Values,
     scratch: Scratch,
     row: NDArray[np.float32],
 ) -> float:
@@ -288,112 +320,32 @@ def _node_rows(
     results: NDArray[np.int32],
     nodes: int,
     estimate: float,
-    values: _Values,
+    values: Values,
     scratch: Scratch,
     start: int,
     batch: Batch,
 ) -> None:
+    tables, log_estimate = graph.tables, np.log2(estimate)
     for number in range(nodes):
-        place = values.order[number]
+        place, row = values.order[number], start + number
         node = scratch.value[place, NODE]
-        row = batch.node[start + number]
-        row[:_STATIC] = graph.static[node]
         is_read = place >= members.size
-        batch.op[start + number] = _READ if is_read else graph.op[node]
+        batch.op[row] = _READ if is_read else graph.op[node]
+        for column in range(_STATIC):
+            batch.node[row, column] = graph.static[node, column]
         times = values.evaluations[place]
-        work = 0.0 if is_read else times * graph.tables.value[at.ELEMENT_NS, node]
-        row[_IS_READ] = is_read
-        row[_EVALUATIONS] = np.log2(times + 1)
-        row[_RECOMPUTED] = np.log2((times + 1) / (graph.tables.value[at.ELEMENTS, node] + 1))
-        row[_CONTEXTS] = values.contexts[place]
-        row[_STRIDED] = values.strided[place] / max(times, 1.0)
-        row[_WORK_SHARE] = work / estimate
-        row[_WORK_NS] = np.log2(work + 1)
-        row[_BYTES_SHARE] = values.moved_bytes[place] * graph.tables.constant[at.NS_PER_BYTE] / estimate
-        row[_ALONE_SHARE] = 0.0 if is_read else np.log2(graph.alone_ns[node] / estimate)
+        work = 0.0 if is_read else times * tables.value[at.ELEMENT_NS, node]
+        log_times = np.log2(times + 1)
+        bytes_ns = values.moved_bytes[place] * tables.constant[at.NS_PER_BYTE]
+        batch.node[row, _IS_READ] = is_read
+        batch.node[row, _IS_RESULT] = 0
+        batch.node[row, _EVALUATIONS] = log_times
+        batch.node[row, _RECOMPUTED] = log_times - graph.log[1, node]
+        batch.node[row, _CONTEXTS] = values.contexts[place]
+        batch.node[row, _STRIDED] = values.strided[place] / max(times, 1.0)
+        batch.node[row, _WORK_SHARE] = work / estimate
+        batch.node[row, _WORK_NS] = np.log2(work + 1) if work > 0 else 0.0
+        batch.node[row, _BYTES_SHARE] = bytes_ns / estimate
+        batch.node[row, _ALONE_SHARE] = 0.0 if is_read else graph.log[0, node] - log_estimate
     for result in results:
         batch.node[start + values.number[place_of(result, scratch)], _IS_RESULT] = 1
-
-
-@inner
-def _edge_rows(
-    tables: KernelTables,
-    members: NDArray[np.int32],
-    count: int,
-    nodes: int,
-    values: _Values,
-    scratch: Scratch,
-    start: int,
-    batch: Batch,
-) -> None:
-    """Edges into each node: from itself, from what it reads, from what reads it."""
-    incoming = np.ones(nodes + 1, np.int64)
-    for number in range(nodes):
-        place = values.order[number]
-        if place >= members.size:
-            continue
-        node = members[place]
-        for slot in range(tables.node[at.OPERANDS_AT, node], tables.node[at.EXTENTS_AT, node], 2):
-            operand = place_of(tables.edge[slot], scratch)
-            if 0 <= operand < count:
-                incoming[number] += 1
-                incoming[values.number[operand]] += 1
-                values.readers[operand] += 1
-    for number in range(nodes):
-        batch.edge_start[start + number + 1] = batch.edge_start[start + number] + incoming[number]
-    filled = batch.edge_start[start : start + nodes].copy()
-    for number in range(nodes):
-        row = filled[number]
-        batch.neighbour[row] = start + number
-        batch.edge[row, _ITSELF] = 1
-        batch.node[start + number, _READERS] = np.log2(values.readers[values.order[number]] + 1.0)
-        filled[number] += 1
-    for number in range(nodes):
-        place = values.order[number]
-        if place >= members.size:
-            continue
-        node = members[place]
-        for slot in range(tables.node[at.OPERANDS_AT, node], tables.node[at.EXTENTS_AT, node], 2):
-            operand = place_of(tables.edge[slot], scratch)
-            if not 0 <= operand < count:
-                continue
-            other = values.number[operand]
-            forward, backward = filled[number], filled[other]
-            if other == number:
-                backward += 1
-            batch.neighbour[forward] = start + other
-            batch.neighbour[backward] = start + number
-            _relation(tables, node, slot, batch.edge[forward])
-            batch.edge[backward] = batch.edge[forward]
-            batch.edge[forward, _FORWARD] = 1
-            batch.edge[backward, _BACKWARD] = 1
-            filled[number] += 1
-            filled[other] += 1
-
-
-@inner
-def _relation(tables: KernelTables, reader: int, slot: int, row: NDArray[np.float32]) -> None:
-    """How the index of ``reader`` becomes that of its operand at ``slot``."""
-    operand, map_at = tables.edge[slot], tables.edge[slot + 1]
-    rank = tables.node[at.LOOPS_AT, operand] - tables.node[at.EXTENTS_AT, operand]
-    reader_rank = tables.node[at.LOOPS_AT, reader] - tables.node[at.EXTENTS_AT, reader]
-    followed = 0
-    last = -1
-    identity = rank == reader_rank
-    for dimension in range(rank):
-        follows = tables.edge[map_at + dimension]
-        if follows >= 0:
-            followed += 1
-            if follows < last:
-                row[_PERMUTED] = 1
-            last = follows
-            row[_ALONG] = follows == reader_rank - 1 and dimension == rank - 1
-        elif follows == at.ALL:
-            row[_ANYWHERE] = 1
-        elif follows <= at.ADDED:
-            row[_REDUCED] = 1
-        identity = identity and follows == dimension
-    row[_IDENTITY] = identity
-    row[_BROADCAST] = followed < reader_rank
-    elements, of_reader = tables.value[at.ELEMENTS, operand], tables.value[at.ELEMENTS, reader]
-    row[_RATIO] = np.log2((elements + 1.0) / (of_reader + 1.0))

@@ -19,7 +19,15 @@ from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.contexts import Scratch
-from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernels, room
+from disco_hlo.estimator.encoding import (
+    Batch,
+    GraphFeatures,
+    Kernels,
+    encode_kernels,
+    new_batch,
+    prepare,
+    room,
+)
 from disco_hlo.estimator.kernel_tables import array_of
 from numpy.typing import NDArray
 
@@ -61,7 +69,13 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
     static[:, _SHAPE_NUMBERS + 3] = is_measured
     op = np.array([_TYPE_OF.get(node.opcode, spec.OTHER) for node in graph.nodes], np.int32)
     work = np.array([[n.flops for n in graph.nodes], [n.transcendentals for n in graph.nodes]], np.float64)
-    return GraphFeatures(tables, op, static, alone, work)
+    operands = (tables.node[at.EXTENTS_AT, :-1] - tables.node[at.OPERANDS_AT, :-1]) // 2
+    features = GraphFeatures(
+        tables, op, static, alone, np.zeros((2, len(graph))), work, np.cumsum(operands, dtype=np.int64) - operands,
+        np.zeros((int(operands.sum()), len(spec.EDGE)), np.float32),
+    )  # fmt: skip
+    prepare(features)
+    return features
 
 
 def _shape_numbers(graph: Graph, node: Node) -> list[float]:
@@ -96,17 +110,7 @@ def _reduction(node: Node, operands: Sequence[Shape]) -> tuple[int, float]:
 def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:
     """Features of fused ops of one step, in their order."""
     count = kernels.tiled.size
-    most_nodes, most_edges = room(graph.tables, kernels)
-    batch = Batch(
-        node_start=np.zeros(count + 1, np.int64),
-        edge_start=np.zeros(most_nodes + 1, np.int64),
-        op=np.zeros(most_nodes, np.int32),
-        node=np.zeros((most_nodes, len(spec.NODE)), np.float32),
-        neighbour=np.zeros(most_edges, np.int32),
-        edge=np.zeros((most_edges, len(spec.EDGE)), np.float32),
-        kernel=np.zeros((count, len(spec.KERNEL)), np.float32),
-        estimate_ns=np.zeros(count, np.float64),
-    )
+    batch = new_batch(count, *room(graph.tables, kernels, 0, count))
     encode_kernels(graph, kernels, scratch, batch)
     nodes = int(batch.node_start[-1])
     edges = int(batch.edge_start[nodes])

@@ -14,9 +14,9 @@ from weakref import ref
 import numpy as np
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, FusedOps
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
-from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
-from disco_hlo.estimator.grouping import digests, members_and_results
-from disco_hlo.estimator.inference import predicted_ns
+from disco_hlo.estimator.features import graph_features, kernels_of
+from disco_hlo.estimator.grouping import members_and_results
+from disco_hlo.estimator.known import new_space, nothing_known, times_ns, with_room
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
 
 _LOGGER = logging.getLogger("disco_hlo")
-_BATCH = 256
-"""Kernels encoded at a time: what they need stays in the second cache."""
 _MOST_KNOWN = 1 << 20
 """Kernels remembered."""
 
@@ -62,7 +60,8 @@ class GnnModel:
         self._network = network(weights)
         self._times_ns = dict(times_ns or {})
         self._steps: dict[int, _Step] = {}
-        self._known: dict[tuple[int, int], float] = {}
+        self._known = nothing_known()
+        self._space = new_space(self._network, 1, 1)
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
@@ -79,11 +78,7 @@ class GnnModel:
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
-        times = np.zeros(len(groups), np.int64)
-        for first in range(0, len(groups), _BATCH):
-            part = groups[first : first + _BATCH]
-            times[first : first + _BATCH] = self._times(graph, self._kernels(graph, part))
-        return times
+        return self._times(graph, self._kernels(graph, groups))
 
     def kernels_ns(
         self,
@@ -95,15 +90,15 @@ class GnnModel:
     ) -> NDArray[np.int64]:
         """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending, and
         returns results[result_at[i] : result_at[i + 1]]; launch not included."""
-        times = np.zeros(len(member_at) - 1, np.int64)
-        for first in range(0, len(times), _BATCH):
-            start, back = member_at[first : first + _BATCH + 1], result_at[first : first + _BATCH + 1]
-            kernels = Kernels(
-                members[start[0] : start[-1]].astype(np.int32), start - start[0],
-                results[back[0] : back[-1]].astype(np.int32), back - back[0], np.zeros(len(start) - 1, np.bool_),
-            )  # fmt: skip
-            times[first : first + _BATCH] = self._times(graph, kernels)
-        return times
+        is_tiled = np.zeros(len(member_at) - 1, np.bool_)
+        kernels = Kernels(
+            members.astype(np.int32, copy=False),
+            member_at,
+            results.astype(np.int32, copy=False),
+            result_at,
+            is_tiled,
+        )
+        return self._times(graph, kernels)
 
     def _step(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""
@@ -124,19 +119,17 @@ class GnnModel:
         return Kernels(*flat, np.array([group.kind == "triton" for group in groups], np.bool_))
 
     def _times(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        batch = encode(self._step(graph).features, kernels, self.analytic.scratch(graph))
-        if len(self._known) > _MOST_KNOWN:
-            self._known.clear()
-        first, second = digests(batch).T.tolist()
-        keys = list(zip(first, second, strict=True))
-        fresh = {key: position for position, key in enumerate(keys) if key not in self._known}
-        if fresh:
-            if len(fresh) < len(keys):
-                batch = selected(batch, np.fromiter(fresh.values(), np.int64, len(fresh)))
-            computed = predicted_ns(self._network, batch)
-            self._known.update(zip(fresh, computed.tolist(), strict=True))
-        times: NDArray[np.float64] = np.array([self._known[key] for key in keys])
-        return np.maximum(np.rint(times), 1).astype(np.int64)
+        if self._known.used[0] > _MOST_KNOWN:
+            self._known = nothing_known()
+        found = np.zeros(len(kernels.tiled), np.int64)
+        self._known = with_room(self._known, len(found))
+        features, scratch = self._step(graph).features, self.analytic.scratch(graph)
+        net = self._network
+        nodes, edges = times_ns(features, kernels, scratch, net, self._known, self._space, found)
+        if nodes:
+            self._space = new_space(net, 2 * nodes, 2 * edges)
+            times_ns(features, kernels, scratch, net, self._known, self._space, found)
+        return found
 
 
 def estimator_for(

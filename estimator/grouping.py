@@ -1,12 +1,11 @@
-"""From op groups to kernels, and from kernels to digests: what stands between a search and the network."""
+"""From op groups to kernels: who is in them, and what leaves them."""
 
 from __future__ import annotations
 
 import numpy as np
-from disco_hlo.estimator.encoding import Batch
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import compiled
 
 Ids = NDArray[np.int32]
 Starts = NDArray[np.int64]
@@ -54,37 +53,3 @@ def members_and_results(
                 returned += 1
         result_start[group + 1] = returned
     return members, member_start, results[:returned], result_start
-
-
-@compiled
-def digests(batch: Batch) -> NDArray[np.uint64]:
-    """``[kernels, 2]``: 128 bits of each kernel's features; equal structure, equal digest."""
-    kernels = batch.estimate_ns.size
-    found = np.empty((kernels, 2), np.uint64)
-    node, edge, kernel = batch.node.view(np.uint32), batch.edge.view(np.uint32), batch.kernel.view(np.uint32)
-    for k in range(kernels):
-        start, end = batch.node_start[k], batch.node_start[k + 1]
-        first, last = batch.edge_start[start], batch.edge_start[end]
-        a, b = np.uint64(end - start), np.uint64(last - first)
-        for value in kernel[k]:
-            a, b = _mixed(a, b, np.uint64(value))
-        for i in range(start, end):
-            a, b = _mixed(a, b, np.uint64(batch.op[i]))
-            a, b = _mixed(a, b, np.uint64(batch.edge_start[i] - first))
-            for value in node[i]:
-                a, b = _mixed(a, b, np.uint64(value))
-        for i in range(first, last):
-            a, b = _mixed(a, b, np.uint64(batch.neighbour[i] - start))
-            for value in edge[i]:
-                a, b = _mixed(a, b, np.uint64(value))
-        found[k, 0] = a ^ (a >> np.uint64(29))
-        found[k, 1] = b ^ (b >> np.uint64(31))
-    return found
-
-
-@inner
-def _mixed(a: np.uint64, b: np.uint64, value: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Two multiplicative hashes side by side."""
-    a = (a ^ value) * np.uint64(0x9E3779B97F4A7C15)
-    b = (b + value + np.uint64(1)) * np.uint64(0xD1342543DE82EF95)
-    return a ^ (a >> np.uint64(32)), b ^ (b >> np.uint64(29))

@@ -50,7 +50,7 @@ _ROWS: Final = 6
 """Rows of a matrix product taken together."""
 
 
-class _Room(NamedTuple):
+class Room(NamedTuple):
     """Working space for one kernel at a time."""
 
     node: Array
@@ -85,56 +85,63 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
 @compiled
 def _predict(net: Network, batch: Batch, out: Array) -> None:
     """log(time / estimate) of every kernel into ``out``."""
-    layers, row, _ = net.message.shape
-    heads = net.edge_message.shape[1]
-    size = row // heads
-    room = _room(net, batch)
-    node, heard = room.node, room.heard
+    room = new_room(net, batch)
     pooled = np.empty((out.size, net.dense1.shape[0]), np.float32)
     for kernel in range(out.size):
-        start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
-        nodes = end - start
-        incoming = batch.edge_start[start : end + 1]
-        _embed(net, batch, start, nodes, incoming, room)
-        for layer in range(layers):
-            _norm(node, nodes, net.live, room.normed)
-            _add_product(room.normed, 0, nodes, net.message[layer], False, room.sent, 0)
-            _attend(room, row, heads, incoming, batch.neighbour, start, layer * heads)
-            _hear(room, heads, incoming, batch.neighbour, start, net.bias[layer])
-            for head in range(heads):
-                told = net.edge_message[layer, head]
-                _add_product(room.said, head * LANES, nodes, told, True, heard, head * size)
-            for at in range(0, nodes * row, LANES):
-                new = load(heard, at)
-                store(node, at, plus(load(node, at), larger(new, times(new, filled(_NODE_SLOPE)))))
-        _pool(net.pooling, node, nodes, batch.node[start:end], pooled[kernel])
-        pooled[kernel, net.pooling.size * row :] = batch.kernel[kernel]
-    _dense(net, pooled, out)
+        embed_kernel(net, batch, kernel, room, pooled[kernel])
+    dense(net, pooled, out)
 
 
 @inner
-def _room(net: Network, batch: Batch) -> _Room:
+def new_room(net: Network, batch: Batch) -> Room:
     """Room for each kernel of the batch."""
     nodes = edges = 1
     for kernel in range(batch.estimate_ns.size):
         start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
         nodes = max(nodes, end - start)
         edges = max(edges, batch.edge_start[end] - batch.edge_start[start])
+    return room_for(net, nodes, edges)
+
+
+@inner
+def room_for(net: Network, nodes: int, edges: int) -> Room:
+    """Room for a kernel of so many nodes and edges; at least one of each."""
     row, spoken = net.message.shape[1:]
     heads = net.edge_message.shape[1]
     stride = heads if heads <= LANES else heads + -heads % LANES
-    edge = np.empty((edges, LANES), np.float32)
-    for e in range(edges):
-        for i in range(_EDGE, LANES - 1):
-            edge[e, i] = 0
-        edge[e, LANES - 1] = 1
-    return _Room(
+    return Room(
         np.empty((nodes, row), np.float32), np.empty((nodes, row), np.float32),
-        np.zeros((nodes + 1, spoken), np.float32), np.empty((nodes, row), np.float32),
-        np.empty((nodes, heads * LANES), np.float32), edge,
-        np.zeros((edges + 1, net.edge_score.shape[1]), np.float32), np.zeros(edges * stride + LANES, np.float32),
+        np.empty((nodes + 1, spoken), np.float32), np.empty((nodes, row), np.float32),
+        np.empty((nodes, heads * LANES), np.float32), np.empty((edges, LANES), np.float32),
+        np.empty((edges + 1, net.edge_score.shape[1]), np.float32), np.empty(edges * stride + LANES, np.float32),
         stride,
     )  # fmt: skip
+
+
+@inner
+def embed_kernel(net: Any, batch: Any, kernel: Any, room: Any, pooled: Any) -> None:
+    """All layers of one kernel of the batch; what its nodes add up to, and its own numbers, into ``pooled``."""
+    layers, row, _ = net.message.shape
+    heads = net.edge_message.shape[1]
+    size = row // heads
+    node, heard = room.node, room.heard
+    start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
+    nodes = end - start
+    incoming = batch.edge_start[start : end + 1]
+    _embed(net, batch, start, nodes, incoming, room)
+    for layer in range(layers):
+        _norm(node, nodes, net.live, room.normed)
+        _add_product(room.normed, 0, nodes, net.message[layer], False, room.sent, 0)
+        _attend(room, row, heads, incoming, batch.neighbour, start, layer * heads)
+        _hear(room, heads, incoming, batch.neighbour, start, net.bias[layer])
+        for head in range(heads):
+            told = net.edge_message[layer, head]
+            _add_product(room.said, head * LANES, nodes, told, True, heard, head * size)
+        for at in range(0, nodes * row, LANES):
+            new = load(heard, at)
+            store(node, at, plus(load(node, at), larger(new, times(new, filled(_NODE_SLOPE)))))
+    _pool(net.pooling, node, nodes, batch.node[start:end], pooled)
+    pooled[net.pooling.size * row :] = batch.kernel[kernel]
 
 
 @inner
@@ -150,6 +157,9 @@ def _embed(net: Any, batch: Any, start: Any, nodes: Any, incoming: Any, room: An
     for e in range(edge.shape[0]):
         for i in range(_EDGE):
             room.edge[e, i] = edge[e, i]
+        for i in range(_EDGE, LANES - 1):
+            room.edge[e, i] = 0
+        room.edge[e, LANES - 1] = 1
         for at in range(0, scored, LANES):
             store(score, e * scored + at, load(net.edge_score_bias, at))
     _add_product(edge, 0, edge.shape[0], net.edge_score, True, score, 0)
@@ -300,7 +310,7 @@ def _pool(pooling: Any, node: Any, nodes: Any, numbers: Any, pooled: Any) -> Non
 
 
 @inner
-def _dense(net: Any, pooled: Any, out: Any) -> None:
+def dense(net: Any, pooled: Any, out: Any) -> None:
     """The layers behind the pooling, of all kernels."""
     kernels = out.size
     first = np.empty((kernels, net.dense1.shape[1]), np.float32)
