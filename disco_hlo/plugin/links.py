@@ -7,6 +7,8 @@ off while sweeping, or the line would tell of transfers that no plan contains.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Sequence
 from statistics import median
@@ -15,7 +17,7 @@ import numpy as np
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Chain, Runner, all_reduce_runner
+from disco_hlo.plugin.runner import Chain, Runner, Together, all_reduce_runner
 from disco_hlo.profiler.contention import is_transfer
 from disco_hlo.profiler.trace import Execution, Trace
 
@@ -44,7 +46,12 @@ def link_label() -> str:
 
 
 def all_reduce_times(
-    request: CompileRequest, size_bytes: int, seed: int, *, without_call: bool
+    request: CompileRequest,
+    size_bytes: int,
+    seed: int,
+    *,
+    without_call: bool,
+    together: Together = contextlib.nullcontext,
 ) -> Sequence[int]:
     """Repeated times in ns of an all-reduce of ``size_bytes`` a device, over the devices of ``request``.
 
@@ -53,16 +60,19 @@ def all_reduce_times(
     Args:
         without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
+        together: as for :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
 
     Raises:
         UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
     """
     length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
-    chain = all_reduce_runner(request, size_bytes, repeats=length + without_call, seed=seed)
+    chain = all_reduce_runner(
+        request, size_bytes, repeats=length + without_call, seed=seed, together=together
+    )
     chain.run()
     if not without_call:
         return [max(1, chain.run() // length) for _ in range(REPEATS)]
-    single = all_reduce_runner(request, size_bytes, repeats=1, seed=seed, inputs_of=chain)
+    single = all_reduce_runner(request, size_bytes, repeats=1, seed=seed, inputs_of=chain, together=together)
     single.run()
     pairs = [(single.run(), chain.run()) for _ in range(REPEATS)]
     call_ns = median(alone for alone, _ in pairs)
@@ -78,10 +88,13 @@ class TransferChains:
         UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
     """
 
-    def __init__(self, request: CompileRequest, sizes_bytes: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, request: CompileRequest, sizes_bytes: Sequence[int], seed: int, together: Together
+    ) -> None:
         self.sizes_bytes = tuple(sizes_bytes)
         self._runners = [
-            all_reduce_runner(request, size, repeats=TRACED_CHAIN, seed=seed) for size in sizes_bytes
+            all_reduce_runner(request, size, repeats=TRACED_CHAIN, seed=seed, together=together)
+            for size in sizes_bytes
         ]
 
     def run(self) -> int:
@@ -116,7 +129,11 @@ Chains = dict[int, tuple[Runner, Runner]]
 
 
 def all_reduce_times_in_steps(
-    request: CompileRequest, sizes_bytes: Sequence[int], seed: int, kept: Chains | None = None
+    request: CompileRequest,
+    sizes_bytes: Sequence[int],
+    seed: int,
+    kept: Chains | None = None,
+    together: Together = contextlib.nullcontext,
 ) -> dict[int, Sequence[int]]:
     """Repeated times in ns of all-reduces where they block the rank that issues them (CPU), by size.
 
@@ -128,6 +145,7 @@ def all_reduce_times_in_steps(
 
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
+        together: as for :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
 
     Raises:
         UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
@@ -136,20 +154,21 @@ def all_reduce_times_in_steps(
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
     found: dict[int, Sequence[int]] = {}
     for batch in batches:
-        found |= _in_turn(request, batch, seed, {} if kept is None else kept)
+        found |= _in_turn(request, batch, seed, {} if kept is None else kept, together)
     return found
 
 
 def _in_turn(
-    request: CompileRequest, sizes_bytes: Sequence[int], seed: int, pairs: Chains
+    request: CompileRequest, sizes_bytes: Sequence[int], seed: int, pairs: Chains, together: Together
 ) -> dict[int, Sequence[int]]:
     for size in sizes_bytes:
         if size in pairs:
             continue
-        chain = all_reduce_runner(request, size, repeats=_STEP_CHAIN, seed=seed, chain=Chain.AFTER_WORK)
-        work = all_reduce_runner(
-            request, size, repeats=_STEP_CHAIN, seed=seed, inputs_of=chain, chain=Chain.WORK_ALONE
+        make = functools.partial(
+            all_reduce_runner, request, size, repeats=_STEP_CHAIN, seed=seed, together=together
         )
+        chain = make(chain=Chain.AFTER_WORK)
+        work = make(inputs_of=chain, chain=Chain.WORK_ALONE)
         pairs[size] = work, chain
         for runner in pairs[size]:
             runner.run()

@@ -27,6 +27,30 @@ def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[N
     return session.stage(what, logged=False)
 
 
+class FirstRuns:
+    """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.
+
+    What a step takes over is known after the first run, so the second needs as much memory as any later one; and where
+    ranks meet before each run, a GPU's trace shows the later one's delay as an all-reduce's time.
+    """
+
+    def __init__(self, session: Session, what: str) -> None:
+        self._session = session
+        self._what = what
+        self._left = 0
+
+    def begin(self, runs: int) -> None:
+        """Agree on the next ``runs``, on every rank."""
+        self._left = runs
+
+    def __call__(self) -> contextlib.AbstractContextManager[None]:
+        """Around the making of one run's inputs."""
+        if self._left == 0:
+            return contextlib.nullcontext()
+        self._left -= 1
+        return all_have(self._session, self._what)
+
+
 def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result:
     """What ``run`` returns, which runs something with all-reduces on all ranks.
 

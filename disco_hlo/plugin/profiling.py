@@ -14,6 +14,7 @@ XLA's kernels, transfers beside them, tells by how much they slow each other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,9 +41,10 @@ from disco_hlo.plugin.links import (
     link_label,
     traced_transfers,
 )
+from disco_hlo.plugin.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.microbenchmarks import measure_constants
-from disco_hlo.plugin.runner import Runner, memory
+from disco_hlo.plugin.runner import Runner, Together, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler import trace as tracing
@@ -122,15 +124,17 @@ def profile_step(
     label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform, link, store) if session.leads else None
-    wanted = session.tell(known.lacks(source, xla) if known is not None else None, "to profile")
+    with session.stage("known times"):
+        lacking = known.lacks(source, xla) if known is not None else None
+    wanted = session.tell(lacking, "to profile")
     if wanted["device"]:
         with session.stage("device constants"):
             constants = kept.constants if kept is not None else None
             constants = constants or measure_constants(session)
+            if known is not None and constants is not None:
+                known.add_constants(constants)
         if kept is not None:
             kept.constants = constants
-        if known is not None and constants is not None:
-            known.add_constants(constants)
     trials = _to_trace(session, source, xla, wanted, marks)
     for trial in trials:
         trial.restructured = restructured
@@ -142,18 +146,20 @@ def profile_step(
     taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
     if kept is not None:
         kept.trials = trials
-    if known is not None:
-        _take_in(known, source.graph.fingerprint, taken, wanted, blocks=_ranks_block(session))
-    if wanted["all-reduces"]:
-        swept = _sweep(session, wanted["all-reduces"], kept)
+    # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
+    with session.stage("times of ops"):
         if known is not None:
+            _take_in(known, source.graph.fingerprint, taken, wanted, blocks=_ranks_block(session))
+    swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
+    with session.stage("the step's profile"):
+        if known is None:
+            return None
+        if swept:
             known.add_sweep(swept)
-    if known is None:
-        return None
-    measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-    together = bucket_sizes(source.graph, xla if platform.backend == "gpu" else one_bucket(source.graph))
-    found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
-    return Profiled(found, measured or "nothing: all known")
+        measured = " and ".join(what for what, lacking in wanted.items() if lacking)
+        together = bucket_sizes(source.graph, xla if platform.backend == "gpu" else one_bucket(source.graph))
+        found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
+        return Profiled(found, measured or "nothing: all known")
 
 
 def kernel_times(
@@ -174,10 +180,11 @@ def kernel_times(
     with session.stage("look: compile"):
         if trial.error:
             raise ProfileError(trial.error)
+    first_runs = FirstRuns(session, "inputs for the look")
     with session.stage("look: memory"):
-        runner = _runner(session, trial, None)
+        runner = _runner(session, trial, None, first_runs)
     with session.stage("look: profile"), marked(session, trial):
-        trace, walls = traced(runner, _RUNS[session.facts.backend])
+        trace, walls = traced_on_all(session, trial.name, runner, _RUNS[session.facts.backend], first_runs)
         if not session.leads:
             return {}
         return dict(_read(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
@@ -227,14 +234,16 @@ def _trace(
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner: Runner | None = None
+    first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
         if trial.error:
             session.say("%s: not profiled: %s", trial.name, trial.error)
             continue
         with session.stage(f"memory for the {trial.name}"):
-            runner = _runner(session, trial, runner)
+            runner = _runner(session, trial, runner, first_runs)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
-            trace, walls = traced(runner, _RUNS[session.facts.backend])
+            runs = _RUNS[session.facts.backend]
+            trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
             one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
             launch_ns = launch_ns if one.gap_ns is None else min(launch_ns, one.gap_ns)
         found[trial.name] = one
@@ -297,11 +306,25 @@ def profiling_options(session: Session) -> dict[str, str]:
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
-def _runner(session: Session, trial: Trial, inputs_of: Runner | None) -> Runner:
+def _runner(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
     if free is not None and needed > 0.9 * free:
         raise ProfileError(f"the {trial.name} needs {needed >> 20} MiB a device, {free >> 20} MiB are free")
-    return Runner(session.request, trial.executable, session.settings.seed, inputs_of=inputs_of)
+    return Runner(
+        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
+    )
+
+
+def traced_on_all(
+    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
+
+    Args:
+        first_runs: what ``runner`` makes its inputs with.
+    """
+    first_runs.begin(_WARM_UPS)
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs))
 
 
 def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
@@ -368,24 +391,31 @@ def _ranks_block(session: Session) -> bool:
 
 def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
     request, seed = session.request, session.settings.seed
+    together = functools.partial(all_have, session, "all-reduces to time")
     if _ranks_block(session):
+        chains = None if kept is None else kept.chains
         with session.stage(f"all-reduces of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
-            found = all_reduce_times_in_steps(
-                request, sizes_bytes, seed, None if kept is None else kept.chains
+            found = run_on_all(
+                session,
+                "timing all-reduces",
+                lambda: all_reduce_times_in_steps(request, sizes_bytes, seed, chains, together),
             )
             return tuple(point_of(size, times) for size, times in found.items())
     gpu = session.facts.backend == "gpu"
     try:
         if gpu:
             with session.stage("all-reduces, traced"):
-                chains = TransferChains(request, sizes_bytes, seed)
-                trace, _ = traced(chains, REPEATS)
-                times = traced_transfers(trace, chains.sizes_bytes, REPEATS)
+                transfers = TransferChains(request, sizes_bytes, seed, together)
+                trace, _ = run_on_all(session, "traced all-reduces", lambda: traced(transfers, REPEATS))
+                times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
         session.say("all-reduces are timed by the host's clock, small ones badly: %s", one_line(error))
     points = []
     for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):
-            points.append(point_of(size, all_reduce_times(request, size, seed, without_call=gpu)))
+            timed = functools.partial(
+                all_reduce_times, request, size, seed, without_call=gpu, together=together
+            )
+            points.append(point_of(size, run_on_all(session, "timing all-reduces", timed)))
     return tuple(points)

@@ -159,22 +159,19 @@ class _Meeting:
     """
 
     def __init__(self, request: CompileRequest) -> None:
-        self._request = request
-        self._ranks_block = request.backend.platform == "cpu" and len(request.process_indices) > 1
         self._executable: LoadedExecutable | None = None
-        self._arguments: list[Any] = []
+        if request.backend.platform != "cpu" or len(request.process_indices) == 1:
+            return
+        self._executable = in_clean_thread(
+            lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
+        )
+        parameters = jaxlink.parameters(self._executable)
+        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext).fresh()
 
     def wait(self) -> None:
         """Return once every rank is here: when a tiny all-reduce has ended."""
-        if not self._ranks_block:
-            return
-        if self._executable is None:
-            self._executable = in_clean_thread(
-                lambda: _compile_all_reduces(self._request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
-            )
-            parameters = jaxlink.parameters(self._executable)
-            self._arguments = _Inputs(self._request, parameters, 0, contextlib.nullcontext).fresh()
-        jaxlink.wait(jaxlink.execute(self._executable, self._arguments))
+        if self._executable is not None:
+            jaxlink.wait(jaxlink.execute(self._executable, self._arguments))
 
 
 class Runner:
@@ -296,6 +293,7 @@ def all_reduce_runner(
     seed: int = 0,
     inputs_of: Runner | None = None,
     chain: Chain = Chain.TIGHT,
+    together: Together = contextlib.nullcontext,
 ) -> Runner:
     """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
 
@@ -303,13 +301,17 @@ def all_reduce_runner(
     a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
     On GPU they go through the communication library, as those of a plan do.
 
+    Args:
+        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
+
     Raises:
         UnsupportedError: XLA did not keep the all-reduces apart.
     """
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))
-    executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
-    return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
+    with together():
+        executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
 
 
 def jax_dtype(name: str) -> Any:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials
+from disco_hlo.plugin.lockstep import FirstRuns
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.profiling import profiling_options, traced
+from disco_hlo.plugin.profiling import profiling_options, traced_on_all
 from disco_hlo.plugin.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
@@ -26,12 +27,15 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
     try:
         taken = []
         inputs_of: Runner | None = None
+        first_runs = FirstRuns(session, "inputs for the timelines")
         for trial in _with_names(session, step, trials):
             with session.stage(f"inputs for the timeline of {trial.name}"):
                 seed = session.settings.seed
-                inputs_of = Runner(session.request, trial.executable, seed, inputs_of=inputs_of)
+                inputs_of = Runner(
+                    session.request, trial.executable, seed, inputs_of=inputs_of, together=first_runs
+                )
             with session.stage(f"timeline of {trial.name}"):
-                trace, _ = traced(inputs_of, _RUNS)
+                trace, _ = traced_on_all(session, trial.name, inputs_of, _RUNS, first_runs)
                 executed = jaxlink.read_executable(trial.executable)
                 taken.append(measured_step(trial.name, trace, executed))
     except (

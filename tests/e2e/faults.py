@@ -7,6 +7,7 @@ import errno
 import functools
 import importlib.abc
 import importlib.metadata
+import itertools
 import os
 import signal
 import sys
@@ -155,9 +156,42 @@ def plan_crashes_xla() -> None:
     jaxlink.compile_module = crashing
 
 
+def no_timeline() -> None:
+    """A trace that was taken to be shown cannot be read."""
+    from disco_hlo.plugin import timelines
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    timelines.measured_step = refuse
+
+
 def dies_at(stage: str) -> None:
     """The process is killed where it comes to ``stage``."""
     _at(stage, lambda _session: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def fails_at(stage: str) -> None:
+    """The device has no room where the process comes to ``stage``."""
+
+    def fail(_session: Any) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    _at(stage, fail)
+
+
+def dies_in_run(number: str) -> None:
+    """The process is killed where it is to execute something of ours for the so-manieth time."""
+    from disco_hlo.plugin import jaxlink
+
+    really, executed = jaxlink.execute, itertools.count(1)
+
+    def execute(*args: Any) -> Any:
+        if next(executed) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return really(*args)
+
+    jaxlink.execute = execute
 
 
 def hurries_from(stage: str) -> None:
@@ -196,6 +230,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        no_memory, plan_wins, default_wins, no_look, plan_crashes_xla, dies_at, hurries_from,
+        no_memory, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, dies_at, fails_at, dies_in_run,
+        hurries_from,
     )
 }  # fmt: skip

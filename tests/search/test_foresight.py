@@ -89,7 +89,6 @@ def test_what_is_foreseen_to_be_refused_is_refused_when_it_is_made(fused: bool) 
     pools = (fusible.astype(np.int64), np.array(source.graph.all_reduces, np.int64))
     fates = np.zeros((KINDS.size, 4), np.int64)
     make_all(step, state, scratch, seeded(1), pools, KINDS, 60_000 if fused else 20_000, fates)
-    print(fates)
     assert not np.any(fates[:, WRONGLY])
     assert np.all(fates[:, FORESEEN] > 0) or not fused
     assert np.all(fates[:, STANDING] > 0)
