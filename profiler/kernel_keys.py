@@ -15,7 +15,7 @@ from disco_hlo.profiler.blake2b import BLOCK_WORDS, blake2b
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.graph import Graph, is_cloned
+from disco_hlo.hlo.graph import Graph, Node, is_cloned
 
 KEY_BYTES: Final = 12
 """Length of the digest in a kernel's key."""
@@ -53,35 +53,47 @@ class KeyTexts(NamedTuple):
 def key_texts(graph: Graph) -> KeyTexts:
     """Texts and operands of all nodes."""
     lines: list[bytes] = []
-    for node in graph.nodes:
-        key = f"{node.key} "
-        read = key if is_cloned(node) else f"read {node.shape} {node.shape.layout}"
-        lines += [key.encode(), f"{read}\n".encode()]
-    padded = [line + bytes(-len(line) % _WORD) for line in lines]
+    padded: list[bytes] = []
+    for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
+        if first < node.id:  # keys tell shapes apart
+            own = lines[2 * first : 2 * first + 2], padded[2 * first : 2 * first + 2]
+        else:
+            own = _lines(node)
+        lines += own[0]
+        padded += own[1]
     words = [len(line) // _WORD for line in padded]
-    most = [
-        words[2 * node.id] + 1 + sum(words[2 * operand + 1] + 1 for operand in node.operands)
-        for node in graph.nodes
-    ]
-    operands = [operand for node in graph.nodes for operand in node.operands]
+    counts = [len(node.operands) for node in graph.nodes]
+    operands = np.array([operand for node in graph.nodes for operand in node.operands], np.int64)
+    operand_at = _offsets(counts)
+    size = np.array(words, np.int64) + 1
+    of_reads = _offsets(size[2 * operands + 1])
+    most = size[::2] + of_reads[operand_at[1:]] - of_reads[operand_at[:-1]]
     numbers = np.arange(len(graph)).astype(f"S{_MOST_NUMBER}")
     return KeyTexts(
-        _offsets([len(node.operands) for node in graph.nodes]),
-        np.array(operands, np.int64),
+        operand_at,
+        operands,
         _offsets(words),
         np.array([len(line) for line in lines], np.int64),
         np.frombuffer(b"".join(padded), "<u8").astype(np.uint64),
         numbers.view("<u8").astype(np.uint64),
         np.char.str_len(numbers).astype(np.int64),
-        np.array(most, np.int64),
+        most,
         np.zeros(len(graph), np.int64),
         np.zeros(2 * (len(operands) + len(graph)) + 64, np.int64),
         np.zeros(1, np.int64),
     )
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
-    return np.cumsum([0, *lengths], dtype=np.int64)
+def _lines(node: Node) -> tuple[list[bytes], list[bytes]]:
+    """A node as a member and as what a kernel reads, and both filled up to whole words."""
+    key = f"{node.key} "
+    read = key if is_cloned(node) else f"read {node.shape} {node.shape.layout}"
+    lines = [key.encode(), f"{read}\n".encode()]
+    return lines, [line + bytes(-len(line) % _WORD) for line in lines]
+
+
+def _offsets(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def kernel_keys(
