@@ -121,15 +121,15 @@ class AnalyticModel:
         tables, scratch = self._of(graph)
         times = np.zeros(len(graph), np.int64)
         first = first_alike(graph)
-        for node in graph.nodes:
-            if first[node.id] != node.id:
-                times[node.id] = times[first[node.id]]
-            elif node.kind is Kind.FUSIBLE:
-                alone = np.array([node.id], np.int32)
-                times[node.id] = _whole(kernel_ns(tables, alone, alone, False, scratch))
-            elif node.kind is Kind.FIXED:
+        firsts = [node for node in graph.nodes if first[node.id] == node.id]
+        alone = np.array([node.id for node in firsts if node.kind is Kind.FUSIBLE], np.int32)
+        found, place = np.zeros(alone.size, np.float64), np.arange(alone.size + 1)
+        kernels_ns(tables, place, alone, place, alone, scratch, found)
+        times[alone] = np.maximum(np.rint(found), 1)
+        for node in firsts:
+            if node.kind is Kind.FIXED:
                 times[node.id] = _whole(self._library_call_ns(graph, node, tables))
-        return times
+        return times[first]
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
@@ -216,7 +216,10 @@ def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTable
     value = np.zeros((VALUE_ROWS, len(graph)), np.float64)
     value[ELEMENTS] = shapes.elements
     value[ITEM_BYTES] = shapes.item_bytes
-    value[ELEMENT_NS] = [element_ns(node, device) for node in graph.nodes]
+    # Flops and shapes are those of all nodes of a key.
+    first = list(graph.first_of_key)
+    value[ELEMENT_NS, sorted({*first})] = [element_ns(graph.nodes[x], device) for x in sorted({*first})]
+    value[ELEMENT_NS] = value[ELEMENT_NS, first]
     return KernelTables(shapes.node, shapes.edge, value, *device_arrays(device))
 
 

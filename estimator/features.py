@@ -36,6 +36,10 @@ from disco_hlo.hlo.graph import Graph, Node, Shape
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
 _FLOATS = ("f", "b", "c")
 _SHAPE_NUMBERS = spec.NODE.index("evaluation_ns")
+_LOGARITHMS = [
+    spec.NODE.index(name)
+    for name in ("elements", "bytes", "operand_bytes", "minor", "second_minor", "reduced")
+]
 
 
 def kernels_of(
@@ -60,8 +64,10 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
     alone = np.where(is_measured, alone, estimated)
     static = np.zeros((len(graph), spec.STATIC), np.float32)
     first = np.array(graph.first_of_key)
-    for x in np.unique(first).tolist():
-        static[x, :_SHAPE_NUMBERS] = _shape_numbers(graph, graph.nodes[x])
+    firsts = np.unique(first)
+    numbers = np.array([_shape_numbers(graph, graph.nodes[x]) for x in firsts.tolist()], np.float64)
+    numbers[:, _LOGARITHMS] = np.log2(numbers[:, _LOGARITHMS])
+    static[firsts, :_SHAPE_NUMBERS] = numbers
     static[:, :_SHAPE_NUMBERS] = static[first, :_SHAPE_NUMBERS]
     static[:, _SHAPE_NUMBERS] = np.log2(1000 * tables.value[at.ELEMENT_NS] + 1)
     static[:, _SHAPE_NUMBERS + 1] = np.log2(alone + 1)
@@ -79,21 +85,22 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
 
 
 def _shape_numbers(graph: Graph, node: Node) -> list[float]:
+    """Before logarithms are taken."""
     shape = array_of(node.shape)
     extents = [shape.dims[dimension] for dimension in shape.layout] or [1]
     operands = [array_of(graph.nodes[operand].shape) for operand in node.operands]
     reduced, reduces_minor = _reduction(node, operands)
     return [
-        float(np.log2(shape.element_count + 1)),
-        float(np.log2(shape.size_bytes + 1)),
-        float(np.log2(sum(operand.size_bytes for operand in operands) + 1)),
+        shape.element_count + 1,
+        shape.size_bytes + 1,
+        sum(operand.size_bytes for operand in operands) + 1,
         shape.size_bytes / max(shape.element_count, 1),
         float(shape.dtype.startswith(_FLOATS)),
         float(len(shape.dims)),
-        float(np.log2(extents[0] + 1)),
-        float(np.log2((*extents, 1)[1] + 1)),
+        extents[0] + 1,
+        (*extents, 1)[1] + 1,
         float(min((extents[0] & -extents[0]).bit_length() - 1, 7)) if extents[0] else 0.0,
-        float(np.log2(reduced)),
+        reduced,
         reduces_minor,
     ]
 

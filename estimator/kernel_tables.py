@@ -84,7 +84,7 @@ class Structure(NamedTuple):
 def structure(graph: Graph) -> Structure:
     """Index maps and sizes of every node of the graph."""
     slots = _slot_maps(graph)
-    maps = [_edges(graph, node, slots) for node in graph.nodes]
+    maps = _edges(graph, slots)
     pool: list[int] = []
     rows: list[list[int]] = [[], [], []]
     offsets: dict[tuple[int, ...], int] = {}
@@ -93,19 +93,37 @@ def structure(graph: Graph) -> Structure:
             if index_map not in offsets:
                 offsets[index_map] = len(pool)
                 pool.extend(index_map or (UNUSED,))  # no two maps begin at one place
-    for reader, node in zip(maps, graph.nodes, strict=True):
+    own: list[_Own] = []
+    for reader, node, first in zip(maps, graph.nodes, graph.first_of_key, strict=True):
+        own.append(own[first] if first < node.id else _own(graph, node))
         rows[OPERANDS_AT].append(len(pool))
-        pool.extend(value for target, index_map in reader for value in (target, offsets[index_map]))
+        for target, index_map in reader:
+            pool += (target, offsets[index_map])
         rows[EXTENTS_AT].append(len(pool))
-        pool.extend(_physical_extents(array_of(node.shape)))
+        pool += own[-1].extents
         rows[LOOPS_AT].append(len(pool))
-        pool.extend(_added_loops(graph, node))
+        pool += own[-1].loops
     return Structure(
         _closed(rows, len(pool)),
         np.array([*pool, 0], np.int32),
-        np.array([array_of(node.shape).element_count for node in graph.nodes], np.float64),
-        np.array([DTYPE_BYTES.get(array_of(node.shape).dtype, 4) for node in graph.nodes], np.float64),
+        np.array([one.elements for one in own], np.float64),
+        np.array([one.item_bytes for one in own], np.float64),
     )
+
+
+class _Own(NamedTuple):
+    """What nodes of equal key share."""
+
+    extents: tuple[int, ...]
+    loops: list[int]
+    elements: int
+    item_bytes: float
+
+
+def _own(graph: Graph, node: Node) -> _Own:
+    shape = array_of(node.shape)
+    loops = _added_loops(graph, node)
+    return _Own(_physical_extents(shape), loops, shape.element_count, DTYPE_BYTES.get(shape.dtype, 4))
 
 
 def array_of(shape: Shape) -> Shape:
@@ -131,19 +149,21 @@ def _slot_maps(graph: Graph) -> list[list[tuple[int, ...]]]:
 
 
 def _edges(
-    graph: Graph, node: Node, slots: Sequence[Sequence[tuple[int, ...]]]
-) -> list[tuple[int, tuple[int, ...]]]:
+    graph: Graph, slots: Sequence[Sequence[tuple[int, ...]]]
+) -> list[list[tuple[int, tuple[int, ...]]]]:
+    """What every node reads, looked at through bitcasts, each with its map; without scalar constants."""
+    cloned = [is_cloned(node) for node in graph.nodes]
     found = []
-    for slot, operand in enumerate(node.operands):
-        target = graph.nodes[operand]
-        if is_cloned(target):
-            continue
-        index_map = slots[node.id][slot]
-        while target.opcode == "bitcast":
-            index_map = _composed(index_map, slots[target.id][0])
-            target = graph.nodes[target.operands[0]]
-        if not is_cloned(target):
-            found.append((target.id, index_map))
+    for node in graph.nodes:
+        read = []
+        for operand, index_map in zip(node.operands, slots[node.id], strict=True):
+            x = operand
+            while not cloned[x] and graph.nodes[x].opcode == "bitcast":
+                index_map = _composed(index_map, slots[x][0])
+                x = graph.nodes[x].operands[0]
+            if not cloned[x]:
+                read.append((x, index_map))
+        found.append(read)
     return found
 
 

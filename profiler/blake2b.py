@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from disco_hlo.profiler.words import SIDE_BY_SIDE, either, load, plus, spread, store, turned
 
 from disco_hlo.compiled import inner
 
@@ -60,6 +61,57 @@ def blake2b(text: Any, size: Any, digest_bytes: Any, out: Any) -> None:
 
 
 @inner
+def eight_blake2b(texts: Any, sizes: Any, digest_bytes: Any, out: Any) -> None:
+    """The digests of eight texts at once, in hardly more time than the longest takes: into ``out`` [8, 2].
+
+    Word w of text k is ``texts[w, k]``, and of ``sizes`` [8] bytes; zero from there to the end of its block.
+    """
+    i0, i1, i2, i3, i4, i5, i6, i7 = _INITIAL
+    h0, h1, h2, h3 = spread(i0 ^ np.uint64(0x01010000 ^ digest_bytes)), spread(i1), spread(i2), spread(i3)
+    h4, h5, h6, h7 = spread(i4), spread(i5), spread(i6), spread(i7)
+    hashed, ends = np.empty(SIDE_BY_SIDE, np.uint64), np.empty(SIDE_BY_SIDE, np.uint64)
+    found = np.empty((2, SIDE_BY_SIDE), np.uint64)
+    blocks = max(1, (sizes.max() + _BLOCK_BYTES - 1) // _BLOCK_BYTES)
+    for block in range(blocks):
+        any_ends = False
+        for k in range(SIDE_BY_SIDE):
+            last = block == max(1, (sizes[k] + _BLOCK_BYTES - 1) // _BLOCK_BYTES) - 1
+            any_ends = any_ends or last
+            hashed[k] = sizes[k] if last else (block + 1) * _BLOCK_BYTES
+            ends[k] = ~np.uint64(0) if last else np.uint64(0)
+        v = (
+            h0, h1, h2, h3, h4, h5, h6, h7, spread(i0), spread(i1), spread(i2), spread(i3),
+            either(spread(i4), load(hashed, 0)), spread(i5), either(spread(i6), load(ends, 0)), spread(i7),
+        )  # fmt: skip
+        first = block * BLOCK_WORDS
+        for turn in range(_SIGMA.shape[0]):
+            s = _SIGMA[turn]
+            v = _turn(
+                v, _word(texts, first + s[0]), _word(texts, first + s[1]), _word(texts, first + s[2]),
+                _word(texts, first + s[3]), _word(texts, first + s[4]), _word(texts, first + s[5]),
+                _word(texts, first + s[6]), _word(texts, first + s[7]), _word(texts, first + s[8]),
+                _word(texts, first + s[9]), _word(texts, first + s[10]), _word(texts, first + s[11]),
+                _word(texts, first + s[12]), _word(texts, first + s[13]), _word(texts, first + s[14]),
+                _word(texts, first + s[15]),
+            )  # fmt: skip
+        h0, h1 = either(h0, either(v[0], v[8])), either(h1, either(v[1], v[9]))
+        h2, h3 = either(h2, either(v[2], v[10])), either(h3, either(v[3], v[11]))
+        h4, h5 = either(h4, either(v[4], v[12])), either(h5, either(v[5], v[13]))
+        h6, h7 = either(h6, either(v[6], v[14])), either(h7, either(v[7], v[15]))
+        if any_ends:
+            store(found, 0, h0)
+            store(found, SIDE_BY_SIDE, h1)
+            for k in range(SIDE_BY_SIDE):
+                if ends[k]:
+                    out[k, 0], out[k, 1] = found[0, k], found[1, k]
+
+
+@inner
+def _word(texts: Any, word: Any) -> Any:
+    return load(texts, SIDE_BY_SIDE * np.int64(word))
+
+
+@inner
 def _turn(
     v: Any, m0: Any, m1: Any, m2: Any, m3: Any, m4: Any, m5: Any, m6: Any, m7: Any,
     m8: Any, m9: Any, m10: Any, m11: Any, m12: Any, m13: Any, m14: Any, m15: Any,
@@ -79,17 +131,12 @@ def _turn(
 
 @inner
 def _mix(a: Any, b: Any, c: Any, d: Any, x: Any, y: Any) -> Any:
-    a = a + b + x
-    d = _turned(d ^ a, np.uint64(32))
-    c = c + d
-    b = _turned(b ^ c, np.uint64(24))
-    a = a + b + y
-    d = _turned(d ^ a, np.uint64(16))
-    c = c + d
-    b = _turned(b ^ c, np.uint64(63))
+    a = plus(plus(a, b), x)
+    d = turned(either(d, a), np.uint64(32))
+    c = plus(c, d)
+    b = turned(either(b, c), np.uint64(24))
+    a = plus(plus(a, b), y)
+    d = turned(either(d, a), np.uint64(16))
+    c = plus(c, d)
+    b = turned(either(b, c), np.uint64(63))
     return a, b, c, d
-
-
-@inner
-def _turned(word: Any, bits: Any) -> Any:
-    return (word >> bits) | (word << (np.uint64(64) - bits))

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from disco_hlo.profiler.blake2b import BLOCK_WORDS, blake2b
+from disco_hlo.profiler.blake2b import BLOCK_WORDS, blake2b, eight_blake2b
+from disco_hlo.profiler.words import SIDE_BY_SIDE
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.graph import Graph, is_cloned
+from disco_hlo.hlo.graph import Graph, Node, is_cloned
 
 KEY_BYTES: Final = 12
 """Length of the digest in a kernel's key."""
@@ -25,6 +26,9 @@ _WORD: Final = 8
 _MOST_NUMBER: Final = 8
 """Most bytes of a number and what separates it from the next."""
 _UNNUMBERED: Final = 1 << 31
+_ROOM_WORDS: Final = 1 << 12
+_FEW: Final = 2
+"""So many texts are hashed one by one: eight at once take as long as two, or three where vectors are short."""
 
 
 class KeyTexts(NamedTuple):
@@ -48,40 +52,55 @@ class KeyTexts(NamedTuple):
     number for what is numbered; less for everything else."""
     stack: NDArray[np.int64]
     stamp: NDArray[np.int64]
+    room: NDArray[np.uint64]
+    """``[words, SIDE_BY_SIDE]``, working space: a text in each column, if it is not longer."""
 
 
 def key_texts(graph: Graph) -> KeyTexts:
     """Texts and operands of all nodes."""
     lines: list[bytes] = []
-    for node in graph.nodes:
-        key = f"{node.key} "
-        read = key if is_cloned(node) else f"read {node.shape} {node.shape.layout}"
-        lines += [key.encode(), f"{read}\n".encode()]
-    padded = [line + bytes(-len(line) % _WORD) for line in lines]
+    padded: list[bytes] = []
+    for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
+        if first < node.id:  # keys tell shapes apart
+            own = lines[2 * first : 2 * first + 2], padded[2 * first : 2 * first + 2]
+        else:
+            own = _lines(node)
+        lines += own[0]
+        padded += own[1]
     words = [len(line) // _WORD for line in padded]
-    most = [
-        words[2 * node.id] + 1 + sum(words[2 * operand + 1] + 1 for operand in node.operands)
-        for node in graph.nodes
-    ]
-    operands = [operand for node in graph.nodes for operand in node.operands]
+    counts = [len(node.operands) for node in graph.nodes]
+    operands = np.array([operand for node in graph.nodes for operand in node.operands], np.int64)
+    operand_at = _offsets(counts)
+    size = np.array(words, np.int64) + 1
+    of_reads = _offsets(size[2 * operands + 1])
+    most = size[::2] + of_reads[operand_at[1:]] - of_reads[operand_at[:-1]]
     numbers = np.arange(len(graph)).astype(f"S{_MOST_NUMBER}")
     return KeyTexts(
-        _offsets([len(node.operands) for node in graph.nodes]),
-        np.array(operands, np.int64),
+        operand_at,
+        operands,
         _offsets(words),
         np.array([len(line) for line in lines], np.int64),
         np.frombuffer(b"".join(padded), "<u8").astype(np.uint64),
         numbers.view("<u8").astype(np.uint64),
         np.char.str_len(numbers).astype(np.int64),
-        np.array(most, np.int64),
+        most,
         np.zeros(len(graph), np.int64),
         np.zeros(2 * (len(operands) + len(graph)) + 64, np.int64),
         np.zeros(1, np.int64),
+        np.zeros((_ROOM_WORDS, SIDE_BY_SIDE), np.uint64),
     )
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
-    return np.cumsum([0, *lengths], dtype=np.int64)
+def _lines(node: Node) -> tuple[list[bytes], list[bytes]]:
+    """A node as a member and as what a kernel reads, and both filled up to whole words."""
+    key = f"{node.key} "
+    read = key if is_cloned(node) else f"read {node.shape} {node.shape.layout}"
+    lines = [key.encode(), f"{read}\n".encode()]
+    return lines, [line + bytes(-len(line) % _WORD) for line in lines]
+
+
+def _offsets(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def kernel_keys(
@@ -101,18 +120,37 @@ def kernel_keys(
 def _digests(texts: Any, member_at: Any, members: Any, result_at: Any, results: Any) -> Any:
     count = member_at.size - 1
     found = np.empty((count, 2), np.uint64)
-    room = np.empty(1 << 12, np.uint64)
-    for i in range(count):
-        inside = members[member_at[i] : member_at[i + 1]]
-        wanted = 2 * BLOCK_WORDS + result_at[i + 1] - result_at[i]
-        for x in inside:
-            wanted += texts.most_words[x]
-        if wanted > room.size:
-            room = np.empty(2 * wanted, np.uint64)
-        size = _write(texts, inside, results[result_at[i] : result_at[i + 1]], room)
-        room[size // _WORD + 1 : size // _WORD + BLOCK_WORDS] = 0
-        blake2b(room, size, KEY_BYTES, found[i])
+    room, sizes = texts.room, np.zeros(SIDE_BY_SIDE, np.int64)
+    eight = np.empty((SIDE_BY_SIDE, 2), np.uint64)
+    for first in range(0, count, SIDE_BY_SIDE):
+        together = min(SIDE_BY_SIDE, count - first)
+        wanted = 0
+        for i in range(first, first + together):
+            wanted = max(wanted, _most_words(texts, member_at, members, result_at, i))
+        if wanted > room.shape[0]:
+            room = np.empty((2 * wanted, SIDE_BY_SIDE), np.uint64)
+        sizes[:] = 0
+        for k in range(together):
+            i = first + k
+            inside = members[member_at[i] : member_at[i + 1]]
+            out = room[:, k]
+            sizes[k] = _write(texts, inside, results[result_at[i] : result_at[i + 1]], out)
+            out[sizes[k] // _WORD + 1 : sizes[k] // _WORD + BLOCK_WORDS] = 0
+            if together <= _FEW:
+                blake2b(out, sizes[k], KEY_BYTES, found[i])
+        if together > _FEW:
+            eight_blake2b(room, sizes, KEY_BYTES, eight)
+            found[first : first + together] = eight[:together]
     return found
+
+
+@inner
+def _most_words(texts: Any, member_at: Any, members: Any, result_at: Any, i: Any) -> Any:
+    """Room for the text of kernel ``i``."""
+    wanted = 2 * BLOCK_WORDS + result_at[i + 1] - result_at[i]
+    for x in members[member_at[i] : member_at[i + 1]]:
+        wanted += texts.most_words[x]
+    return wanted
 
 
 @inner

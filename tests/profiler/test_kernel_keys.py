@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
+from disco_hlo.profiler import kernel_keys as kernel_keys_module
 from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from hypothesis import given, settings
@@ -30,10 +32,17 @@ def test_many_keys_at_once_are_the_keys_of_each(seed: int, nodes: int) -> None:
     random = Random(seed)
     graph = random_step(random, nodes)
     kernels = []
-    for _ in range(random.randrange(1, 8)):
+    for _ in range(random.randrange(1, 20)):
         members = sorted(random.sample(range(len(graph)), random.randrange(1, len(graph))))
         kernels.append((members, sorted(random.sample(members, random.randrange(1, len(members) + 1)))))
     assert keys_of(graph, kernels) == [group_key(graph, *kernel) for kernel in kernels]
+
+
+def test_texts_too_long_for_the_room_kept_get_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_keys_module, "_ROOM_WORDS", 1)
+    graph = random_step(Random(2), 200)
+    members = list(range(len(graph)))
+    assert keys_of(graph, [(members, members[-1:])] * 9) == [group_key(graph, members, members[-1:])] * 9
 
 
 def test_no_kernel_no_key() -> None:
