@@ -30,7 +30,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable, starting_point
+from disco_hlo.plugin.ranking import memory_limit_bytes, prediction, ranked, searchable, starting_point
 from disco_hlo.plugin.sharding import advice_for
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import beside, read_module
@@ -168,15 +168,14 @@ def _judge(opened: Opened, costs: Costs, xla: Strategy, strategy: Strategy) -> _
     if best.makespan_ns >= default.makespan_ns:
         strategy, best, chosen = xla, default, XLA_DEFAULT
         notes.append("nothing found is predicted to be faster than XLA's own plan, so this is XLA's own")
-    prediction = plans.Prediction(
+    predicted = prediction(
         plan_ns=best.makespan_ns,
-        default_ns=default.makespan_ns,
+        peak_bytes=best.peak_bytes,
+        default=default,
         unfused_ns=alone.makespan_ns,
-        full_overlap_ns=limit.full_overlap_ns,
-        bound_ns=limit.makespan_ns,
-        peak_memory_bytes=best.peak_bytes,
+        limit=limit,
     )
-    return _Found(strategy, chosen, prediction, tuple(notes))
+    return _Found(strategy, chosen, predicted, tuple(notes))
 
 
 def _save(

@@ -15,7 +15,7 @@ from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
+from disco_hlo.plugin.ranking import memory_limit_bytes, prediction, ranked, searchable
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.sharding import advice_for
@@ -100,18 +100,17 @@ def find(
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     kernels = (xla.groups, best.strategy.groups)
     limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
-    prediction = plans.Prediction(
+    predicted = prediction(
         plan_ns=best.predicted_ns,
-        default_ns=default.makespan_ns,
+        peak_bytes=best.peak_bytes,
+        default=default,
         unfused_ns=lonely.predicted_ns,
-        full_overlap_ns=limit.full_overlap_ns,
-        bound_ns=limit.makespan_ns,
-        peak_memory_bytes=best.peak_bytes,
+        limit=limit,
     )
     advice = advice_for(step.source, best.strategy, costs, machine)
     if advice is not None:
         session.say("%s", sentence(advice))
-    return Found(result, tuple(trials), prediction, profile, search_s, advice)
+    return Found(result, tuple(trials), predicted, profile, search_s, advice)
 
 
 def search_settings(settings: Settings) -> SearchSettings:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
@@ -17,7 +18,9 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.search.state import as_searched
+from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.timeline import Timeline
 
 MEMORY_SHARE = 0.1
 """How much more memory than XLA's own plan a plan may be predicted to need."""
@@ -47,6 +50,20 @@ def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: M
     if not machine.asynchronous:
         return None
     return int(with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE))
+
+
+def prediction(
+    *, plan_ns: int, peak_bytes: int, default: Timeline, unfused_ns: int, limit: Bound
+) -> plans.Prediction:
+    """What a plan says of itself: its step beside XLA's, one without fusion, and what none could beat."""
+    return plans.Prediction(
+        plan_ns=plan_ns,
+        default_ns=default.makespan_ns,
+        unfused_ns=unfused_ns,
+        full_overlap_ns=limit.full_overlap_ns,
+        bound_ns=limit.makespan_ns,
+        peak_memory_bytes=peak_bytes,
+    )
 
 
 def ranked(

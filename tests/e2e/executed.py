@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +28,25 @@ def slot_of(directory: Path) -> Path:
     """The folder of the one plan in a plan directory."""
     [slot] = directory.glob("*/cpu-*")
     return slot
+
+
+def copies(directory: Path, into: Path, spoils: Mapping[str, Callable[[Path], object]]) -> Path:
+    """``into``, where ``directory`` is now once under each name, the plan in it spoiled in its way."""
+    for name, spoil in spoils.items():
+        shutil.copytree(directory, into / name)
+        spoil(slot_of(into / name))
+    return into
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Changes a plan's JSON."""
+
+    def spoil(slot: Path) -> None:
+        plan = json.loads((slot / "plan.json").read_text())
+        change(plan)
+        (slot / "plan.json").write_text(json.dumps(plan))
+
+    return spoil
 
 
 def plan_in(directory: Path) -> Plan:

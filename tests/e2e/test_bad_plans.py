@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,13 @@ import pytest
 from disco_hlo.hlo import proto
 from disco_hlo.plugin.probe import exchange_opcode
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import assert_same_losses, digest, slot_of
+from tests.e2e.executed import assert_same_losses, copies, digest, edited
 from tests.e2e.jobs import Job, Run
 
 # What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
 pytestmark = pytest.mark.product_only
 
 Spoil = Callable[[Path], None]
-
-
-def edited(change: Callable[[dict[str, Any]], None]) -> Spoil:
-    """Changes the plan's JSON."""
-
-    def spoil(slot: Path) -> None:
-        plan = json.loads((slot / "plan.json").read_text())
-        change(plan)
-        (slot / "plan.json").write_text(json.dumps(plan))
-
-    return spoil
 
 
 def written(text: str) -> Spoil:
@@ -112,9 +100,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
 def runs(searched: tuple[Job, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A run with each of the bad plans, one after the other in one process."""
     job, plans = new_job(tmp_path_factory.mktemp("bad")), tmp_path_factory.mktemp("bad_plans")
-    for name, (spoil, _) in BAD.items():
-        shutil.copytree(searched[0].directory, plans / name)
-        spoil(slot_of(plans / name))
+    copies(searched[0].directory, plans, {name: spoil for name, (spoil, _) in BAD.items()})
     return job.train_with_each(plans, ENABLE_SEARCH="0")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import describe_difference
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import assert_same_losses, plan_in, slot_of
+from tests.e2e.executed import assert_same_losses, copies, edited, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_all
 
@@ -62,6 +60,11 @@ def test_the_chunked_step_is_searched_and_enacted(chunked: tuple[Job, Run], tens
     assert opcodes(enacted)["dot"] > default["dot"]
 
 
+def structure(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Changes what a plan says of the step's structure."""
+    return edited(lambda plan: change(plan["structure"]))
+
+
 def moves(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[dict[str, Any]], object]:
     return lambda structure: change(structure["moves"])
 
@@ -87,12 +90,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def misfits(chunked: tuple[Job, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A run with each of the bad structures, one after the other in one process."""
     job, plans = new_job(tmp_path_factory.mktemp("misfit")), tmp_path_factory.mktemp("misfits")
-    for name, (change, _) in BAD.items():
-        shutil.copytree(chunked[0].directory, plans / name)
-        path = slot_of(plans / name) / "plan.json"
-        plan = json.loads(path.read_text())
-        change(plan["structure"])
-        path.write_text(json.dumps(plan))
+    copies(chunked[0].directory, plans, {name: structure(change) for name, (change, _) in BAD.items()})
     return job.train_with_each(plans, "--kind", "tensor", ENABLE_SEARCH="0")
 
 
