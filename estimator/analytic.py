@@ -20,7 +20,7 @@ from weakref import ref
 
 import numpy as np
 from disco_hlo.estimator.contexts import Scratch, make_scratch
-from disco_hlo.estimator.kernel_cost import kernel_ns, kernels_ns, streaming_ns
+from disco_hlo.estimator.kernel_cost import kernels_ns, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
     CONSTANTS,
     ELEMENT_NS,
@@ -123,9 +123,10 @@ class AnalyticModel:
         first = first_alike(graph)
         firsts = [node for node in graph.nodes if first[node.id] == node.id]
         alone = np.array([node.id for node in firsts if node.kind is Kind.FUSIBLE], np.int32)
-        found, place = np.zeros(alone.size, np.float64), np.arange(alone.size + 1)
-        kernels_ns(tables, place, alone, place, alone, scratch, found)
-        times[alone] = np.maximum(np.rint(found), 1)
+        place = np.arange(alone.size + 1)
+        times[alone] = _whole_times(
+            tables, place, alone, place, alone, np.zeros(alone.size, np.bool_), scratch
+        )
         for node in firsts:
             if node.kind is Kind.FIXED:
                 times[node.id] = _whole(self._library_call_ns(graph, node, tables))
@@ -134,16 +135,15 @@ class AnalyticModel:
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
         tables, scratch = self._of(graph)
-        times = np.zeros(len(groups), np.int64)
-        for position, group in enumerate(groups):
+        members, results = [], []
+        for group in groups:
             inside = {*group.nodes, *group.duplicates}
-            results = [
-                n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])
-            ]
-            members = np.array(sorted(inside), np.int32)
-            tiled = group.kind == "triton"
-            times[position] = _whole(kernel_ns(tables, members, np.array(results, np.int32), tiled, scratch))
-        return times
+            members.append(sorted(inside))
+            results.append(
+                [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
+            )
+        tiled = np.array([group.kind == "triton" for group in groups], np.bool_)
+        return _whole_times(tables, *_flat(members), *_flat(results), tiled, scratch)
 
     def kernels_ns(
         self,
@@ -159,11 +159,10 @@ class AnalyticModel:
         and returns ``results[result_at[i] : result_at[i + 1]]``. Launch not included.
         """
         tables, scratch = self._of(graph)
-        times = np.zeros(len(member_at) - 1, np.float64)
-        kernels_ns(
-            tables, member_at, members.astype(np.int32), result_at, results.astype(np.int32), scratch, times
+        tiled = np.zeros(len(member_at) - 1, np.bool_)
+        return _whole_times(
+            tables, member_at, members.astype(np.int32), result_at, results.astype(np.int32), tiled, scratch
         )
-        return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
         """By identity: hashing a graph takes longer than estimating a group of it."""
@@ -182,6 +181,27 @@ class AnalyticModel:
         return max(
             streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s
         )
+
+
+def _whole_times(
+    tables: KernelTables,
+    member_at: NDArray[np.int64],
+    members: NDArray[np.int32],
+    result_at: NDArray[np.int64],
+    results: NDArray[np.int32],
+    tiled: NDArray[np.bool_],
+    scratch: Scratch,
+) -> NDArray[np.int64]:
+    times = np.zeros(tiled.size, np.float64)
+    kernels_ns(tables, member_at, members, result_at, results, tiled, scratch, times)
+    return np.maximum(np.rint(times), 1).astype(np.int64)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Where each list begins, and all of them one after the other."""
+    start = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(ids) for ids in lists], out=start[1:])
+    return start, np.array([id_ for ids in lists for id_ in ids], np.int32)
 
 
 def first_alike(graph: Graph) -> list[int]:

@@ -59,6 +59,7 @@ def kernels_ns(
     members: NDArray[np.int32],
     result_at: NDArray[np.int64],
     results: NDArray[np.int32],
+    tiled: NDArray[np.bool_],
     scratch: Scratch,
     times: NDArray[np.float64],
 ) -> None:
@@ -66,7 +67,7 @@ def kernels_ns(
     for i in range(times.size):
         inside = members[member_at[i] : member_at[i + 1]]
         returned = results[result_at[i] : result_at[i + 1]]
-        times[i] = kernel_ns(tables, inside, returned, False, scratch)
+        times[i] = kernel_ns(tables, inside, returned, tiled[i], scratch)
 
 
 @compiled
