@@ -60,10 +60,8 @@ def beside_transfers(graph: Graph, strategy: Strategy) -> Strategy:
 def all_reduce_depths(graph: Graph) -> list[int]:
     """For each node, how many all-reduces lie one behind the other on the way to it."""
     depth: list[int] = []
+    behind: list[int] = []  # for each node, how many lie on the way to what reads it
     for node in graph.nodes:
-        before = max(
-            (depth[operand] + (graph.nodes[operand].kind is Kind.ALL_REDUCE) for operand in node.operands),
-            default=0,
-        )
-        depth.append(before)
+        depth.append(max([behind[operand] for operand in node.operands], default=0))
+        behind.append(depth[-1] + (node.kind is Kind.ALL_REDUCE))
     return depth
