@@ -97,7 +97,7 @@ def test_two_ranks_capture_and_rank_0_writes(tmp_path: Path) -> None:
     train = ["mpiexec", "-n", "2", sys.executable, str(TRAIN), address]
     done = subprocess.run(
         [sys.executable, "-m", "disco_hlo.cli.main", "capture", "-o", str(folder), "--", *train],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
+        env=environment, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("disco: captured jit_train_step") == 1

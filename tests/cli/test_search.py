@@ -108,7 +108,7 @@ def test_ctrl_c_keeps_the_best_plan(cpu_module_file: Path, tmp_path: Path) -> No
     # The line is said once Ctrl-C is taken care of.
     assert process.stderr.readline().startswith("disco: no profile")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     found = json.loads(out)
     assert found["stopped"] == "interrupted"

@@ -18,7 +18,7 @@ import pytest
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
-LIMIT_S = 240
+LIMIT_S = 400
 QUICK_COMPILES = "--xla_backend_optimization_level=0"
 """For XLA_FLAGS: without LLVM's optimizations, which take a third of a compile (see tests/conftest.py)."""
 _FOREIGN = (

@@ -54,7 +54,7 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)

@@ -30,7 +30,7 @@ def run(command: list[str], devices: int, out: Path) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

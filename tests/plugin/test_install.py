@@ -34,7 +34,7 @@ def train(**environment: str) -> tuple[list[Any], str]:
     """Run a script that knows nothing of us; what it printed, and stderr."""
     command = [sys.executable, "-c", TRAINING]
     done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=True
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200, check=True
     )
     return json.loads(done.stdout), done.stderr
 

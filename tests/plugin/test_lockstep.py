@@ -28,7 +28,7 @@ def measured_by_two(folder: Path, fault: str) -> tuple[list[int], list[str]]:
         for rank in (0, 1)
     ]  # fmt: skip
     try:
-        errors = [process.communicate(timeout=90)[1] for process in ranks]
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -34,7 +34,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank, output in enumerate(outputs)
     ]
     try:
-        errors = [process.communicate(timeout=90)[1] for process in ranks]
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**environment, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
 

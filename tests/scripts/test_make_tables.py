@@ -173,7 +173,7 @@ def test_a_folder_without_records_is_refused(content: str | None, message: str, 
     if content is not None:
         (tmp_path / "one.json").write_text(content)
     command = [sys.executable, str(SCRIPT), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
