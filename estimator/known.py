@@ -44,8 +44,8 @@ class Space(NamedTuple):
     """``[1]``"""
 
 
-def nothing_known(slots: int = 1 << 10) -> Known:
-    """An empty table."""
+def nothing_known(slots: int = 1 << 4) -> Known:
+    """An empty table. It begins small, so that the first few kernels compile what makes it larger."""
     return Known(np.zeros((slots, 2), np.uint64), np.zeros(slots), np.zeros(1, np.int64))
 
 

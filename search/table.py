@@ -21,8 +21,8 @@ class Table(NamedTuple):
     """``[1]``: number of keys."""
 
 
-def new_table(columns: int, slots: int = 1 << 12) -> Table:
-    """An empty table."""
+def new_table(columns: int, slots: int = 1 << 4) -> Table:
+    """An empty table. It begins small, so that the first few keys compile what makes it larger."""
     return Table(np.zeros(slots, np.int64), np.zeros((slots, columns), np.int64), np.zeros(1, np.int64))
 
 

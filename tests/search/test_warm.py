@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.warm import warm_up
@@ -19,3 +23,41 @@ def test_a_step_on_one_device_needs_no_all_reduce_times(method: str) -> None:
     together = graph("param\nexp 0\nall-reduce 1\ntuple 2")
     with pytest.raises(ProfileError):
         warm_up(together, OneDevice(), CPU, SearchSettings(method=method))
+
+
+WARM_ENOUGH = """
+import gzip, sys
+from pathlib import Path
+from numba.core.dispatcher import Dispatcher
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.search.warm import warm_up
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.profiler.profile import load
+
+def versions():
+    return {
+        (name, key): len(value.signatures)
+        for name, module in list(sys.modules.items()) if name.startswith("disco_hlo")
+        for key, value in vars(module).items() if isinstance(value, Dispatcher)
+    }
+
+root = Path(sys.argv[1])
+source = canonicalize(gzip.decompress((root / "tests/data/h200_transformer_default.hlo.pb.gz").read_bytes()))
+profile = load(root / "disco_hlo/data/profiles/nvidia-h200-staged.json")
+costs, machine = costs_of(profile, [source.graph]), machine_of(profile)
+settings = SearchSettings(evaluations=3000, seeds=1, processes=1)
+warm_up(source.graph, costs, machine, settings)
+before = versions()
+search(source.graph, costs, machine, start=read(source), settings=settings)
+print([key for key, count in versions().items() if count > before.get(key, 0)])
+"""
+
+
+def test_a_search_compiles_nothing_that_the_small_one_had_not() -> None:
+    """On a fresh machine three seconds of a search's time went into code that the small step did without."""
+    command = [sys.executable, "-c", WARM_ENOUGH, str(Path(__file__).parents[2])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
