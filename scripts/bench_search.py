@@ -131,9 +131,21 @@ def record(section: str, key: str, value: object) -> None:
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     found.setdefault(section, {})[key] = value
     temporary = RESULTS.with_suffix(".new")
-    temporary.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    temporary.write_text(_a_result_a_line(found))
     os.replace(temporary, RESULTS)
     print(section, key, json.dumps(value)[:300], flush=True)
+
+
+def _a_result_a_line(found: dict[str, dict[str, Any]]) -> str:
+    """JSON in which a changed result changes one line."""
+    sections = []
+    for section, results in sorted(found.items()):
+        lines = [
+            f"  {json.dumps(key)}: {json.dumps(value, sort_keys=True)}"
+            for key, value in sorted(results.items())
+        ]
+        sections.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
 
 
 # --- Algorithm 1 with default settings ---------------------------------------------------------------
