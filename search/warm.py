@@ -15,7 +15,7 @@ _ARRAY = Shape("f32", (8,), (0,))
 
 
 def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: SearchSettings) -> None:
-    """Search a step of three ops as ``settings`` say, so that all code exists for one like ``graph``."""
+    """Search a step of a few ops as ``settings`` say, so that all code exists for one like ``graph``."""
     few = replace(settings, evaluations=20, seconds=None, seeds=1, memory_limit_bytes=None)
     small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
     start = Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))

@@ -82,7 +82,8 @@ class KnownTimes:
         }
 
     def _lacks_contention(self, source: CanonicalModule) -> bool:
-        """Where transfers and kernels never run beside each other, neither slows the other."""
+        """Slow-downs, and what XLA's buckets take: the same traces tell both. Where transfers and kernels never run
+        beside each other, neither slows the other."""
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
         fingerprint = source.graph.fingerprint
         slow_downs = contention_in(self._ops, self._link, fingerprint)
