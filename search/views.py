@@ -1,107 +1,180 @@
 """Arrays as compiled code sees them: rows of 64-bit integers by name.
 
 A numba function that takes an array takes nine machine words and counts references to it, which
-costs more than what the functions here do. So the three records below hold plain pointers, one for
-each row; they are made once, at the entry of what Python calls (:func:`open_views`), and handed down.
+costs more than what the functions here do; one that takes a pointer to each row writes seventy words at every
+call. So each of the three records below is handed down as the address of its first row and the length of
+a row, with the few arrays that are no rows; where a row begins is worked out where it is read. They are made once,
+at the entry of what Python calls (:func:`open_views`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from disco_hlo.search import layout as at
+from llvmlite import ir
 from numba import types
-from numba.core.extending import intrinsic
+from numba.core import cgutils
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from disco_hlo.compiled import compiled
 
-
-class GraphView(NamedTuple):
-    """Rows of :class:`~disco_hlo.search.step.Step`; see ``layout``."""
-
-    flags: Any
-    operands_at: Any
-    sources_at: Any
-    readers_at: Any
-    earlier_at: Any
-    later_at: Any
-    buffers_at: Any
-    users_at: Any
-    shape: Any
-    geometry: Any
-    rank: Any
-    channel: Any
-    key: Any
-    alone: Any
-    slice_ns: Any
-    mixed: Any
-    gpu_flags: Any
-    reduction: Any
-    transpose: Any
-    loop: Any
-    operand_loop: Any
-    elements: Any
-    shared_bytes: Any
-    moved_bytes: Any
-    edge: Any
-    special: Any
-    special_mask: Any
-    limits: Any
-    nodes: Any
+_POINTER: Final = types.CPointer(types.int64)
 
 
-class StateView(NamedTuple):
-    """Rows of :class:`~disco_hlo.search.board.State`; see ``layout``."""
+class View(types.Type):
+    """The type of a record of rows, to numba. ``rows`` are read as pointers by their names, and so are the arrays
+    named in ``arrays``; ``numbers`` are what they are."""
 
-    owner: Any
-    next: Any
-    count: Any
-    place: Any
-    order: Any
-    copies: Any
-    copiers: Any
-    cell_node: Any
-    cell_unit: Any
-    next_of_unit: Any
-    next_of_node: Any
-    time_ns: Any
-    """Part p of the unit with head h takes time_ns[TIME_ROWS * h + p]."""
-    digest: Any
-    waits: Any
-    leaves: Any
-    computed: Any
-    returned: Any
-    moment: Any
-    total: Any
+    rows: ClassVar[dict[str, int]]
+    arrays: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__(name=type(self).__name__)
 
 
-class ScratchView(NamedTuple):
-    """Rows of :class:`~disco_hlo.search.board.Scratch`; see ``layout``."""
+class GraphView(View):
+    """Of :class:`~disco_hlo.search.step.Step`; see ``layout``."""
 
-    mark: Any
-    inside: Any
-    reached: Any
-    reached_back: Any
-    members: Any
-    neighbours: Any
-    queue: Any
-    queue_back: Any
-    value: Any
-    needed: Any
-    judged: Any
-    readers: Any
-    judging: Any
-    results: Any
-    heroes: Any
-    packed: Any
-    touched: Any
-    awaited: Any
-    number: Any
-    log: Any
-    changed: Any
-    verdict: Any
-    keyed: Any
-    refused: Any
+    rows: ClassVar = {
+        "flags": at.FLAGS,
+        "operands_at": at.OPERANDS_AT,
+        "sources_at": at.SOURCES_AT,
+        "readers_at": at.READERS_AT,
+        "earlier_at": at.EARLIER_AT,
+        "later_at": at.LATER_AT,
+        "buffers_at": at.BUFFERS_AT,
+        "users_at": at.USERS_AT,
+        "shape": at.SHAPE,
+        "geometry": at.GEOMETRY,
+        "rank": at.RANK,
+        "channel": at.CHANNEL,
+        "key": at.KEY,
+        "alone": at.ALONE,
+        "slice_ns": at.SLICE,
+        "mixed": at.MIXED,
+        "gpu_flags": at.GPU_FLAGS,
+        "reduction": at.REDUCTION,
+        "transpose": at.TRANSPOSE,
+        "loop": at.LOOP,
+        "operand_loop": at.OPERAND_LOOP,
+        "elements": at.ELEMENTS,
+        "shared_bytes": at.SHARED_BYTES,
+        "moved_bytes": at.MOVED,
+    }
+    arrays = ("edge", "special", "limits")
+    numbers = ("special_mask", "nodes")
+
+
+class StateView(View):
+    """Of :class:`~disco_hlo.search.board.State`; see ``layout``. Part p of the unit with head h takes
+    ``time_ns[TIME_COLUMNS * h + p]``."""
+
+    rows: ClassVar = {
+        "owner": at.OWNER,
+        "next": at.NEXT,
+        "count": at.COUNT,
+        "place": at.PLACE,
+        "order": at.ORDER,
+        "copies": at.COPIES,
+        "copiers": at.COPIERS,
+        "cell_node": at.CELL_NODE,
+        "cell_unit": at.CELL_UNIT,
+        "next_of_unit": at.NEXT_OF_UNIT,
+        "next_of_node": at.NEXT_OF_NODE,
+        "time_ns": at.TIMES,
+        "digest": at.DIGEST,
+        "waits": at.WAITS,
+        "leaves": at.LEAVES,
+        "computed": at.COMPUTED,
+        "returned": at.RETURNED_SUM,
+        "moment": at.MOMENT,
+        "total": at.TOTAL,
+    }
+
+
+class ScratchView(View):
+    """Of :class:`~disco_hlo.search.board.Scratch`; see ``layout``."""
+
+    rows: ClassVar = {
+        "mark": at.MARK,
+        "inside": at.INSIDE,
+        "reached": at.REACHED,
+        "reached_back": at.REACHED_BACK,
+        "members": at.MEMBERS,
+        "neighbours": at.NEIGHBOURS,
+        "queue": at.QUEUE,
+        "queue_back": at.QUEUE_BACK,
+        "value": at.VALUE,
+        "needed": at.NEEDED,
+        "judged": at.JUDGED,
+        "readers": at.READERS,
+        "judging": at.JUDGING,
+        "results": at.RESULTS,
+        "heroes": at.HEROES,
+        "packed": at.PACKED,
+        "touched": at.TOUCHED,
+        "awaited": at.AWAITED,
+    }
+    arrays = ("number", "log", "changed", "verdict", "keyed", "refused")
+
+
+_GRAPH, _STATE, _SCRATCH = GraphView(), StateView(), ScratchView()
+
+
+@register_model(GraphView)
+@register_model(StateView)
+@register_model(ScratchView)
+class _ViewModel(models.StructModel):
+    """In memory: the first row, the numbers in a row, then arrays and numbers as they are named."""
+
+    def __init__(self, manager: Any, view: Any) -> None:
+        fields = [("first", _POINTER), ("width", types.int64)]
+        fields += [(name, _POINTER) for name in view.arrays]
+        super().__init__(manager, view, fields + [(name, types.int64) for name in view.numbers])
+
+
+@infer_getattr
+class _ViewAttributes(AttributeTemplate):
+    key = View
+
+    def generic_resolve(self, view: Any, name: str) -> Any:
+        """The type of a field by its name."""
+        if name in view.numbers:
+            return types.int64
+        return _POINTER if name in view.rows or name in view.arrays else None
+
+
+@lower_getattr_generic(View)
+def _field(context: Any, builder: Any, view: Any, value: Any, name: str) -> Any:
+    fields = cgutils.create_struct_proxy(view)(context, builder, value=value)
+    if name not in view.rows:
+        return getattr(fields, name)
+    offset = builder.mul(fields.width, ir.Constant(ir.IntType(64), view.rows[name]))
+    return builder.gep(fields.first, [offset])
+
+
+def _opener(view: View) -> Any:
+    """What makes a view in compiled code of a tuple: its first row, the numbers in a row, arrays, numbers."""
+
+    def make(context: Any, fields: Any) -> Any:
+        del context
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            del signature
+            made = cgutils.create_struct_proxy(view)(context, builder)
+            for i, name in enumerate(("first", "width", *view.arrays, *view.numbers)):
+                setattr(made, name, builder.extract_value(arguments[0], i))
+            return made._getvalue()  # numba has no public name for it
+
+        return view(fields), generate
+
+    return intrinsic(make)
+
+
+_graph_view, _state_view, _scratch_view = _opener(_GRAPH), _opener(_STATE), _opener(_SCRATCH)
 
 
 class PoolView(NamedTuple):
@@ -138,8 +211,8 @@ def address_of(context: Any, pointer: Any) -> Any:
 
 
 @compiled
-def _row(array: Any, row: Any) -> Any:
-    return pointer_to(array.ctypes.data + 8 * row * array.shape[1])
+def _pointer(array: Any) -> Any:
+    return pointer_to(array.ctypes.data)
 
 
 @compiled
@@ -156,82 +229,16 @@ def open_draws(generator: Any, pools: Any) -> Any:
 def open_views(step: Any, state: Any, scratch: Any) -> Any:
     """Pointers into a step, a state and a working space, valid while these live."""
     node, word, row = step.node, state.word, scratch.row
-    graph_view = GraphView(
-        _row(node, at.FLAGS),
-        _row(node, at.OPERANDS_AT),
-        _row(node, at.SOURCES_AT),
-        _row(node, at.READERS_AT),
-        _row(node, at.EARLIER_AT),
-        _row(node, at.LATER_AT),
-        _row(node, at.BUFFERS_AT),
-        _row(node, at.USERS_AT),
-        _row(node, at.SHAPE),
-        _row(node, at.GEOMETRY),
-        _row(node, at.RANK),
-        _row(node, at.CHANNEL),
-        _row(node, at.KEY),
-        _row(node, at.ALONE),
-        _row(node, at.SLICE),
-        _row(node, at.MIXED),
-        _row(node, at.GPU_FLAGS),
-        _row(node, at.REDUCTION),
-        _row(node, at.TRANSPOSE),
-        _row(node, at.LOOP),
-        _row(node, at.OPERAND_LOOP),
-        _row(node, at.ELEMENTS),
-        _row(node, at.SHARED_BYTES),
-        _row(node, at.MOVED),
-        pointer_to(step.edge.ctypes.data),
-        pointer_to(step.special.ctypes.data),
-        step.special.shape[0] - 1,
-        pointer_to(step.limits.ctypes.data),
-        node.shape[1] - 1,
-    )
-    state_view = StateView(
-        _row(word, at.OWNER),
-        _row(word, at.NEXT),
-        _row(word, at.COUNT),
-        _row(word, at.PLACE),
-        _row(word, at.ORDER),
-        _row(word, at.COPIES),
-        _row(word, at.COPIERS),
-        _row(word, at.CELL_NODE),
-        _row(word, at.CELL_UNIT),
-        _row(word, at.NEXT_OF_UNIT),
-        _row(word, at.NEXT_OF_NODE),
-        _row(word, at.TIMES),
-        _row(word, at.DIGEST),
-        _row(word, at.WAITS),
-        _row(word, at.LEAVES),
-        _row(word, at.COMPUTED),
-        _row(word, at.RETURNED_SUM),
-        _row(word, at.MOMENT),
-        _row(word, at.TOTAL),
-    )
-    scratch_view = ScratchView(
-        _row(row, at.MARK),
-        _row(row, at.INSIDE),
-        _row(row, at.REACHED),
-        _row(row, at.REACHED_BACK),
-        _row(row, at.MEMBERS),
-        _row(row, at.NEIGHBOURS),
-        _row(row, at.QUEUE),
-        _row(row, at.QUEUE_BACK),
-        _row(row, at.VALUE),
-        _row(row, at.NEEDED),
-        _row(row, at.JUDGED),
-        _row(row, at.READERS),
-        _row(row, at.JUDGING),
-        _row(row, at.RESULTS),
-        _row(row, at.HEROES),
-        _row(row, at.PACKED),
-        _row(row, at.TOUCHED),
-        _row(row, at.AWAITED),
-        pointer_to(scratch.number.ctypes.data),
-        pointer_to(scratch.log.ctypes.data),
-        pointer_to(scratch.changed.ctypes.data),
-        pointer_to(scratch.verdict.ctypes.data),
-        pointer_to(scratch.keyed.ctypes.data),
-        pointer_to(scratch.refused.ctypes.data),
-    )
-    return graph_view, state_view, scratch_view
+    graph_view = _graph_view(
+        (
+            _pointer(node), node.shape[1], _pointer(step.edge), _pointer(step.special), _pointer(step.limits),
+            step.special.shape[0] - 1, node.shape[1] - 1,
+        )
+    )  # fmt: skip
+    scratch_view = _scratch_view(
+        (
+            _pointer(row), row.shape[1], _pointer(scratch.number), _pointer(scratch.log), _pointer(scratch.changed),
+            _pointer(scratch.verdict), _pointer(scratch.keyed), _pointer(scratch.refused),
+        )
+    )  # fmt: skip
+    return graph_view, _state_view((_pointer(word), word.shape[1])), scratch_view
