@@ -28,6 +28,8 @@ VERDICTS: Final = 1 << 15
 """Kernels whose legality is remembered; a power of two."""
 REFUSALS: Final = 1 << 16
 """Proposals whose refusal is remembered; a power of two."""
+PRODUCERS: Final = 1 << 17
+"""How many producers of units are kept between draws; a power of two."""
 _MOVE_WORDS: Final = 1 << 19
 _NODE_WORDS: Final = 64
 """Room in the log: for one move among units of that size, and for moving every unit in the order."""
@@ -62,6 +64,9 @@ class Scratch(NamedTuple):
     """``[2 * VERDICTS]``: digests of kernels and the keys of their prices, as far as nothing pushed them out."""
     refused: NDArray[np.int64]
     """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
+    producer: NDArray[np.int64]
+    """``[PRODUCERS]``: for units that were drawn, what each may be fused with, as far as nothing pushed it out
+    (``producers``)."""
 
 
 def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
@@ -69,7 +74,7 @@ def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
     width = _width(step)
     if not logs:
         rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
-        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *5 * (nothing,))
+        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *6 * (nothing,))
     return Scratch(
         np.zeros((at.SCRATCH_ROWS, width), np.int64),
         np.zeros(at.NUMBERS, np.int64),
@@ -78,6 +83,7 @@ def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
         np.zeros(2 * VERDICTS, np.int64),
         np.zeros(2 * VERDICTS, np.int64),
         np.zeros(REFUSALS, np.int64),
+        np.zeros(PRODUCERS, np.int64),
     )
 
 

@@ -1,11 +1,12 @@
 """Kernels that may not stand, recognised before they are made.
 
 Where a plan leaves little to be fused most proposals are refused, and making a kernel, judging it and taking it back
-takes longer than all else. Some of what refuses it can be told from the units as they are: how many ops it would
-compute, which of them it would certainly return, and on GPU whether a reduction would be left that no block of
-threads does (``hlo.legality_gpu``). These conditions are necessary, not sufficient: what they let pass is made and
-judged as ever, and a test makes what they refuse. Kernels of XLA's own stand whatever the rules say; one that would
-be put together again is let pass.
+takes longer than all else. What two units would be together, and what is left of one that an op leaves, can be told
+from the units as they are: the kernel is looked up among the verdicts by its hash, or judged, before anything is
+written; making it then finds the verdict. Where duplicates would change hands as well the move is let pass, to be
+made and judged as ever. Of what a unit would be that recomputes more, only the number of ops is looked at, and
+whether a reduction would be left that no block of threads does (``hlo.legality_gpu``). Kernels of XLA's own stand
+whatever the rules say.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS, computes, fresh_stamp
-from disco_hlo.search.digest import NOTHING, copy_share, owned_share, special_slot
-from disco_hlo.search.legality import GPU_RULES
+from disco_hlo.search.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
+from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share, special_slot
+from disco_hlo.search.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
+from disco_hlo.search.neighbours import gather_members, sort_runs
 
 from disco_hlo.compiled import inner
 from disco_hlo.hlo import gpu_facts as fact
@@ -24,30 +26,21 @@ from disco_hlo.hlo import gpu_facts as fact
 @inner
 def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """Whether two units would be a kernel that may not stand; ``b`` comes first in the order."""
-    count, computed, blocks = _together(g, s, w, a, b)
-    if g.special_mask and special_slot(g, computed) >= 0:
-        return False
+    count, computed = _together(s, w, a, b)
+    is_special = g.special_mask and special_slot(g, computed) >= 0
     if count > MAXIMUM_MEMBERS:
-        return True
-    if not g.limits[GPU_RULES]:
-        return False
-    results = 0
-    x = a
-    while x != -1:
-        if s.leaves[x]:
-            w.results[results] = x
-            results += 1
-        x = s.next[x]
-    x = b
-    while x != -1:
-        if s.leaves[x]:
-            if not _is_read_by_these_alone(g, s, a, b, x):
-                w.results[results] = x
-                results += 1
-            elif g.flags[x] & at.BLOCK_ALONE:
-                return True
-        x = s.next[x]
-    return _results_clash(g, w, results, blocks)
+        return not is_special
+    results, returned = _results_together(g, s, w, a, b)
+    verdict = known_verdict(w, computed + returned)
+    if verdict == UNJUDGED:
+        if not is_special and _results_clash(g, s, w, a, b, results):
+            return True
+        if _changes_others(g, s, a, b) or _changes_others(g, s, b, a):
+            return False
+        _gather_both(s, w, a, b)
+        _mark_results(w, count, results)
+        verdict = judge(g, w, computed, returned, count, results)
+    return verdict != LEGAL
 
 
 @inner
@@ -65,62 +58,81 @@ def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any
 @inner
 def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     """Whether what is left of a unit without a node that it owns may not stand."""
-    if g.special_mask and special_slot(g, s.computed[unit] - owned_share(node)) >= 0:
+    if s.count[unit] == 2 and s.copies[unit] == -1:
         return False
+    computed, returned = s.computed[unit] - owned_share(node), s.returned[unit]
+    if s.leaves[node]:
+        returned -= result_share(node)
     stamp = fresh_stamp(w)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
-        w.mark[g.edge[e]] = stamp
-    count, blocks, drops = s.count[unit] - 1, False, False
-    cell = s.copies[unit]
-    while cell != -1:
-        blocks = blocks or _may_be_block(g, s.cell_node[cell])
-        drops = drops or w.mark[s.cell_node[cell]] == stamp  # perhaps for this node alone it is recomputed
-        count += 1
-        cell = s.next_of_unit[cell]
-    if count > MAXIMUM_MEMBERS and not drops:
-        return True
-    if not g.limits[GPU_RULES]:
-        return False
-    results = 0
-    x = unit
-    while x != -1:
-        if x != node:
-            blocks = blocks or _may_be_block(g, x)
-            if s.leaves[x] or w.mark[x] == stamp:
-                w.results[results] = x
-                results += 1
-        x = s.next[x]
-    return _results_clash(g, w, results, blocks)
-
-
-@inner
-def _together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
-    """Of two units as one: how many nodes it computes, the hash of them, whether a block may do one of them."""
-    stamp = fresh_stamp(w)
-    computed, blocks = s.computed[a] + s.computed[b] - NOTHING, False
-    count = s.count[a] + s.count[b]
-    for unit, other in ((a, b), (b, a)):
+        x = g.edge[e]
+        if s.owner[x] == unit:
+            w.mark[x] = stamp
+            if not s.leaves[x]:
+                returned += result_share(x)
+        elif holds_copy(s, unit, x):
+            return False  # perhaps for this node alone it is recomputed
+    verdict = known_verdict(w, computed + returned)
+    if verdict == UNJUDGED:
+        count = results = 0
         x = unit
         while x != -1:
-            blocks = blocks or _may_be_block(g, x)
+            if x != node:
+                w.members[count] = x
+                count += 1
+                if s.leaves[x] or w.mark[x] == stamp:
+                    w.results[results] = x
+                    results += 1
             x = s.next[x]
         cell = s.copies[unit]
         while cell != -1:
+            w.members[count] = s.cell_node[cell]
+            count += 1
+            cell = s.next_of_unit[cell]
+        _mark_results(w, count, results)
+        verdict = judge(g, w, computed, returned, count, results)
+    return verdict != LEGAL
+
+
+@inner
+def _together(s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Of two units as one: how many nodes it computes, and the hash of them."""
+    stamp = fresh_stamp(w)
+    computed, count = s.computed[a] + s.computed[b] - NOTHING, s.count[a] + s.count[b]
+    for unit, other in ((a, b), (b, a)):
+        cell = s.copies[unit]
+        while cell != -1:
             x = s.cell_node[cell]
-            blocks = blocks or _may_be_block(g, x)
             if s.owner[x] == other or w.inside[x] == stamp:
                 computed -= copy_share(x)
             else:
                 w.inside[x] = stamp
                 count += 1
             cell = s.next_of_unit[cell]
-    return count, computed, blocks
+    return count, computed
 
 
 @inner
-def _may_be_block(g: Any, x: Any) -> Any:
-    """Whether a block of threads does this op together wherever it decides how a kernel is made."""
-    return g.reduction[x] >= 0 or g.transpose[x] >= 0
+def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Row ``results``: what two units would return as one, ascending. How many these are, and the hash of them."""
+    results, returned = 0, s.returned[a] + s.returned[b]
+    x = a
+    while x != -1:
+        if s.leaves[x]:
+            w.results[results] = x
+            results += 1
+        x = s.next[x]
+    x = b
+    while x != -1:
+        if s.leaves[x]:
+            if _is_read_by_these_alone(g, s, a, b, x):
+                returned -= result_share(x)
+            else:
+                w.results[results] = x
+                results += 1
+        x = s.next[x]
+    sort_runs(w.results, w.queue, results)
+    return results, returned
 
 
 @inner
@@ -141,27 +153,76 @@ def _is_read_by_these_alone(g: Any, s: Any, a: Any, b: Any, x: Any) -> Any:
 
 
 @inner
-def _results_clash(g: Any, w: Any, results: Any, blocks: Any) -> Any:
-    """Whether no kernel returns all of row ``results``: not in one loop, nor beside the first reduction.
-
-    Args:
-        blocks: whether any member may be done by a block; where none is, one loop makes all results.
-    """
-    first = -1
+def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
+    """Whether no kernel of two units returns all of row ``results``: not in one loop, nor beside the first reduction."""
+    if not g.limits[GPU_RULES]:
+        return False
+    first, one_loop = -1, True
     for i in range(results):
         x = w.results[i]
-        if g.reduction[x] >= 0 and (first == -1 or x < first):
+        one_loop = one_loop and g.loop[x] == g.loop[w.results[0]]
+        if first == -1 and g.reduction[x] >= 0:
             first = x
-    if first == -1 and blocks:
-        return False  # what is behind the results decides
+    if first == -1:  # where a block may do a member, what is behind the results decides
+        return not one_loop and not _has_block(g, s, a) and not _has_block(g, s, b)
     for i in range(results):
         x = w.results[i]
-        if first == -1:
-            if g.loop[x] != g.loop[w.results[0]]:
-                return True
-        elif g.reduction[x] >= 0:
+        if g.reduction[x] >= 0:
             if g.reduction[x] != g.reduction[first]:
                 return True
         elif not g.gpu_flags[x] & fact.CHAIN and g.loop[x] != g.operand_loop[first]:
             return True  # a chain may begin with a reduction of its own
     return False
+
+
+@inner
+def _has_block(g: Any, s: Any, unit: Any) -> Any:
+    """Whether a unit computes an op that a block of threads does together where it decides how a kernel is made."""
+    x = unit
+    while x != -1:
+        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
+            return True
+        x = s.next[x]
+    cell = s.copies[unit]
+    while cell != -1:
+        x = s.cell_node[cell]
+        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
+            return True
+        cell = s.next_of_unit[cell]
+    return False
+
+
+@inner
+def _changes_others(g: Any, s: Any, unit: Any, other: Any) -> Any:
+    """Whether a unit recomputes what another one reads of a third, which may then lose its last reader."""
+    cell = s.copies[unit]
+    while cell != -1:
+        x = s.cell_node[cell]
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            if computes(s, other, g.edge[e]) and not computes(s, other, x):
+                return True
+        cell = s.next_of_unit[cell]
+    return False
+
+
+@inner
+def _gather_both(s: Any, w: Any, a: Any, b: Any) -> None:
+    """Row ``members``: what two units compute, each node once."""
+    _, count = gather_members(s, a, w.members)
+    _, others = gather_members(s, b, w.touched)
+    stamp = fresh_stamp(w)
+    for i in range(count):
+        w.mark[w.members[i]] = stamp
+    for i in range(others):
+        if w.mark[w.touched[i]] != stamp:
+            w.members[count] = w.touched[i]
+            count += 1
+
+
+@inner
+def _mark_results(w: Any, count: Any, results: Any) -> None:
+    """Row ``value`` of each of ``count`` members: whether it stands in row ``results``."""
+    for i in range(count):
+        w.value[w.members[i]] = 0
+    for i in range(results):
+        w.value[w.results[i]] = 1

@@ -166,7 +166,12 @@ HEROES: Final = 14
 PACKED: Final = 15
 TOUCHED: Final = 16
 AWAITED: Final = 17
-SCRATCH_ROWS: Final = 18
+PRODUCERS_OF: Final = 18
+"""At a head: hash of what the unit computed when its producers were listed. These three rows are kept between calls."""
+PRODUCERS_AT: Final = 19
+"""Where the list began among all that ever were."""
+PRODUCER_COUNT: Final = 20
+SCRATCH_ROWS: Final = 21
 
 # Scratch.number.
 STAMP: Final = 0
@@ -178,4 +183,6 @@ CHANGES: Final = 2
 FELL: Final = 3
 """0, or where the last move failed for a kernel that may not stand: how many entries of ``Scratch.changed`` are nodes
 of units that it would have changed."""
-NUMBERS: Final = 4
+LISTED: Final = 4
+"""Producers listed so far."""
+NUMBERS: Final = 5

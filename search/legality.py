@@ -29,6 +29,7 @@ DEAD_MEMBER: Final = 9
 TOO_MANY_MEMBERS: Final = 10
 GPU_RULE: Final = 11
 OTHER_RESULTS: Final = 12
+UNJUDGED: Final = -1
 
 # Places in Step.limits.
 OPERANDS_LIMIT: Final = 0
@@ -67,14 +68,39 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     if s.count[unit] == 1 and s.copies[unit] == -1:
         return LEGAL
     computed, returned = s.computed[unit], s.returned[unit]
-    digest = computed + returned
-    place = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
-    if w.verdict[place] != digest:
-        owned, count = gather_members(s, unit, w.members)
-        results = _gather_results(s, w, owned, count)
-        w.verdict[place] = digest
-        w.verdict[place + 1] = _refusal(g, w, computed, returned, count, results)
+    verdict = known_verdict(w, computed + returned)
+    if verdict != UNJUDGED:
+        return verdict
+    owned, count = gather_members(s, unit, w.members)
+    results = _gather_results(s, w, owned, count)
+    return judge(g, w, computed, returned, count, results)
+
+
+@inner
+def known_verdict(w: Any, digest: Any) -> Any:
+    """What was found of the kernel that computes and returns what hashes to this; ``UNJUDGED``: nothing."""
+    place = _place(digest)
+    return w.verdict[place + 1] if w.verdict[place] == digest else UNJUDGED
+
+
+@inner
+def judge(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any) -> Any:
+    """Why a kernel may not stand, ``LEGAL`` where it may; remembered.
+
+    Args:
+        computed: hash of what it computes; ``returned``: of what it returns.
+        count: how many members stand in row ``members``; row ``value`` of each: 1 where it is a result, else 0.
+        results: how many results stand in row ``results``, ascending.
+    """
+    place = _place(computed + returned)
+    w.verdict[place] = computed + returned
+    w.verdict[place + 1] = _refusal(g, w, computed, returned, count, results)
     return w.verdict[place + 1]
+
+
+@inner
+def _place(digest: Any) -> Any:
+    return 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
 
 
 @inner

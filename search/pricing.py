@@ -28,7 +28,7 @@ class Unknown(NamedTuple):
     role: NDArray[np.int64]
     """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
     digest: NDArray[np.int64]
-    """Hash of what each computes."""
+    """Hash of what each computes; 0 where a start has a kernel of these ops that returns something else."""
     pieces: NDArray[np.float64]
     """``[3, pieces]``: ``simulator.costs.LinearPieces``, where all-reduces take what these say; else none."""
     wire: NDArray[np.int64]
@@ -97,9 +97,9 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
             enlist(s, w, unit, digest)
             continue
-        place = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
+        place, size = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1)), np.int64(-1)
         if w.keyed[place] != digest:
-            w.keyed[place + 1], _ = _price_key(g, s, w, unit, digest)
+            w.keyed[place + 1], size = _price_key(g, s, w, unit, digest)
             w.keyed[place] = digest
         key = w.keyed[place + 1]
         slot = find(prices, key)
@@ -114,9 +114,10 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             continue
         left_open = True
         if has_place(unknown, count):
-            _, size = _price_key(g, s, w, unit, digest)
+            if size < 0:
+                _, size = _price_key(g, s, w, unit, digest)
             _list(g, s, w, unknown, count, unit, key, size)
-            unknown.digest[count] = s.computed[unit]
+            unknown.digest[count] = _digest_as_given(g, s, unit)
             count += 1
     if not left_open:
         w.number[at.CHANGES] = 0
@@ -159,6 +160,16 @@ def _is_tiled(g: Any, computed: Any) -> Any:
         return False
     slot = special_slot(g, computed)
     return slot >= 0 and g.special[3 * slot + 2] != 0
+
+
+@inner
+def _digest_as_given(g: Any, s: Any, unit: Any) -> Any:
+    """Hash of what a unit computes, 0 where it cannot be a kernel of a start, returning something else."""
+    if g.special_mask:
+        slot = special_slot(g, s.computed[unit])
+        if slot >= 0 and g.special[3 * slot + 1] != s.returned[unit]:
+            return np.int64(0)
+    return s.computed[unit]
 
 
 @inner

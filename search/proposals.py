@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search import layout as at
+from disco_hlo.search.board import PRODUCERS, fresh_stamp
 from disco_hlo.search.moves.absorb import absorb
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.fuse import fuse
@@ -15,7 +16,7 @@ from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.reorder import reorder
 from disco_hlo.search.moves.split import hand_over, split
 from disco_hlo.search.moves.unfuse import stays, unfuse
-from disco_hlo.search.neighbours import predecessors, successors
+from disco_hlo.search.neighbours import mark_copies, predecessors, successors
 from disco_hlo.search.rng import draw
 
 from disco_hlo.compiled import inner
@@ -136,15 +137,52 @@ def _random_unit(s: Any, generator: Any, pool: Any, size: Any) -> Any:
 
 @inner
 def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
-    """One of the fusible units that a unit waits for, each equally likely."""
-    found = predecessors(g, s, w, unit, w.neighbours)
-    chosen, seen = -1, 0
-    for i in range(found):
-        if g.flags[w.neighbours[i]] & at.FUSIBLE:
-            seen += 1
-            if draw(generator, seen) == 0:
-                chosen = w.neighbours[i]
-    return chosen
+    """One of the fusible units that a unit waits for, -1 where there is none.
+
+    They are listed when a unit is drawn for the first time, each by one of its nodes that the unit waits for, and the
+    list holds as long as the unit computes the same, whatever becomes of those it names. One of them that was cut in
+    two since is then drawn as the part that the named node is in.
+    """
+    if w.producers_of[unit] != s.computed[unit] or w.number[at.LISTED] - w.producers_at[unit] > PRODUCERS:
+        _list_producers(g, s, w, unit)
+    count = w.producer_count[unit]
+    if count == 0:
+        return -1
+    producer = s.owner[w.producer[(w.producers_at[unit] + draw(generator, count)) & (PRODUCERS - 1)]]
+    return producer if g.flags[producer] & at.FUSIBLE else -1
+
+
+@inner
+def _list_producers(g: Any, s: Any, w: Any, unit: Any) -> None:
+    """Write down a node of each fusible unit that a unit waits for."""
+    copied = mark_copies(s, w, unit)
+    stamp = fresh_stamp(w)
+    w.mark[unit] = stamp
+    first = w.number[at.LISTED]
+    last = first
+    x, cell = unit, s.copies[unit]
+    while x != -1:
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            last = _list_producer(g, s, w, g.edge[e], copied, stamp, last)
+        for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
+            last = _list_producer(g, s, w, g.edge[e], copied, stamp, last)
+        following = s.next[x] if s.owner[x] == unit else -1
+        if following == -1 and cell != -1:
+            following = s.cell_node[cell]
+            cell = s.next_of_unit[cell]
+        x = following
+    w.producers_of[unit], w.producers_at[unit], w.producer_count[unit] = s.computed[unit], first, last - first
+    w.number[at.LISTED] = last
+
+
+@inner
+def _list_producer(g: Any, s: Any, w: Any, node: Any, copied: Any, stamp: Any, last: Any) -> Any:
+    owner = s.owner[node]
+    if w.mark[owner] == stamp or w.inside[node] == copied or not g.flags[owner] & at.FUSIBLE:
+        return last
+    w.mark[owner] = stamp
+    w.producer[last & (PRODUCERS - 1)] = node
+    return last + 1
 
 
 @inner

@@ -36,6 +36,8 @@ def refusal_key(g: Any, s: Any, w: Any, kind: Any, a: Any, b: Any) -> Any:
     if kind != ABSORB or s.owner[a] != a:
         return np.int64(NO_KEY)
     key = _with_unit(s, _with(np.int64(0), kind), a)
+    if was_refused(w, key):
+        return key  # it must stay for somebody
     for i in range(absorbers(g, s, w, a)):
         key = _with_unit(s, key, w.readers[i])
     return key

@@ -117,8 +117,11 @@ class ScratchView(View):
         "packed": at.PACKED,
         "touched": at.TOUCHED,
         "awaited": at.AWAITED,
+        "producers_of": at.PRODUCERS_OF,
+        "producers_at": at.PRODUCERS_AT,
+        "producer_count": at.PRODUCER_COUNT,
     }
-    arrays = ("number", "log", "changed", "verdict", "keyed", "refused")
+    arrays = ("number", "log", "changed", "verdict", "keyed", "refused", "producer")
 
 
 _GRAPH, _STATE, _SCRATCH = GraphView(), StateView(), ScratchView()
@@ -239,6 +242,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         (
             _pointer(row), row.shape[1], _pointer(scratch.number), _pointer(scratch.log), _pointer(scratch.changed),
             _pointer(scratch.verdict), _pointer(scratch.keyed), _pointer(scratch.refused),
+            _pointer(scratch.producer),
         )
     )  # fmt: skip
     return graph_view, _state_view((_pointer(word), word.shape[1])), scratch_view

@@ -11,6 +11,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import has_room, roll_back
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.neighbours import successors
+from disco_hlo.search.upkeep import fell_at_sight
 
 from disco_hlo.compiled import inner
 
@@ -42,8 +43,11 @@ def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
 @inner
 def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
     """Duplicate the unit with head ``producer`` into all its readers."""
-    count = absorbers(g, s, w, producer) if has_room(g, w) else 0
+    if not has_room(g, w):
+        return False
+    count = absorbers(g, s, w, producer)
     if count == 0:
+        fell_at_sight(w, producer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):

@@ -29,11 +29,11 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     if low > s.place[consumer]:
         return False
     count, members = needed(g, s, w, consumer, producer)
-    if never_recomputed(g, s, w, consumer, members, count):
+    if count == 0 or never_recomputed(g, s, w, consumer, members, count):
         fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if count and recompute(g, s, w, consumer, w.needed, count):
+    if recompute(g, s, w, consumer, w.needed, count):
         unit, first = adopt_orphans(g, s, w, consumer)
         if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
