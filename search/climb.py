@@ -57,7 +57,7 @@ ORDERED: Final = 10
 """1: the score is the makespan of the state's order, as ``segments`` has it. 0: it is the sum of all times."""
 CONTROLS: Final = 11
 
-MOST_WAITING: Final = 256
+MOST_WAITING: Final = 128
 COMPUTE_SHARE: Final = 1024
 
 

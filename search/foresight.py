@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
 from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share, special_slot
@@ -35,10 +36,8 @@ def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     if verdict == UNJUDGED:
         if not is_special and _results_clash(g, s, w, a, b, results):
             return True
-        if _changes_others(g, s, a, b) or _changes_others(g, s, b, a):
+        if not _gather_both(g, s, w, a, b):
             return False
-        _gather_both(s, w, a, b)
-        _mark_results(w, count, results)
         verdict = judge(g, w, computed, returned, count, results)
     return verdict != LEGAL
 
@@ -57,41 +56,123 @@ def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any
 
 @inner
 def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
-    """Whether what is left of a unit without a node that it owns may not stand."""
-    if s.count[unit] == 2 and s.copies[unit] == -1:
-        return False
-    computed, returned = s.computed[unit] - owned_share(node), s.returned[unit]
-    if s.leaves[node]:
-        returned -= result_share(node)
-    stamp = fresh_stamp(w)
-    for e in range(g.sources_at[node], g.sources_at[node + 1]):
-        x = g.edge[e]
-        if s.owner[x] == unit:
-            w.mark[x] = stamp
-            if not s.leaves[x]:
+    """Whether what is left of a unit may not stand without a node that it owns, or recomputes."""
+    owned = s.owner[node] == unit
+    computed, returned = s.computed[unit], s.returned[unit]
+    computed -= owned_share(node) if owned else copy_share(node)
+    read = fresh_stamp(w)
+    if owned:
+        if s.leaves[node]:
+            returned -= result_share(node)
+        for e in range(g.sources_at[node], g.sources_at[node + 1]):
+            x = g.edge[e]
+            w.mark[x] = read
+            if s.owner[x] == unit and not s.leaves[x]:
                 returned += result_share(x)
-        elif holds_copy(s, unit, x):
-            return False  # perhaps for this node alone it is recomputed
+    gone = fresh_stamp(w)
+    others = _copies_gone(g, s, w, unit, node, gone)
+    if not owned and others == 0 and _never_returned(g, s, w, unit, node):
+        return True
+    computed -= others
     verdict = known_verdict(w, computed + returned)
     if verdict == UNJUDGED:
         count = results = 0
         x = unit
         while x != -1:
-            if x != node:
+            if w.reached[x] != gone:
                 w.members[count] = x
                 count += 1
-                if s.leaves[x] or w.mark[x] == stamp:
+                if s.leaves[x] or w.mark[x] == read:
                     w.results[results] = x
                     results += 1
             x = s.next[x]
         cell = s.copies[unit]
         while cell != -1:
-            w.members[count] = s.cell_node[cell]
-            count += 1
+            if w.reached[s.cell_node[cell]] != gone:
+                w.members[count] = s.cell_node[cell]
+                count += 1
             cell = s.next_of_unit[cell]
-        _mark_results(w, count, results)
+        if count == 1:
+            return False
         verdict = judge(g, w, computed, returned, count, results)
     return verdict != LEGAL
+
+
+@inner
+def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+    """Whether the owner of a node may not stand where it returns the node as well, ``unit`` recomputing it no more."""
+    home = s.owner[node]
+    if s.leaves[node] or (s.count[home] == 1 and s.copies[home] == -1):
+        return False
+    returned = s.returned[home] + result_share(node)
+    lost = fresh_stamp(w)
+    for e in range(g.sources_at[node], g.sources_at[node + 1]):
+        x = g.edge[e]
+        if s.owner[x] == home and s.leaves[x] and not _is_read_besides(g, s, home, x, unit, node):
+            w.judging[x] = lost
+            returned -= result_share(x)
+    verdict = known_verdict(w, s.computed[home] + returned)
+    if verdict == UNJUDGED:
+        owned, count = gather_members(s, home, w.members)
+        results = 0
+        for i in range(owned):
+            x = w.members[i]
+            if x == node or (s.leaves[x] and w.judging[x] != lost):
+                w.results[results] = x
+                results += 1
+        verdict = judge(g, w, s.computed[home], returned, count, results)
+    return verdict != LEGAL
+
+
+@inner
+def _is_read_besides(g: Any, s: Any, home: Any, x: Any, unit: Any, node: Any) -> Any:
+    """Whether a value leaves the unit that owns it for another reader than a node as one unit recomputes it."""
+    if g.flags[x] & at.RETURNED:
+        return True
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        reader, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            here = g.edge[e] == node and reader == unit
+            if reader != home and not here and not computes(s, reader, x):
+                return True
+            if cell == -1:
+                break
+            reader = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return False
+
+
+@inner
+def _copies_gone(g: Any, s: Any, w: Any, unit: Any, node: Any, gone: Any) -> Any:
+    """Mark in row ``reached`` a node that leaves a unit, and what the unit recomputes for it alone; the hash of the
+    latter (see ``upkeep.drop_idle_copies``)."""
+    w.reached[node] = gone
+    share = np.int64(0)
+    if s.copies[unit] == -1:
+        return share
+    w.queue[0], pending = node, 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            if w.reached[source] == gone or not holds_copy(s, unit, source):
+                continue
+            if not _is_still_read(g, s, w, unit, source, gone):
+                w.reached[source] = gone
+                share += copy_share(source)
+                w.queue[pending] = source
+                pending += 1
+    return share
+
+
+@inner
+def _is_still_read(g: Any, s: Any, w: Any, unit: Any, x: Any, gone: Any) -> Any:
+    """Whether a unit uses the value of a node without those that are ``gone`` from it."""
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if w.reached[g.edge[e]] != gone and computes(s, unit, g.edge[e]):
+            return True
+    return False
 
 
 @inner
@@ -154,7 +235,7 @@ def _is_read_by_these_alone(g: Any, s: Any, a: Any, b: Any, x: Any) -> Any:
 
 @inner
 def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
-    """Whether no kernel of two units returns all of row ``results``: not in one loop, nor beside the first reduction."""
+    """Whether no kernel of two units returns all of row ``results``, in one loop or beside the first reduction."""
     if not g.limits[GPU_RULES]:
         return False
     first, one_loop = -1, True
@@ -193,36 +274,31 @@ def _has_block(g: Any, s: Any, unit: Any) -> Any:
 
 
 @inner
-def _changes_others(g: Any, s: Any, unit: Any, other: Any) -> Any:
-    """Whether a unit recomputes what another one reads of a third, which may then lose its last reader."""
-    cell = s.copies[unit]
-    while cell != -1:
-        x = s.cell_node[cell]
-        for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            if computes(s, other, g.edge[e]) and not computes(s, other, x):
-                return True
-        cell = s.next_of_unit[cell]
-    return False
-
-
-@inner
-def _gather_both(s: Any, w: Any, a: Any, b: Any) -> None:
-    """Row ``members``: what two units compute, each node once."""
-    _, count = gather_members(s, a, w.members)
-    _, others = gather_members(s, b, w.touched)
-    stamp = fresh_stamp(w)
+def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Row ``members``: what two units compute, each node once. False where one of them recomputes what the other reads
+    of a third, which may then have nobody left to compute it for."""
+    owned_a, count = gather_members(s, a, w.members)
+    owned_b, others = gather_members(s, b, w.touched)
+    of_a = fresh_stamp(w)
+    of_b = fresh_stamp(w)
     for i in range(count):
-        w.mark[w.members[i]] = stamp
+        w.mark[w.members[i]] = of_a
     for i in range(others):
-        if w.mark[w.touched[i]] != stamp:
-            w.members[count] = w.touched[i]
-            count += 1
-
-
-@inner
-def _mark_results(w: Any, count: Any, results: Any) -> None:
-    """Row ``value`` of each of ``count`` members: whether it stands in row ``results``."""
-    for i in range(count):
-        w.value[w.members[i]] = 0
-    for i in range(results):
-        w.value[w.results[i]] = 1
+        w.inside[w.touched[i]] = of_b
+    for i in range(owned_a, count):
+        x = w.members[i]
+        if w.inside[x] != of_b:
+            for e in range(g.readers_at[x], g.readers_at[x + 1]):
+                if w.inside[g.edge[e]] == of_b:
+                    return False
+    for i in range(others):
+        x = w.touched[i]
+        if w.mark[x] == of_a:
+            continue
+        if i >= owned_b:
+            for e in range(g.readers_at[x], g.readers_at[x + 1]):
+                if w.mark[g.edge[e]] == of_a:
+                    return False
+        w.members[count] = x
+        count += 1
+    return True

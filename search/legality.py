@@ -72,7 +72,7 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
     if verdict != UNJUDGED:
         return verdict
     owned, count = gather_members(s, unit, w.members)
-    results = _gather_results(s, w, owned, count)
+    results = _gather_results(s, w, owned)
     return judge(g, w, computed, returned, count, results)
 
 
@@ -89,8 +89,8 @@ def judge(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any
 
     Args:
         computed: hash of what it computes; ``returned``: of what it returns.
-        count: how many members stand in row ``members``; row ``value`` of each: 1 where it is a result, else 0.
-        results: how many results stand in row ``results``, ascending.
+        count: how many members stand in row ``members``.
+        results: how many of them, ascending, stand in row ``results``.
     """
     place = _place(computed + returned)
     w.verdict[place] = computed + returned
@@ -104,23 +104,22 @@ def _place(digest: Any) -> Any:
 
 
 @inner
-def _gather_results(s: Any, w: Any, owned: Any, count: Any) -> Any:
-    """Row ``value`` of every member: 1 where it leaves the unit, else 0; row ``results``: those that do.
-    Returns how many they are."""
+def _gather_results(s: Any, w: Any, owned: Any) -> Any:
+    """Row ``results``: those of the first members, which a unit owns, that leave it. Returns how many they are."""
     results = 0
-    for i in range(count):
-        x = w.members[i]
-        leaves = i < owned and s.leaves[x] != 0
-        w.value[x] = leaves
-        if leaves:
-            w.results[results] = x
+    for i in range(owned):
+        if s.leaves[w.members[i]]:
+            w.results[results] = w.members[i]
             results += 1
     return results
 
 
 @inner
 def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any) -> Any:
-    """The verdict on the kernel whose members stand in row ``members``, its results in row ``results``."""
+    """The verdict on the kernel whose members stand in row ``members``, its results in row ``results``.
+
+    What most kernels fail by comes first.
+    """
     if g.special_mask:
         slot = special_slot(g, computed)
         if slot >= 0:
@@ -133,35 +132,43 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
     for i in range(count):
         if not g.flags[w.members[i]] & at.FUSIBLE:
             return NOT_FUSIBLE
-    if not _all_are_used(g, w, count):
-        return DEAD_MEMBER
     if results == 0:
         return NO_RESULT
     by_gpu = g.limits[GPU_RULES] != 0
     if results > 1 and not by_gpu and not _results_agree(g, w, results):
         return RESULT_SHAPES
     count, stamp = add_bitcasts(g, w, count)
+    if by_gpu and not is_gpu_kernel(g, w, count, results, stamp):
+        return GPU_RULE
     refusal = _size_refusal(g, w, count, stamp, results)
-    if refusal == LEGAL:
-        refusal = _emission_refusal(g, w, count, stamp)
     if refusal != LEGAL:
         return refusal
-    if by_gpu:
-        return LEGAL if is_gpu_kernel(g, w, count, results, stamp) else GPU_RULE
+    _mark_results(w, count, results)
+    if not _all_are_used(g, w, count, stamp):
+        return DEAD_MEMBER
+    refusal = _emission_refusal(g, w, count, stamp)
+    if refusal != LEGAL or by_gpu:
+        return refusal
     return _inplace_refusal(g, w, count)
 
 
 @inner
-def _all_are_used(g: Any, w: Any, count: Any) -> Any:
-    """Whether every member leaves (row ``value``) or is read by another one."""
-    stamp = fresh_stamp(w)
+def _mark_results(w: Any, count: Any, results: Any) -> None:
+    """Row ``value`` of each member: 1 where it stands in row ``results``, else 0."""
     for i in range(count):
-        w.judging[w.members[i]] = stamp
+        w.value[w.members[i]] = 0
+    for i in range(results):
+        w.value[w.results[i]] = 1
+
+
+@inner
+def _all_are_used(g: Any, w: Any, count: Any, stamp: Any) -> Any:
+    """Whether every member but bitcasts leaves (row ``value``) or is read by another one."""
     for i in range(count):
         x = w.members[i]
-        used, e = w.value[x] != 0, g.readers_at[x]
+        used, e = w.value[x] != 0 or g.flags[x] & at.BITCAST != 0, g.readers_at[x]
         while not used and e < g.readers_at[x + 1]:
-            used = w.judging[g.edge[e]] == stamp
+            used = w.inside[g.edge[e]] == stamp
             e += 1
         if not used:
             return False
@@ -208,7 +215,6 @@ def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     x = bitcast
     while x != start:
         w.inside[x] = stamp
-        w.value[x] = 0
         w.members[total] = x
         total += 1
         x = g.edge[g.operands_at[x]]
@@ -238,7 +244,7 @@ def _size_refusal(g: Any, w: Any, count: Any, stamp: Any, results: Any) -> Any:
 
 @inner
 def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
-    """Row ``value`` holds how often the readers so far want each member written."""
+    """Row ``value`` comes to hold how often the readers so far want each member written; the results are in it."""
     for i in range(count - 1, -1, -1):
         x = w.members[i]
         written = max(1, w.value[x])

@@ -29,26 +29,44 @@ _SEVERAL: Final = -2
 @inner
 def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     """Whether XLA:GPU may run the members as one kernel, as far as the rules beyond all backends' go."""
-    _find_heroes(g, w, count, results, stamp)
+    flags = gpu_flags = shared_bytes = 0
+    reductions = long_reductions = buffers = 0
+    transposes = False
+    for i in range(count):
+        x = w.members[i]
+        flags |= g.flags[x]
+        gpu_flags |= g.gpu_flags[x]
+        shared_bytes += g.shared_bytes[x]
+        reductions += g.reduction[x] >= 0
+        long_reductions += g.gpu_flags[x] & fact.LONG_REDUCE != 0
+        transposes = transposes or g.transpose[x] >= 0
+        buffers += g.buffers_at[x + 1] - g.buffers_at[x]
+    if shared_bytes > fact.SHARED_BYTES or reductions > MAXIMUM_REDUCTIONS:
+        return False
+    _find_heroes(g, w, count, results, stamp, flags, gpu_flags, transposes)
+    # A rule is gone through only where some member is of the kind that it is about.
     return (
-        _ops_fit(g, w, count, results, stamp)
-        and _emitter_fits(g, w, count, results)
+        _emitter_fits(g, w, count, results, long_reductions)
         and _loops_agree(g, w, results)
-        and _results_may_produce(g, w, count, results, stamp)
-        and _reductions_are_not_nested(g, w, count)
-        and _is_within_budget(g, w, count)
-        and _writes_where_it_reads(g, w, count, stamp)
+        and (not (flags & at.TUPLE or gpu_flags & fact.SCATTER) or _ops_fit(g, w, count, results, stamp))
+        and _results_may_produce(g, w, count, results, stamp, gpu_flags & fact.MOVES != 0)
+        and (long_reductions < 2 or _reductions_are_not_nested(g, w, count))
+        and (buffers == 0 or _writes_where_it_reads(g, w, count, stamp))
     )
 
 
 @inner
-def _find_heroes(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> None:
+def _find_heroes(
+    g: Any, w: Any, count: Any, results: Any, stamp: Any, flags: Any, gpu_flags: Any, transposes: Any
+) -> None:
     """Row ``heroes``: for each result the op that decides how it is computed. For all of them in one pass
-    over the members, since results that share what is behind them are many."""
-    transposes = concatenates = False
-    for i in range(count):
-        transposes = transposes or g.transpose[w.members[i]] >= 0
-        concatenates = concatenates or g.gpu_flags[w.members[i]] & fact.CONCATENATE != 0
+    over the members, since results that share what is behind them are many.
+
+    Args:
+        flags: the bits that any member has; ``gpu_flags``: those of the GPU's facts.
+        transposes: whether any member is a transpose done by tiles.
+    """
+    concatenates = gpu_flags & fact.CONCATENATE != 0
     for i in range(results):
         w.heroes[i] = -1
     if transposes or concatenates:
@@ -59,7 +77,7 @@ def _find_heroes(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> None:
         _find_heroes_behind_web(g, w, count, results, False, stamp)
     for i in range(results):
         if w.heroes[i] == -1:
-            start = _behind_chain(g, w, w.results[i], stamp)
+            start = _behind_chain(g, w, w.results[i], stamp) if flags & at.REDUCE else w.results[i]
             w.heroes[i] = start if g.flags[start] & at.REDUCE else w.results[i]
 
 
@@ -177,7 +195,7 @@ def _is_read_by_another(g: Any, w: Any, count: Any, besides: Any, value: Any) ->
 
 
 @inner
-def _emitter_fits(g: Any, w: Any, count: Any, results: Any) -> Any:
+def _emitter_fits(g: Any, w: Any, count: Any, results: Any, long_reductions: Any) -> Any:
     chosen = _emitter(g, w, results)
     for i in range(results):
         hero = w.heroes[i]
@@ -185,6 +203,8 @@ def _emitter_fits(g: Any, w: Any, count: Any, results: Any) -> Any:
             return False
         if results > 1 and g.transpose[hero] >= 0 and chosen != _TRANSPOSE:
             return False
+    if long_reductions == 0:
+        return True
     by_block = fresh_stamp(w)
     for i in range(results):
         w.mark[w.heroes[i]] = by_block if chosen == _REDUCTION else 0
@@ -214,10 +234,11 @@ def _loops_agree(g: Any, w: Any, results: Any) -> Any:
 
 
 @inner
-def _results_may_produce(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
+def _results_may_produce(g: Any, w: Any, count: Any, results: Any, stamp: Any, moves: Any) -> Any:
     if results < 2:
         return True
-    _find_moving(g, w, count, stamp)
+    if moves:
+        _find_moving(g, w, count, stamp)
     for i in range(results):
         result, hero = w.results[i], w.heroes[i]
         goes_on = False
@@ -227,7 +248,7 @@ def _results_may_produce(g: Any, w: Any, count: Any, results: Any, stamp: Any) -
             continue
         if not g.gpu_flags[result] & fact.LOOP_PRODUCER or _is_real_reduction(g, result, hero):
             return False
-        if w.value[result]:
+        if moves and w.value[result]:
             return False
     return True
 
@@ -259,15 +280,6 @@ def _reductions_are_not_nested(g: Any, w: Any, count: Any) -> Any:
         if after:
             w.mark[x] = reduced
     return True
-
-
-@inner
-def _is_within_budget(g: Any, w: Any, count: Any) -> Any:
-    shared_bytes = reductions = 0
-    for i in range(count):
-        shared_bytes += g.shared_bytes[w.members[i]]
-        reductions += g.reduction[w.members[i]] >= 0
-    return shared_bytes <= fact.SHARED_BYTES and reductions <= MAXIMUM_REDUCTIONS
 
 
 @inner

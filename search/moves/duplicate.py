@@ -12,7 +12,6 @@ from typing import Any
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import computes, fresh_stamp, has_room, roll_back
 from disco_hlo.search.foresight import never_recomputed
-from disco_hlo.search.neighbours import gather_members
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.results import recompute
 from disco_hlo.search.upkeep import adopt_orphans, all_stand, fell_at_sight
@@ -24,6 +23,8 @@ from disco_hlo.compiled import inner
 def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
+        return False
+    if s.total[at.FREE_CELL] == -1:  # as many duplicates as there may be
         return False
     low = s.place[producer]
     if low > s.place[consumer]:
@@ -46,20 +47,18 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader. How much that is, and how much the
     reader computes."""
-    owned, members = gather_members(s, consumer, w.members)
     stamp = fresh_stamp(w)
-    for i in range(owned, members):
-        w.inside[w.members[i]] = stamp  # the consumer has a copy of it
-    count = 0
-    for i in range(members):
-        x = w.members[i]
-        for e in range(g.sources_at[x], g.sources_at[x + 1]):
-            source = g.edge[e]
-            if s.owner[source] != producer or w.inside[source] == stamp:
-                continue
-            w.inside[source] = stamp
-            w.needed[count] = source
-            count += 1
+    members = s.count[consumer]
+    cell = s.copies[consumer]
+    while cell != -1:
+        w.inside[s.cell_node[cell]] = stamp  # the consumer has a copy of it
+        members += 1
+        cell = s.next_of_unit[cell]
+    # Whichever of the two is smaller tells what passes between them.
+    if s.count[producer] < members:
+        count = _read_by(g, s, w, consumer, producer, stamp)
+    else:
+        count = _read_of(g, s, w, consumer, producer, stamp)
     i = 0
     while i < count:
         x = w.needed[i]
@@ -73,3 +72,42 @@ def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
                 w.needed[count] = source
                 count += 1
     return count, members
+
+
+@inner
+def _read_by(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -> Any:
+    """Begin row ``needed`` with what the consumer reads of the producer, looked for among what that owns."""
+    count = 0
+    x = producer
+    while x != -1:
+        if s.leaves[x] and w.inside[x] != stamp:
+            read, e = False, g.readers_at[x]
+            while not read and e < g.readers_at[x + 1]:
+                read = computes(s, consumer, g.edge[e])
+                e += 1
+            if read:
+                w.inside[x] = stamp
+                w.needed[count] = x
+                count += 1
+        x = s.next[x]
+    return count
+
+
+@inner
+def _read_of(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -> Any:
+    """The same, looked for among what the consumer computes reads."""
+    count = 0
+    x, cell = consumer, s.copies[consumer]
+    while x != -1:
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            if s.owner[source] == producer and w.inside[source] != stamp:
+                w.inside[source] = stamp
+                w.needed[count] = source
+                count += 1
+        following = s.next[x] if s.owner[x] == consumer else -1
+        if following == -1 and cell != -1:
+            following = s.cell_node[cell]
+            cell = s.next_of_unit[cell]
+        x = following
+    return count

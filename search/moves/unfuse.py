@@ -34,6 +34,9 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
             return False
         made = _take_out(g, s, w, unit, node, changes)
     elif holds_copy(s, unit, node):
+        if never_without(g, s, w, unit, node):
+            fell_at_sight(w, unit)
+            return False
         read_again(g, s, w, unit, node)
         drop_idle_copies(g, s, w, unit, node)
         made = all_stand(g, s, w, changes) and reseat(g, s, w, unit, 0)
