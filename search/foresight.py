@@ -18,7 +18,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
 from disco_hlo.search.digest import NOTHING, copy_share, owned_share, result_share, special_slot
 from disco_hlo.search.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
-from disco_hlo.search.neighbours import gather_members, sort_runs
+from disco_hlo.search.neighbours import gather_members, is_read_inside, sort_runs
 
 from disco_hlo.compiled import inner
 from disco_hlo.hlo import gpu_facts as fact
@@ -31,13 +31,16 @@ def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     is_special = g.special_mask and special_slot(g, computed) >= 0
     if count > MAXIMUM_MEMBERS:
         return not is_special
+    recomputes = s.copies[a] != -1 or s.copies[b] != -1
+    if recomputes and not _gather_both(g, s, w, a, b):
+        return False
     results, returned = _results_together(g, s, w, a, b)
     verdict = known_verdict(w, computed + returned)
     if verdict == UNJUDGED:
         if not is_special and _results_clash(g, s, w, a, b, results):
             return True
-        if not _gather_both(g, s, w, a, b):
-            return False
+        if not recomputes:
+            _gather_both(g, s, w, a, b)
         verdict = judge(g, w, computed, returned, count, results)
     return verdict != LEGAL
 
@@ -275,8 +278,8 @@ def _has_block(g: Any, s: Any, unit: Any) -> Any:
 
 @inner
 def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
-    """Row ``members``: what two units compute, each node once. False where one of them recomputes what the other reads
-    of a third, which may then have nobody left to compute it for."""
+    """Row ``members``: what two units compute, each node once. False where they recompute what nobody else may need its
+    owner for once they are one, so that it would be handed to them (``upkeep.adopt_orphans``)."""
     owned_a, count = gather_members(s, a, w.members)
     owned_b, others = gather_members(s, b, w.touched)
     of_a = fresh_stamp(w)
@@ -286,19 +289,25 @@ def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     for i in range(others):
         w.inside[w.touched[i]] = of_b
     for i in range(owned_a, count):
-        x = w.members[i]
-        if w.inside[x] != of_b:
-            for e in range(g.readers_at[x], g.readers_at[x + 1]):
-                if w.inside[g.edge[e]] == of_b:
-                    return False
+        if _may_be_orphaned(g, s, w.members[i], w.inside, of_b):
+            return False
     for i in range(others):
         x = w.touched[i]
-        if w.mark[x] == of_a:
-            continue
-        if i >= owned_b:
-            for e in range(g.readers_at[x], g.readers_at[x + 1]):
-                if w.mark[g.edge[e]] == of_a:
-                    return False
-        w.members[count] = x
-        count += 1
+        if i >= owned_b and _may_be_orphaned(g, s, x, w.mark, of_a):
+            return False
+        if w.mark[x] != of_a:
+            w.members[count] = x
+            count += 1
     return True
+
+
+@inner
+def _may_be_orphaned(g: Any, s: Any, x: Any, computed: Any, stamp: Any) -> Any:
+    """Whether the owner of a node that a unit recomputes may be left without a reader of it, once the unit is one with
+    another: what that one computes has ``stamp`` in row ``computed``."""
+    if computed[x] == stamp:
+        return False
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if computed[g.edge[e]] == stamp:
+            return True
+    return not s.leaves[x] and not is_read_inside(g, s, s.owner[x], x)

@@ -34,12 +34,15 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
         fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if recompute(g, s, w, consumer, w.needed, count):
+    has_cells = recompute(g, s, w, consumer, w.needed, count)
+    if has_cells:
         unit, first = adopt_orphans(g, s, w, consumer)
         if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
     roll_back(w, mark)
     w.number[at.CHANGES] = changes
+    if not has_cells:
+        fell_at_sight(w, consumer)
     return False
 
 
@@ -59,13 +62,18 @@ def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
         count = _read_by(g, s, w, consumer, producer, stamp)
     else:
         count = _read_of(g, s, w, consumer, producer, stamp)
+    copied = fresh_stamp(w)
+    cell = s.copies[producer]
+    while cell != -1:
+        w.mark[s.cell_node[cell]] = copied
+        cell = s.next_of_unit[cell]
     i = 0
     while i < count:
         x = w.needed[i]
         i += 1
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
-            if w.inside[source] == stamp or not computes(s, producer, source):
+            if w.inside[source] == stamp or (s.owner[source] != producer and w.mark[source] != copied):
                 continue
             w.inside[source] = stamp
             if s.owner[source] != consumer:
