@@ -159,14 +159,18 @@ def _most_words(texts: Any, member_at: Any, members: Any, result_at: Any, i: Any
 
 @inner
 def _write(texts: Any, members: Any, results: Any, out: Any) -> Any:
-    """The text of a kernel: a line for each node, in post-order from the results; its length."""
+    """The text of a kernel: a line for each node, in post-order from the results; its length in bytes.
+
+    The word that the text ends in is handed from one function to the next with the number of its bits: read back
+    from ``out``, where it was just put, every word would wait for the one before it.
+    """
     texts.stamp[0] += np.int64(1) << 32
     stamp = texts.stamp[0]
     seen, stack, operand_at, operand = texts.seen, texts.stack, texts.operand_at, texts.operand
     for x in members:
         seen[x] = stamp + _UNNUMBERED
-    out[0] = _LINE_END
-    depth, known, size = 0, 0, 1
+    depth, known = 0, 0
+    end = (np.int64(0), np.int64(8), _LINE_END)
     for i in range(results.size - 1, -1, -1):
         stack[depth] = results[i]
         depth += 1
@@ -175,13 +179,13 @@ def _write(texts: Any, members: Any, results: Any, out: Any) -> Any:
         x = stack[depth]
         if x < 0:
             x = ~x
-            size = _append_line(texts, 2 * x, out, size)
+            end = _append_line(texts, 2 * x, out, end)
             first, last = operand_at[x], operand_at[x + 1]
             if first == last:
-                size = _append(out, size, _LINE_END, 1)
+                end = _append(out, end, _LINE_END, 8)
             for e in range(first, last):
                 after = _SPACE if e < last - 1 else _LINE_END
-                size = _append_number(texts, seen[operand[e]] - stamp, after, 1, out, size)
+                end = _append_number(texts, seen[operand[e]] - stamp, after, 1, out, end)
         elif seen[x] == stamp + _UNNUMBERED:
             stack[depth] = ~x
             depth += 1
@@ -190,44 +194,43 @@ def _write(texts: Any, members: Any, results: Any, out: Any) -> Any:
                 depth += 1
             continue
         elif seen[x] < stamp:
-            size = _append_line(texts, 2 * x + 1, out, size)
+            end = _append_line(texts, 2 * x + 1, out, end)
         else:
             continue
         seen[x] = stamp + known
         known += 1
     for i in range(results.size):
-        size = _append_number(texts, seen[results[i]] - stamp, _SPACE, i < results.size - 1, out, size)
-    return size
+        end = _append_number(texts, seen[results[i]] - stamp, _SPACE, i < results.size - 1, out, end)
+    at, bits, word = end
+    out[at] = word
+    return _WORD * at + bits // 8
 
 
 @inner
-def _append_line(texts: Any, line: Any, out: Any, size: Any) -> Any:
-    end = size + texts.size[line]
-    at, shift = size >> 3, np.uint64(8 * (size & 7))
-    left = out[at]
-    for k in range(texts.text_at[line], texts.text_at[line + 1]):
-        word = texts.text[k]
-        out[at] = left | word << shift
-        left = (word >> np.uint64(1)) >> (np.uint64(63) - shift)
-        at += 1
-    out[at] = left
-    return end
+def _append_line(texts: Any, line: Any, out: Any, end: Any) -> Any:
+    first, last = texts.text_at[line], texts.text_at[line + 1]
+    for k in range(first, last - 1):
+        end = _append(out, end, texts.text[k], 64)
+    return _append(out, end, texts.text[last - 1], 8 * (texts.size[line] - _WORD * (last - 1 - first)))
 
 
 @inner
-def _append_number(texts: Any, number: Any, separator: Any, separated: Any, out: Any, size: Any) -> Any:
+def _append_number(texts: Any, number: Any, separator: Any, separated: Any, out: Any, end: Any) -> Any:
     count = texts.digit_count[number]
     word = texts.digits[number]
     if separated:
         word |= separator << np.uint64(8 * count)
-    return _append(out, size, word, count + separated)
+    return _append(out, end, word, 8 * (count + separated))
 
 
 @inner
-def _append(out: Any, size: Any, word: Any, count: Any) -> Any:
-    """Put ``count`` bytes of ``word``, the rest of which is 0, behind ``size`` bytes of text; its length then.
-    The word of ``out`` that the text ends in, and the rest of it, is 0 beyond the text."""
-    at, shift = size >> 3, np.uint64(8 * (size & 7))
-    out[at] |= word << shift
-    out[at + 1] = (word >> np.uint64(1)) >> (np.uint64(63) - shift)
-    return size + count
+def _append(out: Any, end: Any, word: Any, bits: Any) -> Any:
+    """Put ``bits`` of ``word``, the rest of which is 0, behind the text; where that ends then: at which word, after
+    how many bits (0 to 63) of it, and that word, 0 beyond, which is not in ``out`` yet."""
+    at, used, last = end
+    last |= word << np.uint64(used)
+    out[at] = last
+    used += bits
+    if used < 64:
+        return at, used, last
+    return at + 1, used - 64, (word >> np.uint64(1)) >> np.uint64(63 - used + bits)

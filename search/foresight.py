@@ -32,10 +32,10 @@ def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     if count > MAXIMUM_MEMBERS:
         return not is_special
     recomputes = s.copies[a] != -1 or s.copies[b] != -1
-    if recomputes and not _gather_both(g, s, w, a, b):
-        return False
     results, returned = _results_together(g, s, w, a, b)
     verdict = known_verdict(w, computed + returned)
+    if verdict == LEGAL or (recomputes and not _gather_both(g, s, w, a, b)):
+        return False
     if verdict == UNJUDGED:
         if not is_special and _results_clash(g, s, w, a, b, results):
             return True
