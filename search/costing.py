@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.kernel_times import KernelTimes
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, KernelCosts, LinearTransfers, MachineModel, kernels_ns
+from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, kernels_ns
 
 
 class UnitCosts:
@@ -47,7 +48,7 @@ class UnitCosts:
         self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
         self._learn_given_buckets()
         self._flags = step.node[at.FLAGS]
-        self._takes_kernels = isinstance(model, KernelCosts)
+        self._takes_kernels = isinstance(model, KernelTimes)
         self._given_digests = with_room(new_table(0), len(kept.groups))
         _put_all(self._given_digests, np.array([signature_digest(*one) for one in kept.groups], np.int64))
 
@@ -100,7 +101,7 @@ class UnitCosts:
         groups = {row: self._given(row) for row in rows}
         times = np.zeros(len(rows), np.int64)
         flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-        if isinstance(self.model, KernelCosts):
+        if isinstance(self.model, KernelTimes):
             for i, row in enumerate(rows):
                 group = groups.get(row)
                 if group is None or group.kind != "triton":

@@ -134,7 +134,7 @@ def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
 
 @compiled
 def listed(unknown: Any, rows: Any) -> Any:
-    """Entries as ``simulator.costs.KernelCosts`` takes them: members and results, each with its offsets."""
+    """Entries as ``hlo.kernel_times.KernelTimes`` takes them: members and results, each with its offsets."""
     member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]

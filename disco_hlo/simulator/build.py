@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.kernel_times import KernelTimes
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, KernelCosts, MachineModel, kernels_ns
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, MachineModel, kernels_ns
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
 CUTS_GRADIENTS = ("loop", "input")
@@ -150,7 +151,7 @@ def _groups_ns(
     for i, group in enumerate(groups):
         members = sorted((*group.nodes, *group.duplicates))
         ops = [x for x in members if graph.nodes[x].opcode != "bitcast"]
-        if group.kind == "triton" or not isinstance(cost_model, KernelCosts):
+        if group.kind == "triton" or not isinstance(cost_model, KernelTimes):
             named.append(i)
         elif len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
             times[i] = nodes_ns[ops[0]]
@@ -159,7 +160,7 @@ def _groups_ns(
     if named:
         found = cost_model.groups_ns(graph, [groups[i] for i in named])
         times[named] = _checked(found, len(named), lambda i: f"g{named[i]}")
-    if flat and isinstance(cost_model, KernelCosts):
+    if flat and isinstance(cost_model, KernelTimes):
         found, chosen = kernels_ns(cost_model, graph, list(flat.values())), list(flat)
         times[chosen] = _checked(found, len(chosen), lambda i: f"g{chosen[i]}")
     return times

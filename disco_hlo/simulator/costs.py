@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Group
+from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
@@ -31,41 +31,18 @@ MAX_TOTAL_NS = 800_000_000_000
 """The most that all durations of a problem may add up to: 800 seconds."""
 
 
-class CostModel(Protocol):
-    """Times of units that run alone, in whole nanoseconds, launch cost not included."""
+class CostModel(UnitTimes, Protocol):
+    """Times of units that run alone, in whole nanoseconds, launch cost not included.
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
-
-    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
-        """Time of each op group as one kernel, ``[len(groups)]``."""
+    One that offers :class:`~disco_hlo.hlo.kernel_times.KernelTimes` as well is asked for kernels by that.
+    """
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""
 
 
-@runtime_checkable
-class KernelCosts(Protocol):
-    """What a cost model may offer beside ``groups_ns``: kernels as flat arrays, with their results.
-
-    It is asked in place of ``groups_ns`` for every kernel but Triton's. A kernel's results depend on who
-    else reads its nodes, that is on the whole strategy, so they are given.
-    """
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending,
-        and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
-
-
 def kernels_ns(
-    model: KernelCosts, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
+    model: KernelTimes, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> NDArray[np.int64]:
     """Time of each kernel, given by members and results, both ascending."""
     flat: list[NDArray[np.int64]] = []
