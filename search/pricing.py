@@ -172,7 +172,7 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 @inner
 def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
-    """Times of concatenated gradients, by the rules of ``simulator.build`` (``UnitCosts`` has them for all forms)."""
+    """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
     moved_bytes = unpack_ns = np.int64(0)
     unpacked = False
     x = bucket
