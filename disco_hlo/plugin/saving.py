@@ -20,7 +20,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.candidates import Trial, ratio_to
 from disco_hlo.plugin.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -111,7 +111,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         structure=UNSET if winner.restructured is None else winner.restructured.record,
         sharding=UNSET if found.sharding is None else found.sharding,
     )
-    outcome.slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
+    outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
     save_profile(found.profile, outcome.slot.path / PROFILE_NAME)
 
 

@@ -14,7 +14,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import pieces_of
-from disco_hlo.plugin.jaxlink import LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.profiling import kernel_times
 from disco_hlo.plugin.second_look import with_kernels

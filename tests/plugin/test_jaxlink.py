@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import hook, jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable
+from disco_hlo.plugin import executables, hook, jaxlink
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.probe import exchange_opcode
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
@@ -68,7 +69,7 @@ def test_capture_sees_the_module_of_a_full_compile(compile_with: CompileWith) ->
     def handle(request: CompileRequest) -> LoadedExecutable:
         executable = jaxlink.compile_module(request, None)
         seen.append(opcodes(jaxlink.capture(request)))
-        seen.append(opcodes(jaxlink.read_executable(executable)))
+        seen.append(opcodes(executables.read_executable(executable)))
         return executable
 
     def capture_full(x: jax.Array) -> jax.Array:
@@ -105,7 +106,7 @@ def test_xla_executes_the_module_it_is_given(compile_with: CompileWith) -> None:
 
     def handle(request: CompileRequest) -> LoadedExecutable:
         executable = exchanging("negate", "cosine")(request)
-        ran.append(opcodes(jaxlink.read_executable(executable)))
+        ran.append(opcodes(executables.read_executable(executable)))
         return executable
 
     def enact_cosine(x: jax.Array) -> jax.Array:
