@@ -21,6 +21,7 @@ import copy
 import functools
 import inspect
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -392,15 +393,33 @@ def _own_compile(
 def _early_options(
     request: CompileRequest, extra: Mapping[str, CompileOptionValue]
 ) -> Mapping[str, CompileOptionValue]:
-    """``extra`` for a compile with an early stage: what would undo or hide moves is off, as far as the user
-    says nothing else."""
+    """``extra`` for a compile with an early stage: what would undo or hide moves is off.
+
+    What the user said of this very step (``compiler_options``) holds. Of what ``XLA_FLAGS`` say of all steps the
+    passes that are off stay off; the thresholds of the combiners, chosen for XLA's plan, not for this one, do not hold.
+    """
     users = dict(request.options.env_option_overrides)
     if request.backend.platform != "cpu":
-        return {**{name: 0 for name in _GPU_COMBINERS if name not in users}, **extra}
+        off = tuple(name for name in _GPU_COMBINERS if name not in users)
+        if request.backend.process_index() == 0:
+            _say_what_does_not_hold(off)
+        return {**dict.fromkeys(off, 0), **extra}
     option = "xla_disable_hlo_passes"
     flags = getattr(request.options.executable_build_options.debug_options, option, "")  # XLA_FLAGS
     named_already = [str(one) for one in (flags, users.get(option), extra.get(option)) if one]
     return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
+
+
+@functools.cache
+def _say_what_does_not_hold(options: tuple[str, ...]) -> None:
+    """Say once a process which of these, turned off here, ``XLA_FLAGS`` set."""
+    flags = {flag.lstrip("-").partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    overruled = [option for option in options if option in flags]
+    if overruled:
+        LOGGER.info(
+            "a step whose structure is changed is compiled without %s of XLA_FLAGS: the plan decides",
+            ", ".join(overruled),
+        )
 
 
 def _compile(
