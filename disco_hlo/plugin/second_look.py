@@ -79,7 +79,8 @@ def look_again(
             "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
             newly, promises.measured_ns / 1e6, promises.estimated_ns / 1e6,
         )  # fmt: skip
-        return find(session, step, xla, profile, interruption, also=plans)
+        again = find(session, step, xla, profile, interruption, also=plans)
+        return replace(again, earlier=(*found.earlier, (found.result.evaluations, found.search_s)))
 
 
 def plans_in(trials: Iterable[tuple[str, Strategy | None, int]]) -> list[Strategy]:
