@@ -2,7 +2,8 @@
 
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
-cache directory is named after the text of all files of the function's package and of the simulator. It lies in
+cache directory is named after the text of all files of the function's package and of what any of them may call:
+the simulator, and vectors. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -77,9 +78,7 @@ def _cache_directory(package: Path) -> Path | None:
     """Where compiled functions of a package lie; None where nothing can be written."""
     digest = hashlib.sha256()
     try:
-        simulator = Path(__file__).parent / "simulator"
-        files = {Path(__file__), *simulator.glob("*.py"), *package.rglob("*.py")}
-        for file in sorted(files):
+        for file in _sources(package):
             digest.update(file.read_bytes())
         directory = _base_directory() / digest.hexdigest()[:16]
         directory.mkdir(parents=True, exist_ok=True)
@@ -87,6 +86,13 @@ def _cache_directory(package: Path) -> Path | None:
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None
     return directory
+
+
+def _sources(package: Path) -> list[Path]:
+    """Every file that compiled code of the package may come from."""
+    here = Path(__file__).parent
+    shared = {Path(__file__), here / "vectors.py", *(here / "simulator").glob("*.py")}
+    return sorted(shared | {*package.rglob("*.py")})
 
 
 def _base_directory() -> Path:

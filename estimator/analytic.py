@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 from weakref import ref
 
 import numpy as np
@@ -40,25 +39,10 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.kernel_times import FusedOps
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
-
-
-class FusedOps(Protocol):
-    """What is asked of an op group (``disco_hlo.plan.strategy.Group`` is one)."""
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Owned nodes, ascending."""
-
-    @property
-    def duplicates(self) -> tuple[int, ...]:
-        """Recomputed nodes, ascending."""
-
-    @property
-    def kind(self) -> str:
-        """Emitter: ``loop``, ``input``, ``output`` or ``triton``."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import chain
 from weakref import ref
 
 import numpy as np
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, FusedOps
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
 from disco_hlo.estimator.features import graph_features, kernels_of
 from disco_hlo.estimator.grouping import members_and_results
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.kernel_times import FusedOps
 
 _LOGGER = logging.getLogger("disco_hlo")
 _MOST_KNOWN = 1 << 20
@@ -88,8 +89,7 @@ class GnnModel:
         result_at: NDArray[np.int64],
         results: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending, and
-        returns results[result_at[i] : result_at[i + 1]]; launch not included."""
+        """Time of many kernels with their results (see ``KernelTimes``)."""
         is_tiled = np.zeros(len(member_at) - 1, np.bool_)
         kernels = Kernels(
             members.astype(np.int32, copy=False),

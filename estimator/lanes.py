@@ -10,23 +10,22 @@ whatever its shape; nothing checks that they, and the fifteen behind them, are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
 
 from disco_hlo.compiled import inner
+from disco_hlo.vectors import VectorType, everywhere, from_array, into_array, made, operation, pointer_to
 
 LANES: Final = 16
 
-_NUMBERS: Final = ir.VectorType(ir.FloatType(), LANES)
+_LANES: Final = VectorType(types.float32, LANES)
+_NUMBERS: Final = _LANES.in_llvm
 _INDEX: Final = ir.IntType(32)
 _INTEGERS: Final = ir.VectorType(_INDEX, LANES)
-_ALIGNED_BYTES: Final = 4
 _MANTISSA_BITS: Final = 23
 _EXPONENT_OF_ONE: Final = 127
 
@@ -46,84 +45,54 @@ _C7: Final = np.float32(1.9875691500e-4)
 """Of e^x on either side of 0 up to ln(2) / 2 (Moshier, Cephes, ``expf``)."""
 
 
-_operation: Any = intrinsic
-"""Its own types want from the caller what numba hands over itself."""
-
-
-class LanesType(types.Type):
-    """Numba's type of such a value."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Lanes")
-
-
-_LANES: Final = LanesType()
-
-
-@register_model(LanesType)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _NUMBERS)  # type: ignore[no-untyped-call]
-
-
-@_operation
+@operation
 def load(_: Any, array: Any, position: Any) -> Any:
     """The numbers from ``position`` on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature, arguments)
-        return builder.load(builder.bitcast(pointer, _NUMBERS.as_pointer()), align=_ALIGNED_BYTES)
-
-    return _LANES(array, types.intp), generate
+    return from_array(_LANES, array)
 
 
-@_operation
+@operation
 def store(_: Any, array: Any, position: Any, lanes: Any) -> Any:
     """Put ``lanes`` where ``position`` is, and behind it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature, arguments)
-        builder.store(arguments[2], builder.bitcast(pointer, _NUMBERS.as_pointer()), align=_ALIGNED_BYTES)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, _LANES), generate
+    return into_array(_LANES, array)
 
 
-@_operation
+@operation
 def spread(_: Any, array: Any, position: Any) -> Any:
     """The number at ``position`` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _everywhere(builder, builder.load(_pointer(context, builder, signature, arguments)))
+        number = builder.load(pointer_to(context, builder, signature, arguments))
+        return everywhere(_LANES, builder, number)
 
     return _LANES(array, types.intp), generate
 
 
-@_operation
+@operation
 def filled(_: Any, number: Any) -> Any:
     """``number`` in every lane."""
-    return _made(_LANES(types.float32), _everywhere)
+    return made(_LANES(types.float32), lambda builder, x: everywhere(_LANES, builder, x))
 
 
-@_operation
+@operation
 def plus(_: Any, a: Any, b: Any) -> Any:
     """A + b."""
-    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fadd(x, y))
+    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fadd(x, y))
 
 
-@_operation
+@operation
 def minus(_: Any, a: Any, b: Any) -> Any:
     """A - b."""
-    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fsub(x, y))
+    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fsub(x, y))
 
 
-@_operation
+@operation
 def times(_: Any, a: Any, b: Any) -> Any:
     """A * b."""
-    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fmul(x, y))
+    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fmul(x, y))
 
 
-@_operation
+@operation
 def times_plus(_: Any, a: Any, b: Any, c: Any) -> Any:
     """A * b + c, rounded once where the processor does that."""
 
@@ -132,18 +101,18 @@ def times_plus(_: Any, a: Any, b: Any, c: Any) -> Any:
         function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
         return builder.call(function, numbers)
 
-    return _made(_LANES(_LANES, _LANES, _LANES), build)
+    return made(_LANES(_LANES, _LANES, _LANES), build)
 
 
-@_operation
+@operation
 def larger(_: Any, a: Any, b: Any) -> Any:
     """The larger of both; ``b`` where one is not a number."""
-    return _made(
+    return made(
         _LANES(_LANES, _LANES), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y)
     )
 
 
-@_operation
+@operation
 def total(_: Any, a: Any) -> Any:
     """Sum of the lanes, float32: halves are added until one is left."""
 
@@ -160,13 +129,13 @@ def total(_: Any, a: Any) -> Any:
             left //= 2
         return builder.extract_element(sums, _INDEX(0))
 
-    return _made(types.float32(_LANES), build)
+    return made(types.float32(_LANES), build)
 
 
-@_operation
+@operation
 def last_of(_: Any, a: Any) -> Any:
     """The last lane, float32."""
-    return _made(types.float32(_LANES), lambda builder, x: builder.extract_element(x, _INDEX(LANES - 1)))
+    return made(types.float32(_LANES), lambda builder, x: builder.extract_element(x, _INDEX(LANES - 1)))
 
 
 @inner
@@ -186,7 +155,7 @@ def exp(x: Any) -> Any:
     return times(series, _power_of_two(power))
 
 
-@_operation
+@operation
 def _nearest_below_zero(_: Any, a: Any) -> Any:
     """The whole numbers nearest to numbers of at most 0."""
 
@@ -194,10 +163,10 @@ def _nearest_below_zero(_: Any, a: Any) -> Any:
         half = ir.Constant(_NUMBERS, [0.5] * LANES)
         return builder.sitofp(builder.fptosi(builder.fsub(numbers, half), _INTEGERS), _NUMBERS)
 
-    return _made(_LANES(_LANES), build)
+    return made(_LANES(_LANES), build)
 
 
-@_operation
+@operation
 def _power_of_two(_: Any, a: Any) -> Any:
     """2 to the power of whole numbers."""
 
@@ -206,24 +175,4 @@ def _power_of_two(_: Any, a: Any) -> Any:
         exponents = builder.add(builder.fptosi(powers, _INTEGERS), one)
         return builder.bitcast(builder.shl(exponents, shift), _NUMBERS)
 
-    return _made(_LANES(_LANES), build)
-
-
-def _made(signature: Any, build: Callable[..., Any]) -> Any:
-    """What numba wants of an intrinsic whose code depends on its arguments alone."""
-
-    def generate(context: Any, builder: Any, called_with: Any, arguments: Any) -> Any:
-        return build(builder, *arguments)
-
-    return signature, generate
-
-
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Where the first two arguments, an array and a position, point to."""
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    return builder.gep(array.data, [arguments[1]])
-
-
-def _everywhere(builder: Any, number: Any) -> Any:
-    one = builder.insert_element(ir.Constant(_NUMBERS, ir.Undefined), number, _INDEX(0))
-    return builder.shuffle_vector(one, one, ir.Constant(_INTEGERS, [0] * LANES))
+    return made(_LANES(_LANES), build)

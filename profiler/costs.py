@@ -20,46 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, UnitTimes
 
 
-class FusedOps(Protocol):
-    """What is asked of an op group (``disco_hlo.plan.strategy.Group`` is one)."""
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Owned nodes, ascending."""
-
-    @property
-    def duplicates(self) -> tuple[int, ...]:
-        """Recomputed nodes, ascending."""
-
-    @property
-    def kind(self) -> str:
-        """Emitter: ``loop``, ``input``, ``output`` or ``triton``."""
-
-    @property
-    def config(self) -> str:
-        """Emitter settings; empty where the emitter has none."""
-
-
-class Estimator(Protocol):
+class Estimator(UnitTimes, KernelTimes, Protocol):
     """An estimate of what was not measured: the analytical model, or the GNN."""
-
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
-
-    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
-        """Time of each op group as one kernel, ``[len(groups)]``."""
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of many kernels, given as flat lists."""
 
 
 class MeasuredCosts:
@@ -109,7 +74,7 @@ class MeasuredCosts:
         result_at: NDArray[np.int64],
         results: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Time of many kernels in one call, with their results: for the search (see ``AnalyticModel``)."""
+        """Time of many kernels in one call, with their results (see ``KernelTimes``)."""
         if not self._kernels:
             return self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
         keys = kernel_keys(self._texts_of(graph), member_at, members, result_at, results)

@@ -110,7 +110,7 @@ def kernel_keys(
     result_at: NDArray[np.int64],
     results: NDArray[np.int64],
 ) -> list[str]:
-    """The digest in the key of each kernel, in hexadecimal (kernels as in ``simulator.costs.KernelCosts``)."""
+    """The digest in the key of each kernel, in hexadecimal (kernels as in ``hlo.kernel_times.KernelTimes``)."""
     words: NDArray[np.uint64] = _digests(texts, member_at, members, result_at, results)
     found = words.astype("<u8").view(np.uint8)[:, :KEY_BYTES].tobytes().hex()
     return [found[at : at + 2 * KEY_BYTES] for at in range(0, len(found), 2 * KEY_BYTES)]

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from disco_hlo.profiler.costs import Estimator, FusedOps, MeasuredCosts, fused_key
+from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
 from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from disco_hlo.profiler.profile import OpTime, Profile, load
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.kernel_times import FusedOps
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph

@@ -102,11 +102,11 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
 def variant(request: Any, name: str, given: bytes, out: Path) -> dict[str, Any]:
     """Compile one module; write it and what became of it."""
     from disco_hlo.plan.executed import executed_difference
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin import executables, jaxlink
 
     (out / f"{name}.given.pb.gz").write_bytes(gzip.compress(given))
     executable = jaxlink.compile_module(request, None if name == "default" else given)
-    executed = jaxlink.read_executable(executable)
+    executed = executables.read_executable(executable)
     (out / f"{name}.executed.pb.gz").write_bytes(gzip.compress(executed))
     return {"difference": executed_difference(given, executed)}
 

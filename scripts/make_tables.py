@@ -38,6 +38,11 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
     ),
     ("What contributes what", "Step time over XLA default's.", tables.parts),
     (
+        "Looking again",
+        "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
+        tables.looks,
+    ),
+    (
         "Predicted against measured",
         "Pairs of plans closer than their noise do not count in Kendall's tau.",
         tables.fidelity,

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.kernel_times import KernelTimes
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, KernelCosts, LinearTransfers, MachineModel, kernels_ns
+from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, bucket_times, kernels_ns
 
 
 class UnitCosts:
@@ -41,13 +42,13 @@ class UnitCosts:
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
         self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
         for x in graph.all_reduces:
-            step.node[at.SLICE, x] = self._copy_ns(int(self.sizes[x]))
+            step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
             step.node[at.MOVED, x] = graph.transfer_bytes(x)
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
         self._learn_given_buckets()
         self._flags = step.node[at.FLAGS]
-        self._takes_kernels = isinstance(model, KernelCosts)
+        self._takes_kernels = isinstance(model, KernelTimes)
         self._given_digests = with_room(new_table(0), len(kept.groups))
         _put_all(self._given_digests, np.array([signature_digest(*one) for one in kept.groups], np.int64))
 
@@ -100,7 +101,7 @@ class UnitCosts:
         groups = {row: self._given(row) for row in rows}
         times = np.zeros(len(rows), np.int64)
         flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-        if isinstance(self.model, KernelCosts):
+        if isinstance(self.model, KernelTimes):
             for i, row in enumerate(rows):
                 group = groups.get(row)
                 if group is None or group.kind != "triton":
@@ -141,21 +142,16 @@ class UnitCosts:
         return written_group(self.graph, *self._signature(row))
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Times of a bucket, by the rules of ``simulator.build``."""
-        machine = self.machine
-        sizes = np.array([self.graph.transfer_bytes(node) for node in all_reduces], np.int64)
-        total = int(sizes.sum())
+        """Times of a bucket, as the prices have them; no gradient is cut out of one that is not packed."""
+        sizes = [self.graph.transfer_bytes(node) for node in all_reduces]
         kept = self.kept.forms.get(all_reduces)
         variadic = kept is not None and kept.form == "variadic"
-        carried = sizes if variadic and not machine.asynchronous else np.array([total], np.int64)
-        transfer_ns = int(np.sum(self.model.all_reduce_ns(carried)))
-        on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
-        main_ns = transfer_ns + (0 if on_channel else machine.launch_ns)
-        if variadic or len(sizes) == 1:
-            return -1, main_ns, -1, int(on_channel)
+        times = bucket_times(self.model, self.machine, sizes, variadic=variadic, name="a bucket")
+        if times.pack_ns is None:
+            return -1, times.main_ns, -1, int(times.on_channel)
         unpacked = [x for x in all_reduces if self.step.node[at.FLAGS, x] & at.UNPACKED]
         unpack_ns = int(self.step.node[at.SLICE, unpacked].sum()) if unpacked else -1
-        return self._copy_ns(total), main_ns, unpack_ns, int(on_channel)
+        return times.pack_ns, times.main_ns, unpack_ns, int(times.on_channel)
 
     def _learn_given_buckets(self) -> None:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
@@ -169,10 +165,6 @@ class UnitCosts:
             np.arange(keys.size),
             times.reshape(-1, at.TIME_COLUMNS),
         )
-
-    def _copy_ns(self, size_bytes: int) -> int:
-        rate = self.machine.memory_bytes_per_us
-        return self.machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
 @compiled

@@ -135,7 +135,7 @@ def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
 
 @compiled
 def listed(unknown: Any, rows: Any) -> Any:
-    """Entries as ``simulator.costs.KernelCosts`` takes them: members and results, each with its offsets."""
+    """Entries as ``hlo.kernel_times.KernelTimes`` takes them: members and results, each with its offsets."""
     member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
@@ -183,7 +183,7 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 @inner
 def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
-    """Times of concatenated gradients, by the rules of ``simulator.build`` (``UnitCosts`` has them for all forms)."""
+    """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
     moved_bytes = unpack_ns = np.int64(0)
     unpacked = False
     x = bucket

@@ -74,3 +74,10 @@ def test_a_function_is_compiled_once_for_a_type_whatever_constants_it_is_called_
     assert _outer(2) == 2 * 2 + 2 + 1 + 2 * 3 + 3 + 1
     assert len(_add.signatures) == 1
     assert len(_twice.signatures) == 1
+
+
+def test_a_change_in_anything_that_compiled_code_may_call_makes_another_cache() -> None:
+    here = Path(compiled.__file__).parent
+    package = here.parent / "profiler"
+    called = {here / "compiled.py", here / "vectors.py", here / "simulator/engine.py", package / "words.py"}
+    assert called <= {*compiled._sources(package)}

@@ -26,7 +26,7 @@ FOLDERS = {
 TRAINING_FILES = {"estimator/model.py", "estimator/train.py"}
 RESERVED = {
     "jax._src": {"disco_hlo/plugin/jaxlink.py"},
-    "jaxlib": {"disco_hlo/plugin/jaxlink.py"},
+    "jaxlib": {"disco_hlo/plugin/jaxlink.py", "disco_hlo/plugin/executables.py"},
     "mpi4py": {"disco_hlo/activation/mpi.py"},
     "dgl": TRAINING_FILES,
     "torch": TRAINING_FILES,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Group
+from disco_hlo.hlo.kernel_times import FusedOps
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
@@ -109,7 +109,7 @@ class Costs:
             self._priced = (graph, self.model.nodes_ns(graph))
         return self._priced[1]
 
-    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
+    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""
         return self.model.groups_ns(graph, groups)
 
@@ -121,7 +121,7 @@ class Costs:
         result_at: NDArray[np.int64],
         results: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Time of many kernels with their results (see ``simulator.costs.KernelCosts``)."""
+        """Time of many kernels with their results (see ``KernelTimes``)."""
         return self.model.kernels_ns(graph, member_at, members, result_at, results)
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:

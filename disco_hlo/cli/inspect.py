@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
-from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.plan import Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     DEFAULT_NAME,
@@ -59,8 +59,15 @@ def _head(plan: Plan) -> list[str]:
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
         f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
-        f"in {plan.search.evaluations} evaluations",
+        f"in {plan.search.evaluations} evaluations{_searches(plan.search)}",
     ]
+
+
+def _searches(search: SearchRecord) -> str:
+    """How many each of several searches made."""
+    if search.searches is UNSET:
+        return ""
+    return f" of {len(search.searches)} searches ({' + '.join(map(str, search.searches))})"
 
 
 def _structure(plan: Plan) -> list[str]:

@@ -65,7 +65,7 @@ def search(
     evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.001, help="Stop after this long.")] = None,
     patience: Annotated[
-        int, typer.Option(min=1, help="Stop after this many candidates without improvement (backtracking).")
+        int, typer.Option(min=1, help="Do not stop before this many candidates without improvement.")
     ] = _IS.unchanged,
     seeds: Annotated[
         int, typer.Option(min=1, max=64, help="Independent searches, which share the candidates (joint).")

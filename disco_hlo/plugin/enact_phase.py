@@ -23,7 +23,8 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.runner import calls_python
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation

@@ -50,6 +50,8 @@ class Found:
     search_s: float
     sharding: plans.Sharding | None = None
     """What splitting the optimizer's state would gain, where there is some to split."""
+    earlier: tuple[tuple[int, float], ...] = ()
+    """(evaluations, seconds) of the searches before this one, each made again after a look at its plan."""
 
 
 def find(

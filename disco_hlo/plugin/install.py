@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Where the plugin meets JAX: the one file that touches private jax and jaxlib names.
+"""Where the plugin meets JAX: the one file that touches private jax names.
 
 Three things of stock JAX are used, without a fork:
 
@@ -21,6 +21,7 @@ import copy
 import functools
 import inspect
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,11 +31,10 @@ import numpy as np
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin import hook
+from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.hook import OwnCompile
 from disco_hlo.plugin.logs import LOGGER, one_line
 
-LoadedExecutable = Any
-"""``jaxlib`` loaded executable; jaxlib ships no types for it."""
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float
 
@@ -393,15 +393,33 @@ def _own_compile(
 def _early_options(
     request: CompileRequest, extra: Mapping[str, CompileOptionValue]
 ) -> Mapping[str, CompileOptionValue]:
-    """``extra`` for a compile with an early stage: what would undo or hide moves is off, as far as the user
-    says nothing else."""
+    """``extra`` for a compile with an early stage: what would undo or hide moves is off.
+
+    What the user said of this very step (``compiler_options``) holds. Of what ``XLA_FLAGS`` say of all steps the
+    passes that are off stay off; the thresholds of the combiners, chosen for XLA's plan, not for this one, do not hold.
+    """
     users = dict(request.options.env_option_overrides)
     if request.backend.platform != "cpu":
-        return {**{name: 0 for name in _GPU_COMBINERS if name not in users}, **extra}
+        off = tuple(name for name in _GPU_COMBINERS if name not in users)
+        if request.backend.process_index() == 0:
+            _say_what_does_not_hold(off)
+        return {**dict.fromkeys(off, 0), **extra}
     option = "xla_disable_hlo_passes"
     flags = getattr(request.options.executable_build_options.debug_options, option, "")  # XLA_FLAGS
     named_already = [str(one) for one in (flags, users.get(option), extra.get(option)) if one]
     return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
+
+
+@functools.cache
+def _say_what_does_not_hold(options: tuple[str, ...]) -> None:
+    """Say once a process which of these, turned off here, ``XLA_FLAGS`` set."""
+    flags = {flag.lstrip("-").partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    overruled = [option for option in options if option in flags]
+    if overruled:
+        LOGGER.info(
+            "a step whose structure is changed is compiled without %s of XLA_FLAGS: the plan decides",
+            ", ".join(overruled),
+        )
 
 
 def _compile(
@@ -435,82 +453,7 @@ def _silent_hook(request: CompileRequest) -> str:
     return _unsupported(f"XLA did not call the HLO hook while compiling {request.module_name}")
 
 
-def read_executable(executable: LoadedExecutable) -> bytes:
-    """The module an executable runs, as a serialized HloModuleProto, after everything XLA did to it.
-
-    Raises:
-        UnsupportedError: the executable holds no HLO (some deserialized ones do not) or several modules.
-    """
-    modules = executable.hlo_modules()
-    if len(modules) != 1:
-        raise UnsupportedError(f"expected an executable with one HLO module, found {len(modules)}")
-    return bytes(modules[0].as_serialized_hlo_module_proto())
-
-
-# --- executables ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """An entry parameter of a compiled module, as one device holds it."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    sharded: bool
-    """Each device holds other values; where false, some hold copies and all must agree."""
-
-
-def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
-    """The entry parameters of ``executable`` with their per-device shapes.
-
-    Raises:
-        UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
-    """
-    import jaxlib._hlo as _hlo
-
-    shapes = _hlo.XlaComputation(read_executable(executable)).program_shape().parameter_shapes()
-    shardings = executable.get_parameter_shardings() or [None] * len(shapes)
-    return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
-
-
-def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
-    import jaxlib._hlo as _hlo
-
-    if not _is_plain_array(shape):
-        raise UnsupportedError(f"parameter {index} is {shape}: expected a row-major array in device memory")
-    sharded = False
-    if sharding is not None:
-        hlo = _hlo.HloSharding.from_proto(sharding)
-        sharded = hlo.is_tiled() and not hlo.replicate_on_last_tile_dim() and not hlo.subgroup_types()
-    return Parameter(tuple(shape.dimensions()), np.dtype(shape.numpy_dtype()), sharded)
-
-
-def _is_plain_array(shape: Any) -> bool:
-    if not shape.is_array():
-        return False
-    row_major = tuple(reversed(range(len(shape.dimensions()))))
-    return tuple(shape.layout().minor_to_major()) == row_major and "S(" not in str(shape.layout())
-
-
-def execute(executable: LoadedExecutable, arguments: Sequence[Any]) -> Any:
-    """Start ``executable`` on its local devices; :func:`wait` and :func:`result_arrays` take the result."""
-    return executable.execute_sharded(arguments, with_tokens=True)
-
-
-def wait(result: Any) -> None:
-    """Block until the execution has ended on every local device."""
-    token_of(result).block_until_ready()
-
-
-def token_of(result: Any) -> Any:
-    """What is ready when the execution has ended; unlike ``result`` it does not keep the outputs alive."""
-    return result.consume_token()
-
-
-def result_arrays(result: Any) -> list[list[Any]]:
-    """Outputs of an execution as single-device arrays: ``[output][local device]``."""
-    arrays: list[list[Any]] = result.disassemble_into_single_device_arrays()
-    return arrays
+# --- what this jax does ------------------------------------------------------------------------------
 
 
 def keeps_donation() -> bool:
@@ -533,10 +476,3 @@ def distributed_job() -> tuple[Any, str] | None:
 
     state = distributed.global_state
     return None if state.client is None else (state.client, str(state.coordinator_address))
-
-
-def module_text(module: bytes) -> str:
-    """A serialized HloModuleProto as text, for people (large constants are left out)."""
-    from jaxlib import _hlo
-
-    return str(_hlo.HloModule.from_serialized_hlo_module_proto(module).to_string())

@@ -26,7 +26,7 @@ from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables
 from disco_hlo.plugin.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.hook import module_name
 from disco_hlo.plugin.job import available_bytes
@@ -347,7 +347,7 @@ def _read(
     graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int, blocks: bool
 ) -> _Traced:
     """What a trace of a trial tells; where all-reduces block the ranks, how long they did too."""
-    executed = jaxlink.read_executable(trial.executable)
+    executed = executables.read_executable(trial.executable)
     name = module_name(executed)
     gap_ns = _gap_ns(taken, name)
     launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.dtypes import JAX_NAMES
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable, Parameter
+from disco_hlo.plugin.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.jaxlink import CompileRequest
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""
@@ -165,13 +166,13 @@ class _Meeting:
         self._executable = in_clean_thread(
             lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         )
-        parameters = jaxlink.parameters(self._executable)
+        parameters = executables.parameters(self._executable)
         self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext).fresh()
 
     def wait(self) -> None:
         """Return once every rank is here: when a tiny all-reduce has ended."""
         if self._executable is not None:
-            jaxlink.wait(jaxlink.execute(self._executable, self._arguments))
+            executables.wait(executables.execute(self._executable, self._arguments))
 
 
 class Runner:
@@ -186,7 +187,7 @@ class Runner:
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
-            cannot be made here (:func:`disco_hlo.plugin.jaxlink.parameters`).
+            cannot be made here (:func:`disco_hlo.plugin.executables.parameters`).
     """
 
     def __init__(
@@ -199,12 +200,12 @@ class Runner:
         inputs_of: Runner | None = None,
         together: Together = contextlib.nullcontext,
     ) -> None:
-        if not allow_callbacks and calls_python(jaxlink.read_executable(executable)):
+        if not allow_callbacks and calls_python(executables.read_executable(executable)):
             raise UnsupportedError(
                 f"{request.module_name} calls back into Python: made-up inputs could have effects there"
             )
         self._executable = executable
-        parameters = jaxlink.parameters(executable)
+        parameters = executables.parameters(executable)
         shared = None if inputs_of is None else inputs_of._inputs
         if (
             shared is None
@@ -229,8 +230,8 @@ class Runner:
         arguments = self._inputs.fresh()
         self._meeting.wait()
         start = time.perf_counter_ns()
-        result = jaxlink.execute(self._executable, arguments)
-        jaxlink.wait(result)
+        result = executables.execute(self._executable, arguments)
+        executables.wait(result)
         elapsed_ns = time.perf_counter_ns() - start
         self._inputs.learn_donation(arguments)
         self._has_run = True
@@ -247,7 +248,7 @@ class Runner:
             self.run()
         prepared = self._inputs.several(count)
         start = time.perf_counter_ns()
-        tokens = [jaxlink.token_of(jaxlink.execute(self._executable, one)) for one in prepared]
+        tokens = [executables.token_of(executables.execute(self._executable, one)) for one in prepared]
         for token in tokens:
             token.block_until_ready()
         return (time.perf_counter_ns() - start) // count
@@ -261,7 +262,7 @@ class Runner:
         import jax
 
         arguments = self._inputs.fresh()
-        arrays = jaxlink.result_arrays(jaxlink.execute(self._executable, arguments))
+        arrays = executables.result_arrays(executables.execute(self._executable, arguments))
         with jax.transfer_guard("allow"):
             values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
         self._inputs.learn_donation(arguments)

@@ -20,7 +20,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.candidates import Trial, ratio_to
 from disco_hlo.plugin.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -111,7 +111,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         structure=UNSET if winner.restructured is None else winner.restructured.record,
         sharding=UNSET if found.sharding is None else found.sharding,
     )
-    outcome.slot.save(plans.encode(plan), module, jaxlink.module_text(module), step.module)
+    outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
     save_profile(found.profile, outcome.slot.path / PROFILE_NAME)
 
 
@@ -134,19 +134,24 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
 
 def _search_record(session: Session, found: Found) -> plans.SearchRecord:
     settings = search_settings(session.settings)
+    before = [evaluations for evaluations, _ in found.earlier]
+    counts = (*before, found.result.evaluations)
     return plans.SearchRecord(
         method=settings.method,
         settings={
             "alpha": settings.alpha, "beta": settings.beta, "seed": settings.seed,
             "unchanged": settings.unchanged, "seconds": settings.seconds, "finalists": settings.finalists,
         },
-        evaluations=found.result.evaluations,
-        improvements=tuple((one.evaluation, one.cost_ns) for one in found.result.trace),
+        evaluations=sum(counts),
+        improvements=tuple((sum(before) + one.evaluation, one.cost_ns) for one in found.result.trace),
+        searches=counts if before else UNSET,
     )  # fmt: skip
 
 
 def _measured(outcome: Outcome) -> plans.Measured:
     found = outcome.found
+    seconds = tuple(round(search_s, 3) for search_s in (*(s for _, s in found.earlier), found.search_s))
+    evaluations = found.result.evaluations + sum(count for count, _ in found.earlier)
     fitted = found.profile.transfers
     pieces = fitted.pieces if fitted is not None else ()
     return plans.Measured(
@@ -164,9 +169,10 @@ def _measured(outcome: Outcome) -> plans.Measured:
         ),
         all_reduce=tuple(plans.Line(p.from_bytes, p.ns_per_byte, p.base_ns) for p in pieces),
         profile_s=round(outcome.profile_s, 3),
-        search_s=round(found.search_s, 3),
+        search_s=round(sum(seconds), 3),
         measure_s=round(outcome.measure_s, 3),
-        evaluations_per_s=round(found.result.evaluations / max(found.search_s, 1e-9), 1),
+        evaluations_per_s=round(evaluations / max(sum(seconds), 1e-9), 1),
+        searches_s=seconds if found.earlier else UNSET,
     )
 
 

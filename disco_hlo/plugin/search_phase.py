@@ -20,8 +20,9 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.enact_phase import enact
+from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.finding import PLAN, Found, find
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step

@@ -32,7 +32,7 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.costs import Estimator, fused_key
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.promises import Promises
-from disco_hlo.simulator.costs import kernels_ns
+from disco_hlo.simulator.build import groups_ns
 
 
 def look_again(
@@ -79,7 +79,8 @@ def look_again(
             "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
             newly, promises.measured_ns / 1e6, promises.estimated_ns / 1e6,
         )  # fmt: skip
-        return find(session, step, xla, profile, interruption, also=plans)
+        again = find(session, step, xla, profile, interruption, also=plans)
+        return replace(again, earlier=(*found.earlier, (found.result.evaluations, found.search_s)))
 
 
 def plans_in(trials: Iterable[tuple[str, Strategy | None, int]]) -> list[Strategy]:
@@ -116,18 +117,8 @@ def with_kernels(
 
 
 def estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
-    """Of each group what the search is told: Triton's by the group, others with the results they have in this plan."""
-    units = unit_graph(graph, plan)
-    times = np.zeros(len(plan.groups), np.int64)
-    tiled = [i for i, group in enumerate(plan.groups) if group.kind == "triton"]
-    others = sorted({*range(len(plan.groups))} - {*tiled})
-    kernels = []
-    for i in others:
-        results = [value.node for value in units.values_of[units.index[f"g{i}"]]]
-        kernels.append((sorted((*plan.groups[i].nodes, *plan.groups[i].duplicates)), results))
-    times[tiled] = estimator.groups_ns(graph, [plan.groups[i] for i in tiled])
-    times[others] = kernels_ns(estimator, graph, kernels)
-    return times
+    """Of each group what the search is told, as the simulator asks for it."""
+    return groups_ns(graph, plan, unit_graph(graph, plan), estimator, estimator.nodes_ns(graph))
 
 
 def _measured(

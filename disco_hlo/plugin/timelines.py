@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables
 from disco_hlo.plugin.candidates import Trial, compile_trials
 from disco_hlo.plugin.lockstep import FirstRuns
 from disco_hlo.plugin.logs import one_line
@@ -36,7 +36,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
                 )
             with session.stage(f"timeline of {trial.name}"):
                 trace, _ = traced_on_all(session, trial.name, inputs_of, _RUNS, first_runs)
-                executed = jaxlink.read_executable(trial.executable)
+                executed = executables.read_executable(trial.executable)
                 taken.append(measured_step(trial.name, trace, executed))
     except (
         Exception

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Plan
@@ -86,7 +87,7 @@ def _simulated(bundle: Bundle, costs: Costs | None) -> tuple[Predicted | None, P
 
 def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
     plan = bundle.plan
-    times = step_times(plan)
+    times, searches = step_times(plan), plan.search.searches
     return {
         "module": printable(plan.target.module_name),
         "target": _texts(msgspec.to_builtins(plan.target)),
@@ -98,7 +99,8 @@ def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
         "measuredSpeedup": times.measured_speedup,
         "candidates": _candidates(plan, strings),
         "search": _texts({"method": plan.search.method, **plan.search.settings})
-        | {"evaluations": plan.search.evaluations},
+        | {"evaluations": plan.search.evaluations}
+        | ({} if searches is UNSET else {"of each search": " + ".join(map(str, searches))}),
         "seconds": _seconds(plan),
         "sha256": plan.module_sha256,
     }
@@ -120,13 +122,14 @@ def _candidates(plan: Plan, strings: Strings) -> list[dict[str, Any]]:
     ]
 
 
-def _seconds(plan: Plan) -> dict[str, float]:
+def _seconds(plan: Plan) -> dict[str, Any]:
     if plan.measured is None:
         return {}
     spent = plan.measured
     return {
         "profile_s": spent.profile_s,
         "search_s": spent.search_s,
+        "searches_s": [] if spent.searches_s is UNSET else list(spent.searches_s),
         "measure_s": spent.measure_s,
         "evaluations_per_s": spent.evaluations_per_s,
     }

@@ -10,17 +10,17 @@ reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.simulator.costs import MAX_TOTAL_NS, CostModel, KernelCosts, MachineModel, kernels_ns
+from disco_hlo.simulator.costs import CostModel, MachineModel, bucket_times, checked, kernels_ns
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
 CUTS_GRADIENTS = ("loop", "input")
@@ -117,8 +117,8 @@ def _tasks(
     graph: Graph, strategy: Strategy, units: UnitGraph, cost_model: CostModel, machine: MachineModel
 ) -> _Tasks:
     nodes = graph.nodes
-    nodes_ns = _checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
-    groups_ns = _groups_ns(graph, strategy, units, cost_model, nodes_ns)
+    nodes_ns = checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
+    of_groups_ns = groups_ns(graph, strategy, units, cost_model, nodes_ns)
     tasks = _Tasks()
     # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
@@ -127,21 +127,21 @@ def _tasks(
         if unit.is_bucket:
             _add_bucket(tasks, graph, strategy, units, i, cost_model, machine)
             continue
-        alone_ns = nodes_ns[number] if unit.token[0] == "n" else groups_ns[number]
+        alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
     return tasks
 
 
-def _groups_ns(
-    graph: Graph,
-    strategy: Strategy,
-    units: UnitGraph,
-    cost_model: CostModel,
-    nodes_ns: NDArray[np.int64],
+def groups_ns(
+    graph: Graph, strategy: Strategy, units: UnitGraph, costs: UnitTimes, nodes_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Times of the groups, with what each returns in this strategy where the cost model can tell.
+    """Times of the strategy's groups, ``[groups]``, with what each returns in it where ``costs`` can tell.
 
-    A generated kernel of one op, whatever bitcasts it takes along, costs what the op costs.
+    A generated kernel of one op, whatever bitcasts it takes along, costs what the op costs (``nodes_ns``, of all
+    nodes).
+
+    Raises:
+        DiscoError: as :func:`build` of a wrong time.
     """
     groups = strategy.groups
     times = np.zeros(len(groups), np.int64)
@@ -150,18 +150,18 @@ def _groups_ns(
     for i, group in enumerate(groups):
         members = sorted((*group.nodes, *group.duplicates))
         ops = [x for x in members if graph.nodes[x].opcode != "bitcast"]
-        if group.kind == "triton" or not isinstance(cost_model, KernelCosts):
+        if group.kind == "triton" or not isinstance(costs, KernelTimes):
             named.append(i)
         elif len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
             times[i] = nodes_ns[ops[0]]
         else:
             flat[i] = members, [value.node for value in units.values_of[units.index[f"g{i}"]]]
     if named:
-        found = cost_model.groups_ns(graph, [groups[i] for i in named])
-        times[named] = _checked(found, len(named), lambda i: f"g{named[i]}")
-    if flat and isinstance(cost_model, KernelCosts):
-        found, chosen = kernels_ns(cost_model, graph, list(flat.values())), list(flat)
-        times[chosen] = _checked(found, len(chosen), lambda i: f"g{chosen[i]}")
+        found = costs.groups_ns(graph, [groups[i] for i in named])
+        times[named] = checked(found, len(named), lambda i: f"g{named[i]}")
+    if flat and isinstance(costs, KernelTimes):
+        found, chosen = kernels_ns(costs, graph, list(flat.values())), list(flat)
+        times[chosen] = checked(found, len(chosen), lambda i: f"g{chosen[i]}")
     return times
 
 
@@ -176,19 +176,13 @@ def _add_bucket(
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
-    sizes = np.array([graph.transfer_bytes(node) for node in members], np.int64)
-    total = int(sizes.sum())
-    # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
-    carried = sizes if form == "variadic" and not machine.asynchronous else np.array([total], np.int64)
-    times = cost_model.all_reduce_ns(carried)
-    transfer_ns = int(_checked(times, len(carried), lambda i: f"{token} of {carried[i]} bytes").sum())
-    packed = form == "concat" and len(members) > 1
-    if packed:
-        tasks.pack[unit] = tasks.add(token + ".pack", unit, _copy_ns(total, machine))
-    on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
-    main = tasks.add(token, unit, transfer_ns if on_channel else transfer_ns + machine.launch_ns)
-    tasks.main[unit], tasks.communicates[main], tasks.resource[main] = main, True, int(on_channel)
-    for value in units.values_of[unit] if packed else ():
+    sizes = [graph.transfer_bytes(node) for node in members]
+    times = bucket_times(cost_model, machine, sizes, variadic=form == "variadic", name=token)
+    if times.pack_ns is not None:
+        tasks.pack[unit] = tasks.add(token + ".pack", unit, times.pack_ns)
+    main = tasks.add(token, unit, times.main_ns)
+    tasks.main[unit], tasks.communicates[main], tasks.resource[main] = main, True, int(times.on_channel)
+    for value in units.values_of[unit] if times.pack_ns is not None else ():
         _add_unpack(tasks, graph, strategy, units, value, machine)
 
 
@@ -199,7 +193,7 @@ def _add_unpack(
     if not readers and not value.returned:
         return
     name = f"{units.units[value.producer].token}.unpack{value.node}"
-    tasks.unpack[value.node] = tasks.add(name, value.producer, _copy_ns(value.size_bytes, machine))
+    tasks.unpack[value.node] = tasks.add(name, value.producer, machine.copy_ns(value.size_bytes))
     for reader in readers:
         tasks.unpacked_for.setdefault(reader, []).append(value.node)
 
@@ -212,28 +206,6 @@ def _cuts(graph: Graph, strategy: Strategy, units: UnitGraph, reader: int, gradi
     else:
         generated = graph.nodes[unit.nodes[0]].kind is Kind.FUSIBLE
     return generated and not {*unit.nodes, *unit.duplicates}.isdisjoint(graph.users[gradient])
-
-
-def _copy_ns(size_bytes: int, machine: MachineModel) -> int:
-    rate = machine.memory_bytes_per_us
-    return machine.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
-
-
-def _checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
-    """Times of a cost model as int64; refuses what cannot be one."""
-    found = np.asarray(times)
-    if found.shape != (count,) or found.dtype.kind not in "iuf":
-        raise DiscoError(
-            f"The cost model returned {found.dtype}{list(found.shape)}, expected {count} times in ns."
-        )
-    wrong = np.flatnonzero(~((found >= 0) & (found <= MAX_TOTAL_NS)))
-    if wrong.size:
-        first = int(wrong[0])
-        raise DiscoError(
-            f"The cost model says that {name(first)} takes {found[first]} ns, "
-            f"expected a number from 0 to {MAX_TOTAL_NS}."
-        )
-    return np.rint(found).astype(np.int64)
 
 
 def _spread_over_channels(

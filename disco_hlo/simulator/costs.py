@@ -8,7 +8,7 @@ all-reduces too small for the channel, backends whose collectives block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Group
+from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
@@ -31,41 +31,18 @@ MAX_TOTAL_NS = 800_000_000_000
 """The most that all durations of a problem may add up to: 800 seconds."""
 
 
-class CostModel(Protocol):
-    """Times of units that run alone, in whole nanoseconds, launch cost not included."""
+class CostModel(UnitTimes, Protocol):
+    """Times of units that run alone, in whole nanoseconds, launch cost not included.
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
-
-    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
-        """Time of each op group as one kernel, ``[len(groups)]``."""
+    One that offers :class:`~disco_hlo.hlo.kernel_times.KernelTimes` as well is asked for kernels by that.
+    """
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""
 
 
-@runtime_checkable
-class KernelCosts(Protocol):
-    """What a cost model may offer beside ``groups_ns``: kernels as flat arrays, with their results.
-
-    It is asked in place of ``groups_ns`` for every kernel but Triton's. A kernel's results depend on who
-    else reads its nodes, that is on the whole strategy, so they are given.
-    """
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending,
-        and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
-
-
 def kernels_ns(
-    model: KernelCosts, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
+    model: KernelTimes, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> NDArray[np.int64]:
     """Time of each kernel, given by members and results, both ascending."""
     flat: list[NDArray[np.int64]] = []
@@ -76,6 +53,27 @@ def kernels_ns(
             np.concatenate(rows or [np.zeros(0, np.int64)]),
         ]
     return model.kernels_ns(graph, *flat)
+
+
+def checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
+    """Times of a cost model, ``[count]``, as int64.
+
+    Raises:
+        DiscoError: negative or non-finite times, or too few of them; ``name`` says whose the i-th is.
+    """
+    found = np.asarray(times)
+    if found.shape != (count,) or found.dtype.kind not in "iuf":
+        raise DiscoError(
+            f"The cost model returned {found.dtype}{list(found.shape)}, expected {count} times in ns."
+        )
+    wrong = np.flatnonzero(~((found >= 0) & (found <= MAX_TOTAL_NS)))
+    if wrong.size:
+        first = int(wrong[0])
+        raise DiscoError(
+            f"The cost model says that {name(first)} takes {found[first]} ns, "
+            f"expected a number from 0 to {MAX_TOTAL_NS}."
+        )
+    return np.rint(found).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +131,11 @@ class MachineModel:
             np.int64,
         )
 
+    def copy_ns(self, size_bytes: int) -> int:
+        """Time of a kernel that copies so much: into a bucket, or out of it."""
+        rate = self.memory_bytes_per_us
+        return self.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
+
 
 CPU = MachineModel("cpu", asynchronous=False)
 """XLA:CPU: collectives block the thread that runs them (measured: 4 % of them overlapped)."""
@@ -145,6 +148,41 @@ def speed_ppm(slow_down: float) -> int:
     if not (math.isfinite(slow_down) and 1 <= slow_down <= PPM / MIN_SPEED_PPM):
         raise DiscoError(f"A slow-down of {slow_down} was given, expected 1 to {PPM // MIN_SPEED_PPM}.")
     return round(PPM / slow_down)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTimes:
+    """What a bucket takes, but for cutting gradients out of it."""
+
+    main_ns: int
+    """Its transfer; with the launch where that occupies the compute stream."""
+    on_channel: bool
+    """Whether the transfer runs beside the compute stream."""
+    pack_ns: int | None
+    """Copying its gradients together before; None where they stay where they are."""
+
+
+def bucket_times(
+    model: CostModel, machine: MachineModel, sizes_bytes: Sequence[int], *, variadic: bool, name: str
+) -> BucketTimes:
+    """Times of a bucket of gradients of these sizes, concatenated unless ``variadic``.
+
+    Raises:
+        DiscoError: the cost model gave a wrong time; the message says ``name``.
+    """
+    total = sum(sizes_bytes)
+    # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
+    one_by_one = variadic and not machine.asynchronous
+    carried = np.array(sizes_bytes if one_by_one else [total], np.int64)
+    times = checked(model.all_reduce_ns(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")
+    transfer_ns = int(times.sum())
+    on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
+    packed = len(sizes_bytes) > 1 and not variadic
+    return BucketTimes(
+        transfer_ns if on_channel else transfer_ns + machine.launch_ns,
+        on_channel,
+        machine.copy_ns(total) if packed else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import pieces_of
-from disco_hlo.plugin.jaxlink import LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.profiling import kernel_times
 from disco_hlo.plugin.second_look import with_kernels
@@ -26,7 +26,7 @@ from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
 from evaluation.record import FAILED, CellName, Record
-from evaluation.rounds import run_all
+from evaluation.rounds import Rounds, run_all
 from evaluation.rows import BASELINE, PGLE, Context, Row, chosen_names, rows_of, wanted
 
 
@@ -201,7 +201,19 @@ class Cell:
         if not self.compiled:
             return
         with self._clock("measure"):
-            run_all(self, lambda: self.asked.left_s() - until_left_s)
+            run_all(
+                Rounds(
+                    request=self.request,
+                    compiled=self.compiled,
+                    record=self.record,
+                    count=self.asked.rounds,
+                    seed=self.asked.settings.seed,
+                    on_gpu=self.context.on_gpu,
+                    comparison=self.asked.comparison,
+                    say=self.asked.say,
+                    left_s=lambda: self.asked.left_s() - until_left_s,
+                )
+            )
         self.compiled = []
 
     @contextlib.contextmanager

@@ -17,9 +17,9 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.jaxlink import LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
@@ -97,7 +97,7 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
     compiled = Compiled(row, executable)
     describe(context, record, compiled, variant)
     if module is not None and row.name == PLAN:
-        difference = executed_difference(module, jaxlink.read_executable(executable))
+        difference = executed_difference(module, executables.read_executable(executable))
         record.update(row.name, executed_difference=difference or "")
     return compiled
 
@@ -116,7 +116,7 @@ def _predicted(context: Context, row: Row, variant: Variant, executable: LoadedE
             return predict(context, context.source.graph, variant.strategy)
         if row.name == DEFAULT:
             return predict(context, context.source.graph, context.xla)
-        theirs = canonicalize(jaxlink.read_executable(executable))
+        theirs = canonicalize(executables.read_executable(executable))
         return predict(context, theirs.graph, read(theirs))
     except Exception as error:
         return {"error": f"{row.name}: {one_line(error)}"[:500]}

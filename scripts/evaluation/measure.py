@@ -13,9 +13,10 @@ from disco_hlo.profiler.trace import Execution
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables
 from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.runner import Runner, memory
 from disco_hlo.plugin.step_time import at_once_of
 from evaluation.record import OK, Record
@@ -60,9 +61,9 @@ def at_once(record: Record, default: Runner) -> int:
 def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]:
     """What one run leaves on the first device; nothing is fetched. The runner must have run before."""
     arguments = runner.inputs()
-    result = jaxlink.execute(executable, arguments)
-    jaxlink.wait(result)
-    return [output[0] for output in jaxlink.result_arrays(result)]
+    result = executables.execute(executable, arguments)
+    executables.wait(result)
+    return [output[0] for output in executables.result_arrays(result)]
 
 
 class Comparison:
@@ -107,7 +108,7 @@ class Comparison:
 
 def shapes_of(executable: LoadedExecutable) -> set[tuple[tuple[int, ...], str]]:
     """Shapes and types that a step's outputs have: those of its state, which it takes too, and the loss's."""
-    known = {(one.shape, str(one.dtype)) for one in jaxlink.parameters(executable)}
+    known = {(one.shape, str(one.dtype)) for one in executables.parameters(executable)}
     return known | {((), "float32")}
 
 
@@ -152,7 +153,7 @@ def traced(runner: Runner) -> tracing.Trace:
 
 def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, float]:
     """What :func:`overlap` gives, from a trace that was taken before."""
-    module = proto.parse(jaxlink.read_executable(executable))
+    module = proto.parse(executables.read_executable(executable))
     # On CPU an instruction tells what it is; on GPU its kernel does.
     names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_TRANSFERS)}
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)

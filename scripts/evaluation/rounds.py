@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
 from disco_hlo.plugin.step_time import time_once
@@ -17,61 +19,75 @@ from evaluation.compiling import Compiled
 from evaluation.record import FAILED, Record
 from evaluation.rows import PLANNED
 
-if TYPE_CHECKING:
-    from evaluation.cell import Cell
+
+@dataclass(frozen=True)
+class Rounds:
+    """What is to be run, and how."""
+
+    request: CompileRequest
+    compiled: Sequence[Compiled]
+    """XLA's default first."""
+    record: Record
+    count: int
+    """Of rounds."""
+    seed: int
+    """Of the inputs."""
+    on_gpu: bool
+    comparison: measure.Comparison
+    say: Callable[[str], None]
+    left_s: Callable[[], float]
+    """What is left of the time for them."""
 
 
-def run_all(cell: Cell, left_s: Callable[[], float]) -> None:
-    """First runs with their numbers, rounds in turn, and traces. XLA's default stands first."""
-    record, seed = cell.record, cell.asked.settings.seed
-    default = measure.runner_of(cell.request, cell.compiled[0].executable, seed, None)
+def run_all(rounds: Rounds) -> None:
+    """First runs with their numbers, rounds in turn, and traces."""
+    record, compiled, seed = rounds.record, rounds.compiled, rounds.seed
+    default = measure.runner_of(rounds.request, compiled[0].executable, seed, None)
     default.run()
-    at_once = measure.at_once(record, default) if cell.context.on_gpu else 1
-    expected = measure.outputs_on_device(cell.compiled[0].executable, default)
+    at_once = measure.at_once(record, default) if rounds.on_gpu else 1
+    expected = measure.outputs_on_device(compiled[0].executable, default)
     alive: list[tuple[Compiled, Runner, Trial]] = []
-    for one in cell.compiled:
+    for one in compiled:
         try:
             record.update(one.row.name, first_run_began=time.time())
-            own = measure.runner_of(cell.request, one.executable, seed, default)
+            own = measure.runner_of(rounds.request, one.executable, seed, default)
             own.run()
-            numbers = cell.asked.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
+            numbers = rounds.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
         except Exception as error:
             record.update(one.row.name, status=FAILED, reason=one_line(error)[:2000])
             continue
         record.update(one.row.name, numbers=numbers, first_run_began=None)
         alive.append((one, own, Trial(one.row.name, None, 0)))
     del expected
-    _rounds(cell, alive, at_once, left_s)
+    _in_turn(rounds, alive, at_once)
     _choose(record, alive)
-    _traces(cell, alive, left_s)
-    cell.asked.say(f"{cell.name.stem}:")
+    _traces(rounds, alive)
+    rounds.say(f"{record.cell.stem}:")
     for _, _, trial in alive:
         ratio = ratio_to(trial, alive[0][2])
-        cell.asked.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
+        rounds.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
 
 
-def _rounds(
-    cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], at_once: int, left_s: Callable[[], float]
-) -> None:
-    for _ in range(cell.asked.rounds):
+def _in_turn(rounds: Rounds, alive: Sequence[tuple[Compiled, Runner, Trial]], at_once: int) -> None:
+    for _ in range(rounds.count):
         started = time.monotonic()
         for _, own, trial in alive:
             trial.times_ns.append(time_once(own, at_once))
-        cell.record.update_all({trial.name: measure.times_of(trial, alive[0][2]) for _, _, trial in alive})
-        if left_s() < 2 * (time.monotonic() - started) + 3:
+        rounds.record.update_all({trial.name: measure.times_of(trial, alive[0][2]) for _, _, trial in alive})
+        if rounds.left_s() < 2 * (time.monotonic() - started) + 3:
             return
 
 
-def _traces(cell: Cell, alive: Sequence[tuple[Compiled, Runner, Trial]], left_s: Callable[[], float]) -> None:
-    chosen = cell.record.fact("chosen")
+def _traces(rounds: Rounds, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
+    chosen = rounds.record.fact("chosen")
     for one, own, trial in alive:
-        if not (one.row.traced or trial.name == chosen) or left_s() < 10:
+        if not (one.row.traced or trial.name == chosen) or rounds.left_s() < 10:
             continue
         try:
             found: dict[str, Any] = measure.overlap(own, one.executable)
         except Exception as error:
             found = {"error": one_line(error)[:500]}
-        cell.record.update(trial.name, trace=found)
+        rounds.record.update(trial.name, trace=found)
 
 
 def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:

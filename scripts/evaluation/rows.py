@@ -29,6 +29,7 @@ EVERYTHING = "threshold everything"
 NO_OP_FUSION = "no op fusion"
 PGLE = "PGLE"
 O1 = "O1"
+BEFORE_LOOKS = "plan before a look"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
@@ -39,8 +40,8 @@ MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PG
 """Enough to say whether the plan wins, in the least time."""
 _FAMILIES = ("thresholds", "random")
 _NAMES = (
-    "all", *_FAMILIES, DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY, ORDER_ONLY,
-    BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, ALONE_PLAN,
+    "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
+    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, ALONE_PLAN,
 )  # fmt: skip
 _NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
@@ -112,6 +113,7 @@ def rows_of(context: Context) -> list[Row]:
     return [
         Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
         *(_searched(name, name, PLANNED) for name in finalists),
+        *_before_looks(context),
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
         Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
         Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
@@ -135,6 +137,13 @@ def rows_of(context: Context) -> list[Row]:
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
         _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
     ]  # fmt: skip
+
+
+def _before_looks(context: Context) -> Iterator[Row]:
+    """For comparison, not to be taken: what the plan would be if its kernels had not been measured."""
+    earlier = context.plans.before_looks
+    if earlier is not None and earlier != context.plan:
+        yield Row(BEFORE_LOOKS, PART, lambda c: _own(c, earlier))
 
 
 def _fusion_only(context: Context) -> Variant:

@@ -207,9 +207,7 @@ def _offline(asked: Asked, names: Sequence[CellName]) -> int:
             status = NOT_MEASURED
             continue
         try:
-            before = files.plans()
-            also = () if before is None else before.searched
-            plans = search(Step(module, canonicalize(module)), profile, asked.settings, also)
+            plans = search(Step(module, canonicalize(module)), profile, asked.settings, files.plans())
         except DiscoError as error:
             print(f"benchmark.py: {name.stem}: the search failed: {one_line(error)}", file=sys.stderr)
             status = NOT_MEASURED

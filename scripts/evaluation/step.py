@@ -10,7 +10,6 @@ import gzip
 import importlib.metadata
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,8 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction
     evaluations: int
     search_s: float
+    before_looks: Strategy | None = None
+    """What the first search would have taken, where its plan's kernels were measured and the search made again."""
 
     @property
     def searched(self) -> list[Strategy]:
@@ -205,8 +206,13 @@ def costs(profile: Profile, step: Step) -> Costs:
     return Costs(profile, costs_of(profile, [step.source.graph]), machine_of(profile))
 
 
-def search(step: Step, profile: Profile, settings: Settings, also: Sequence[Strategy] = ()) -> FoundPlans:
-    """The plugin's own search, on this machine; needs no device. Plans of an earlier one are ranked with its own."""
+def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:
+    """The plugin's own search, on this machine; needs no device.
+
+    Args:
+        before: what an earlier search found that knew less; its plans are ranked with the new ones.
+    """
+    also = () if before is None else before.searched
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
@@ -218,6 +224,7 @@ def search(step: Step, profile: Profile, settings: Settings, also: Sequence[Stra
         found.prediction,
         found.result.evaluations,
         round(time.monotonic() - started, 3),
+        None if before is None else before.before_looks or before.searched[0],
     )
 
 

@@ -26,7 +26,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
@@ -157,7 +157,7 @@ def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]
             inputs_of = measure.runner_of(request, variant.traceable, asked.seed, inputs_of)
             taken = measure.traced(inputs_of)
             variant.trace = measure.breakdown(taken, variant.traceable)
-            executed = jaxlink.read_executable(variant.traceable)
+            executed = executables.read_executable(variant.traceable)
             written = canonicalize(executed)
             times = instruction_times(taken, written.graph.module_name, owners(executed))
             found = {**keyed_times(written.graph, written.origins, times), **found}

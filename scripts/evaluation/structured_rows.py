@@ -17,7 +17,8 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.runner import Runner
 from disco_hlo.plugin.step_time import time_once

@@ -174,6 +174,29 @@ def parts(records: Cells) -> Table:
     return ("model, link, devices", *names, "compute alone, ms", "communication alone, ms"), rows
 
 
+def looks(records: Cells) -> Table:
+    """What measuring the plan's kernels and searching again was worth: step time over the default's."""
+    header = (
+        "model, link, devices", "kernels measured", "took of their estimate", "plan before", "noise", "plan after",
+        "after / before",
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        before, after = (record["rows"].get(name, {}) for name in ("plan before a look", PLAN))
+        facts = record["facts"]
+        if "look_1_kernels" not in facts or OK not in (before.get("status"), after.get("status")):
+            continue
+        both = [row["of_default"] if row.get("status") == OK else None for row in (before, after)]
+        ratios = ["-" if one is None else f"{one:.3f}" for one in both]
+        gain = "-" if None in both else f"{both[1] / both[0]:.3f}"
+        noise = f"{before['of_default_noise']:.3f}" if "of_default_noise" in before else "-"
+        promises = f"{facts['look_1_promises']:.2f}"
+        rows.append(
+            (title(record), str(facts["look_1_kernels"]), promises, ratios[0], noise, ratios[1], gain)
+        )
+    return header, rows
+
+
 def points(record: Mapping[str, Any]) -> list[Point]:
     """The rows whose step time was both measured and predicted."""
     found = []

@@ -16,6 +16,8 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import read_module
 from tests.cli.conftest import Disco
+from tests.e2e.jobs import QUICK_COMPILES
+from tests.known_times import know_all
 from tests.ports import free_port
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -41,6 +43,7 @@ def check(folder: Path) -> None:
 
 
 def test_the_step_is_saved_while_the_script_runs_to_its_end(disco: Disco, tmp_path: Path) -> None:
+    know_all(tmp_path / "plans", devices=2, processes=1)
     folder = tmp_path / "captured"
     outcome = disco("capture", "-o", folder, "--json", "--", sys.executable, TRAIN)
     assert outcome.code == 0, outcome
@@ -93,7 +96,12 @@ def test_a_damaged_record_is_refused(disco: Disco, cpu_plan: Path, tmp_path: Pat
 def test_two_ranks_capture_and_rank_0_writes(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     folder = tmp_path / "captured"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    know_all(tmp_path / "plans", devices=2, processes=2)
+    environment = {
+        **os.environ,
+        "DISCO_DIR": str(tmp_path / "plans"),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {QUICK_COMPILES}",
+    }
     train = ["mpiexec", "-n", "2", sys.executable, str(TRAIN), address]
     done = subprocess.run(
         [sys.executable, "-m", "disco_hlo.cli.main", "capture", "-o", str(folder), "--", *train],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -26,6 +27,13 @@ def test_a_plan_is_shown(disco: Disco, h200_plan: Path) -> None:
     assert "27 buckets with 150 all-reduces, 642.6 MiB" in lines
     assert "all-reduce from 1 MiB: T = 0.04 ns/byte x size + 60 µs" in lines
     assert "note: a note" in lines
+
+
+def test_searches_made_again_are_shown_one_by_one(disco: Disco, h200_plan: Path, tmp_path: Path) -> None:
+    plan = json.loads((h200_plan / "plan.json").read_text())
+    plan["search"]["searches"] = [12_000, 8_000]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert "in 20000 evaluations of 2 searches (12000 + 8000)" in disco("inspect", tmp_path).out
 
 
 def test_everything_comes_as_json(disco: Disco, h200_plan: Path) -> None:

@@ -182,16 +182,16 @@ def fails_at(stage: str) -> None:
 
 def dies_in_run(number: str) -> None:
     """The process is killed where it is to execute something of ours for the so-manieth time."""
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin import executables
 
-    really, executed = jaxlink.execute, itertools.count(1)
+    really, executed = executables.execute, itertools.count(1)
 
     def execute(*args: Any) -> Any:
         if next(executed) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
         return really(*args)
 
-    jaxlink.execute = execute
+    executables.execute = execute
 
 
 def hurries_from(stage: str) -> None:

@@ -38,7 +38,13 @@ def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, R
     assert unknown_kernels(copied, searched[0]) == 0
     assert len(run.lines(f"measured {before} kernels of the plan that had never run")) == 1
     assert len(run.lines("searched ")) == 2
-    assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
+    plan = plan_in(copied.directory)
+    assert difference(run, copied.directory, plan.strategy) is None
+    searched_lines = [line.split() for line in run.lines("searched ")]
+    assert plan.search.searches == tuple(int(words[2]) for words in searched_lines)
+    assert plan.search.evaluations == sum(plan.search.searches)
+    assert all(evaluation >= plan.search.searches[0] for evaluation, _ in plan.search.improvements)
+    assert [round(s, 1) for s in plan.measured.searches_s] == [float(words[5]) for words in searched_lines]
 
 
 def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:

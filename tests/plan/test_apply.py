@@ -19,7 +19,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.verify import describe_difference, verify
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.runner import Runner, memory
 from tests.steps import models
@@ -75,7 +75,7 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
             module = apply(strategy, source)
             verify(source, module, strategy)
             executable = jaxlink.compile_module(request, module)
-            executed = canonicalize(jaxlink.read_executable(executable))
+            executed = canonicalize(executables.read_executable(executable))
             assert describe_difference(source.graph, read(executed), strategy) is None, title
             if jaxlink.keeps_donation():
                 assert memory(executable).aliased_bytes == donated, title

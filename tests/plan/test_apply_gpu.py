@@ -119,6 +119,7 @@ class Entry:
 # Reading ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.product_only
 def test_fused_and_unfused_are_one_graph(default: CanonicalModule, plain: CanonicalModule) -> None:
     assert default.graph.fingerprint == plain.graph.fingerprint
     assert len(default.graph) == 5999
@@ -143,6 +144,7 @@ def test_what_xla_chose_is_read(xla: Strategy) -> None:
     assert sum(token.endswith(".done") for token in xla.order) == 27
 
 
+@pytest.mark.product_only
 def test_xlas_plan_carries_over_to_the_unfused_module(
     default: CanonicalModule, plain: CanonicalModule, xla: Strategy
 ) -> None:
@@ -157,6 +159,8 @@ def test_xlas_plan_carries_over_to_the_unfused_module(
 # Writing ------------------------------------------------------------------------------------------
 
 
+# Nothing of jax or XLA is in it, and the other leg has less time.
+@pytest.mark.product_only
 def test_every_rewrite_is_the_same_program_with_the_strategy_asked_for(
     default: CanonicalModule, strategies: dict[str, Strategy], rewritten: dict[str, bytes]
 ) -> None:

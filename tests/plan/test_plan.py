@@ -66,6 +66,46 @@ def test_what_a_clock_chose_is_set_apart_with_the_clock() -> None:
     assert without_measurements(other).chosen == plans.SEARCHED
 
 
+def searched_twice() -> dict[str, dict[str, object]]:
+    document = json.loads(encode(small_plan()))
+    return {
+        "search": {**document["search"], "evaluations": 30, "searches": [20, 10]},
+        "measured": {**document["measured"], "search_s": 3.5, "searches_s": [2.25, 1.25]},
+    }
+
+
+def test_a_search_made_again_is_told_with_the_one_before() -> None:
+    plan = decode(edited(**searched_twice()), "plan.json")
+    assert plan.search.searches == (20, 10)
+    assert plan.measured is not None
+    assert plan.measured.searches_s == (2.25, 1.25)
+    assert decode(encode(plan), "plan.json") == plan
+
+
+def test_a_plan_of_one_search_lists_none() -> None:
+    assert b"searches" not in encode(small_plan())
+    plan = decode(encode(small_plan()), "plan.json")
+    assert plan.measured is not None
+    assert plan.search.searches is plan.measured.searches_s is UNSET
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("search", {"searches": [20, 11]}, "expected 30 in all"),
+        ("search", {"searches": [30]}, "length >= 2"),
+        ("search", {"searches": [31, -1]}, ">= 0"),
+        ("search", {"evaluations": 60, "searches": [20, 10, 30]}, "3 searches that took 2 times"),
+        ("measured", {"searches_s": [2.25, 1.5]}, "expected 3.5 s in all"),
+    ],
+)
+def test_searches_that_do_not_add_up_are_refused(part: str, change: dict[str, object], message: str) -> None:
+    document = searched_twice()
+    document[part].update(change)
+    with pytest.raises(PlanError, match=message):
+        decode(edited(**document), "plan.json")
+
+
 ADVICE = {
     "devices": 2, "state": [3, 4], "state_bytes": 64, "saved_bytes": 32, "step_ns": 100, "sharded_ns": 90,
 }  # fmt: skip

@@ -16,6 +16,9 @@ from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
 KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}
+# Nothing of jax or XLA is in it, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
 DATA = Path(__file__).parents[1] / "data"
 
 

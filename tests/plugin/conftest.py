@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import configure
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
@@ -49,7 +50,7 @@ def arrange(fault: str, rank: int) -> None:
         # Within what all ranks do together.
         jax.block_until_ready = failing(jax.block_until_ready)
     else:
-        jaxlink.execute = failing(jaxlink.execute)
+        executables.execute = failing(executables.execute)
 
 
 def main(address: str, rank: int, folder: Path, fault: str) -> None:

@@ -4,9 +4,10 @@ import copy
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,8 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import hook, jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable
+from disco_hlo.plugin import executables, hook, jaxlink
+from disco_hlo.plugin.executables import LoadedExecutable
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.probe import exchange_opcode
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
@@ -68,7 +70,7 @@ def test_capture_sees_the_module_of_a_full_compile(compile_with: CompileWith) ->
     def handle(request: CompileRequest) -> LoadedExecutable:
         executable = jaxlink.compile_module(request, None)
         seen.append(opcodes(jaxlink.capture(request)))
-        seen.append(opcodes(jaxlink.read_executable(executable)))
+        seen.append(opcodes(executables.read_executable(executable)))
         return executable
 
     def capture_full(x: jax.Array) -> jax.Array:
@@ -105,7 +107,7 @@ def test_xla_executes_the_module_it_is_given(compile_with: CompileWith) -> None:
 
     def handle(request: CompileRequest) -> LoadedExecutable:
         executable = exchanging("negate", "cosine")(request)
-        ran.append(opcodes(jaxlink.read_executable(executable)))
+        ran.append(opcodes(executables.read_executable(executable)))
         return executable
 
     def enact_cosine(x: jax.Array) -> jax.Array:
@@ -353,6 +355,32 @@ def test_the_passes_that_xla_flags_turn_off_stay_off(compile_with: CompileWith) 
     compile_with("flags_off", handle)
     jax.jit(flags_off)(jnp.ones(4))
     assert found == [f"algsimp,{jaxlink._CPU_PASSES_OFF}"]
+
+
+def test_thresholds_of_xla_flags_do_not_join_what_was_parted_and_that_is_said_once(
+    compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[list[Mapping[str, object]]] = []
+    gather, reduce, scatter = jaxlink._GPU_COMBINERS
+    monkeypatch.setenv("XLA_FLAGS", f"--{reduce}=12345 --{gather}=678 --xla_gpu_autotune_level=0")
+    monkeypatch.setattr(jaxlink.LOGGER, "propagate", True)
+
+    def handle(request: CompileRequest) -> None:
+        jaxlink._say_what_does_not_hold.cache_clear()
+        gpus = [SimpleNamespace(platform="gpu", process_index=lambda rank=rank: rank) for rank in (0, 0, 1)]
+        requests = [dataclasses.replace(request, backend=gpu) for gpu in gpus]
+        with caplog.at_level(logging.INFO, "disco_hlo"):
+            found.append([jaxlink._early_options(one, {"xla_gpu_autotune_level": 4}) for one in requests])
+
+    def thresholds(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("thresholds", handle)
+    jax.jit(thresholds, compiler_options={gather: 99})(jnp.ones(4))
+    assert found == [[{reduce: 0, scatter: 0, "xla_gpu_autotune_level": 4}] * 3]
+    assert [line.getMessage() for line in caplog.records] == [
+        f"a step whose structure is changed is compiled without {reduce} of XLA_FLAGS: the plan decides"
+    ]
 
 
 def test_a_matmul_between_layouts_computes_the_same_without_fusion(compile_with: CompileWith) -> None:

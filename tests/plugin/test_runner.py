@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import jaxlink, runner
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler, LoadedExecutable, Parameter
+from disco_hlo.plugin import executables, jaxlink, runner
+from disco_hlo.plugin.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.runner import Runner, synthetic_values
 
@@ -134,7 +135,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
 ) -> None:
     made: list[runner.Outputs] = []
     happened: list[str] = []
-    execute, several, clock = jaxlink.execute, runner._Inputs.several, time.perf_counter_ns
+    execute, several, clock = executables.execute, runner._Inputs.several, time.perf_counter_ns
 
     def noted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -147,7 +148,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
         on_device = Runner(request, request.call_default(), seed=7)
         made.append(on_device.outputs())
         with monkeypatch.context() as patched:
-            patched.setattr(jaxlink, "execute", noted("execute", execute))
+            patched.setattr(executables, "execute", noted("execute", execute))
             patched.setattr(runner._Inputs, "several", noted("arguments", several))
             patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
             on_device.run_in_a_row(1)  # the first of all; what it takes over is learned before
@@ -205,7 +206,7 @@ def test_every_kind_of_parameter_can_be_made(compile_with: CompileWith) -> None:
 
     def handle(request: CompileRequest) -> None:
         executable = request.call_default()
-        made.append((jaxlink.parameters(executable), Runner(request, executable).outputs()))
+        made.append((executables.parameters(executable), Runner(request, executable).outputs()))
 
     def kinds(values: dict[str, jax.Array], key: jax.Array) -> Any:
         copies = {name: value[::-1] if value.ndim else value + 0 for name, value in values.items()}

@@ -34,6 +34,20 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates() -> N
     assert again.promises == Promises(2 * known.promises.estimated_ns, 2 * known.promises.measured_ns)
 
 
+def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told() -> None:
+    """The simulator prices it as the op alone, whatever the network says of such a kernel."""
+    graph, plan = transformer().graph, read(transformer())
+    estimator = costs_of(replace(load(PROFILE), ops={}), [graph]).estimator
+    single = {}
+    for place, group in enumerate(plan.groups):
+        ops = [x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"]
+        if group.kind != "triton" and len(ops) == 1:
+            single[place] = ops[0]
+    assert single
+    estimates, alone = estimates_ns(estimator, graph, plan), estimator.nodes_ns(graph)
+    assert estimates[list(single)].tolist() == alone[list(single.values())].tolist()
+
+
 def test_without_times_nothing_is_learned() -> None:
     graph, plan = transformer().graph, read(transformer())
     profile = replace(load(PROFILE), ops={})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.jaxlink import Parameter
+from disco_hlo.plugin.executables import Parameter
 from disco_hlo.plugin.runner import synthetic_values
 from tests.ports import free_port
 

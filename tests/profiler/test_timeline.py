@@ -13,7 +13,7 @@ from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_s
 from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.runner import Runner
 from tests.report import plans
@@ -32,7 +32,7 @@ def measured(request: CompileRequest) -> MeasuredStep:
     executable = jaxlink.compile_module(request, None)
     runner = Runner(request, executable)
     trace = tracing.read(tracing.collect(lambda: runner.run() and None, 3))
-    return measured_step("XLA default", trace, jaxlink.read_executable(executable))
+    return measured_step("XLA default", trace, executables.read_executable(executable))
 
 
 def test_a_step_on_cpu_is_recorded_with_its_all_reduces_and_the_nodes_it_computes() -> None:

@@ -176,14 +176,15 @@ def profile() -> Profile:
 
 
 def kept_files(out: Path, cell: CellName, module: bytes) -> None:
-    """What profiling and searching would have left: one good plan, and one that forgets the gradients."""
+    """What profiling and searching would have left: one good plan, one that forgets the gradients, and what was found
+    before a look."""
     graph = canonicalize(module).graph
     good = one_bucket(graph, read_strategy(canonicalize(module)).groups)
     prediction = Prediction(900_000, 1_000_000, 2_000_000, 500_000, 600_000, 1 << 20)
     found = (("plan", good, 900_000), ("plan 2", Strategy(), 950_000))
     files = step.Files(out, cell)
     files.save_profile(profile())
-    files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5))
+    files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5, unfused(graph)))
 
 
 def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
@@ -208,10 +209,11 @@ def test_a_run_measures_resumes_and_records_what_fails(
     kept_files(tmp_path, CELL, module)
     path = tmp_path / f"{CELL.stem}.json"
 
-    assert run(tmp_path, "plan,plan 2,PGLE") == 0
+    assert run(tmp_path, "plan,plan 2,PGLE,plan before a look") == 0
     first = read(path)
     assert statuses(first) == {
         "XLA default": "ok", "plan": "ok", "plan 2": "failed", "PGLE": "not on this backend",
+        "plan before a look": "ok",
     }  # fmt: skip
     assert "no bucket" in first["rows"]["plan 2"]["reason"]
     plan = first["rows"]["plan"]
@@ -223,7 +225,7 @@ def test_a_run_measures_resumes_and_records_what_fails(
     assert first["facts"]["chosen"] in ("XLA default", "plan")
     assert first["facts"]["bounds"]["full_overlap_ms"] == 0.5
 
-    assert run(tmp_path, "plan,plan 2,PGLE") == 0
+    assert run(tmp_path, "plan,plan 2,PGLE,plan before a look") == 0
     assert read(path)["rows"] == first["rows"], "nothing was left to do"
 
     assert run(tmp_path, "plan,no op fusion") == 0
@@ -292,6 +294,9 @@ def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, byte
     files.save_plans(found)
     assert files.plans() == found
     assert [name for name, _, _ in found.strategies][-1].startswith("plan")
+    again = step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path), found)
+    assert found.before_looks is None
+    assert again.before_looks == found.searched[0]
 
 
 def test_there_is_nothing_to_search_before_profiling(

@@ -120,6 +120,15 @@ def test_overlap_of_default_and_plan_beside_the_simulator_s() -> None:
     ]  # fmt: skip
 
 
+def test_what_a_look_was_worth() -> None:
+    looked = record()
+    looked["facts"] |= {"look_1_kernels": 12, "look_1_promises": 1.0837}
+    looked["rows"]["plan before a look"] = row(64.0, 0.64, 62.0)
+    assert tables.looks([record(), looked])[1] == [
+        ("bert, sockets, 2", "12", "1.08", "0.640", "0.010", "0.600", "0.938")
+    ]
+
+
 def test_fidelity_of_predictions() -> None:
     assert tables.fidelity([record()])[1][0] == (
         "bert, sockets, 2", "6", "2.7 %", "10.0 %", "XLA default", "1.00", "1.0 %",
@@ -159,8 +168,8 @@ def test_the_document_and_its_pictures(tmp_path: Path, monkeypatch: pytest.Monke
     titles = [title for title, *_ in make_tables.SECTIONS]
     missing = [title for title in titles if f"## {title}\n" not in text]
     adam = "Replicated and sharded update of Adam (CoCoNet, figure 10)"
-    # No record is of Adam or of a CPU, no row has numbers to compare.
-    assert missing == [adam, "Every plan on CPU", "Numbers"]
+    # No record has a look, is of Adam or of a CPU, no row has numbers to compare.
+    assert missing == ["Looking again", adam, "Every plan on CPU", "Numbers"]
     for name in ("step_time_sockets_2", "overlap", "fidelity"):
         assert f"({name}.svg)" in text
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()

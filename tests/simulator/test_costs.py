@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, speed_ppm
+from disco_hlo.simulator.costs import (
+    CPU,
+    GPU,
+    BucketTimes,
+    LinearPieces,
+    MachineModel,
+    bucket_times,
+    speed_ppm,
+)
 
 
 def test_without_asynchronous_collectives_there_is_no_channel() -> None:
@@ -76,3 +86,28 @@ def test_all_reduce_pieces() -> None:
 def test_impossible_pieces_are_refused(pieces: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(DiscoError, match=message):
         LinearPieces(*pieces)
+
+
+class ByTheByte:
+    """All-reduces take 100 ns and one more per byte."""
+
+    def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
+        return 100 + np.asarray(sizes_bytes, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes_bytes", "variadic", "expected"),
+    [
+        (CPU, [30, 50], False, BucketTimes(main_ns=187, on_channel=False, pack_ns=87)),
+        (CPU, [30, 50], True, BucketTimes(main_ns=287, on_channel=False, pack_ns=None)),  # one by one
+        (CPU, [80], False, BucketTimes(main_ns=187, on_channel=False, pack_ns=None)),
+        (GPU, [30, 50], False, BucketTimes(main_ns=180, on_channel=True, pack_ns=87)),
+        (GPU, [30, 50], True, BucketTimes(main_ns=180, on_channel=True, pack_ns=None)),
+        (GPU, [30, 10], True, BucketTimes(main_ns=147, on_channel=False, pack_ns=None)),  # in one shot
+    ],
+)
+def test_times_of_a_bucket(
+    machine: MachineModel, sizes_bytes: list[int], variadic: bool, expected: BucketTimes
+) -> None:
+    machine = replace(machine, launch_ns=7, memory_bytes_per_us=2000, one_shot_max_bytes=40)
+    assert bucket_times(ByTheByte(), machine, sizes_bytes, variadic=variadic, name="b0") == expected
