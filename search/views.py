@@ -43,6 +43,7 @@ class GraphView(NamedTuple):
     elements: Any
     shared_bytes: Any
     moved_bytes: Any
+    read: Any
     edge: Any
     special: Any
     special_mask: Any
@@ -181,6 +182,7 @@ def open_views(step: Any, state: Any, scratch: Any) -> Any:
         _row(node, at.ELEMENTS),
         _row(node, at.SHARED_BYTES),
         _row(node, at.MOVED),
+        _row(node, at.READ),
         pointer_to(step.edge.ctypes.data),
         pointer_to(step.special.ctypes.data),
         step.special.shape[0] - 1,

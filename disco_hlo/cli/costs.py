@@ -31,7 +31,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, TellsReadsApart
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -123,6 +123,12 @@ class Costs:
     ) -> NDArray[np.int64]:
         """Time of many kernels with their results (see ``simulator.costs.KernelCosts``)."""
         return self.model.kernels_ns(graph, member_at, members, result_at, results)
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """Nodes by what they are to a kernel that reads them (see ``simulator.costs.TellsReadsApart``)."""
+        if isinstance(self.model, TellsReadsApart):
+            return self.model.read_classes(graph)
+        return np.zeros(len(graph), np.int64)
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.flat_graph import flat_lists
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Group
 
@@ -64,18 +65,23 @@ class KernelCosts(Protocol):
         and returns results[result_at[i] : result_at[i + 1]]; launch cost not included."""
 
 
+@runtime_checkable
+class TellsReadsApart(Protocol):
+    """What a cost model may offer beside ``kernels_ns`` if a kernel's time depends on what made the arrays it reads.
+
+    Without it, kernels alike are taken to cost the same whatever they read.
+    """
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """``[len(graph)]``: equal numbers where it makes no difference, shapes apart, which of two nodes is read."""
+
+
 def kernels_ns(
     model: KernelCosts, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> NDArray[np.int64]:
     """Time of each kernel, given by members and results, both ascending."""
-    flat: list[NDArray[np.int64]] = []
-    for part in range(2):
-        rows = [np.asarray(kernel[part], np.int64) for kernel in kernels]
-        flat += [
-            np.cumsum([0, *map(len, rows)], dtype=np.int64),
-            np.concatenate(rows or [np.zeros(0, np.int64)]),
-        ]
-    return model.kernels_ns(graph, *flat)
+    members, results = ([kernel[part] for kernel in kernels] for part in range(2))
+    return model.kernels_ns(graph, *flat_lists(members), *flat_lists(results))
 
 
 @dataclass(frozen=True, slots=True)
