@@ -37,12 +37,15 @@ from disco_hlo.estimator.kernel_tables import (
 )
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,23 @@ class DeviceModel:
             raise ProfileError(f"expected streaming times that grow with the bytes, got {self.streaming}")
 
 
+@dataclass(slots=True)
+class _Step:
+    """What is kept of one graph."""
+
+    graph: ref[Graph]
+    tables: KernelTables
+    scratch: Scratch
+    nodes_ns: NDArray[np.int64] | None = None
+    """``[nodes]``: each as a kernel of its own, once somebody asked."""
+
+
 class AnalyticModel:
     """Estimated times of single ops and op groups of any graph on one device."""
 
     def __init__(self, device: DeviceModel) -> None:
         self.device = device
-        self._known: dict[int, tuple[ref[Graph], KernelTables, Scratch]] = {}
+        self._known: dict[int, _Step] = {}
 
     def __reduce__(self) -> tuple[type[AnalyticModel], tuple[DeviceModel]]:
         """A copy in another process makes its own tables."""
@@ -90,11 +104,11 @@ class AnalyticModel:
 
     def tables(self, graph: Graph) -> KernelTables:
         """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
-        return self._of(graph)[0]
+        return self._of(graph).tables
 
     def scratch(self, graph: Graph) -> Scratch:
         """Working space for ``kernel_ns``, for one caller at a time."""
-        return self._of(graph)[1]
+        return self._of(graph).scratch
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
@@ -102,23 +116,27 @@ class AnalyticModel:
         Parameters, constants, free nodes and all-reduces are 0 (see the all-reduce lines). A loop is
         only charged for what it reads and returns: its time has to be measured.
         """
-        tables, scratch = self._of(graph)
+        known = self._of(graph)
+        if known.nodes_ns is None:
+            known.nodes_ns = self._nodes_ns(graph, known.tables, known.scratch)
+        return known.nodes_ns.copy()
+
+    def _nodes_ns(self, graph: Graph, tables: KernelTables, scratch: Scratch) -> NDArray[np.int64]:
         times = np.zeros(len(graph), np.int64)
-        first = first_alike(graph)
-        firsts = [node for node in graph.nodes if first[node.id] == node.id]
-        alone = np.array([node.id for node in firsts if node.kind is Kind.FUSIBLE], np.int32)
+        first, kind = first_alike(graph), flat_graph(graph).kind
+        firsts = first == np.arange(len(graph))
+        alone = np.flatnonzero(firsts & (kind == Kind.FUSIBLE)).astype(np.int32)
         place = np.arange(alone.size + 1)
         times[alone] = _whole_times(
             tables, place, alone, place, alone, np.zeros(alone.size, np.bool_), scratch
         )
-        for node in firsts:
-            if node.kind is Kind.FIXED:
-                times[node.id] = _whole(self._library_call_ns(graph, node, tables))
+        for x in np.flatnonzero(firsts & (kind == Kind.FIXED)).tolist():
+            times[x] = _whole(self._library_call_ns(graph, graph.nodes[x], tables))
         return times[first]
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
-        tables, scratch = self._of(graph)
+        known = self._of(graph)
         members, results = [], []
         for group in groups:
             inside = {*group.nodes, *group.duplicates}
@@ -127,7 +145,7 @@ class AnalyticModel:
                 [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
             )
         tiled = np.array([group.kind == "triton" for group in groups], np.bool_)
-        return _whole_times(tables, *_flat(members), *_flat(results), tiled, scratch)
+        return _whole_times(known.tables, *_flat(members), *_flat(results), tiled, known.scratch)
 
     def kernels_ns(
         self,
@@ -142,20 +160,19 @@ class AnalyticModel:
         Kernel i computes ``members[member_at[i] : member_at[i + 1]]``, ascending, duplicates included,
         and returns ``results[result_at[i] : result_at[i + 1]]``. Launch not included.
         """
-        tables, scratch = self._of(graph)
+        known = self._of(graph)
         tiled = np.zeros(len(member_at) - 1, np.bool_)
-        return _whole_times(
-            tables, member_at, members.astype(np.int32), result_at, results.astype(np.int32), tiled, scratch
-        )
+        flat = member_at, members.astype(np.int32), result_at, results.astype(np.int32)
+        return _whole_times(known.tables, *flat, tiled, known.scratch)
 
-    def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
+    def _of(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""
         known = self._known.get(id(graph))
-        if known is None or known[0]() is not graph:
+        if known is None or known.graph() is not graph:
             shapes = structure(graph)
-            known = (ref(graph), _tables(graph, shapes, self.device), make_scratch(shapes))
+            known = _Step(ref(graph), _tables(graph, shapes, self.device), make_scratch(shapes))
             self._known[id(graph)] = known
-        return known[1], known[2]
+        return known
 
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
         moved = node.shape.size_bytes + sum(
@@ -188,22 +205,43 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np
     return start, np.array([id_ for ids in lists for id_ in ids], np.int32)
 
 
-def first_alike(graph: Graph) -> list[int]:
-    """For each node the first one that takes as long: of equal key, reading its operands through equal
-    bitcasts, whose way through memory becomes the reader's (see ``kernel_tables``)."""
-    found: dict[tuple[object, ...], int] = {}
-    first = []
-    for node in graph.nodes:
-        sight: list[object] = [node.kind, node.key]
-        shown: dict[int, int] = {}
-        for operand in node.operands:
-            x = operand
-            while graph.nodes[x].opcode == "bitcast":
-                sight.append(graph.nodes[x].key)
-                x = graph.nodes[x].operands[0]
-            sight += [shown.setdefault(x, len(shown)), is_cloned(graph.nodes[x])]
-        first.append(found.setdefault(tuple(sight), node.id))
-    return first
+def first_alike(graph: Graph) -> NDArray[np.int64]:
+    """For each node the first one that takes as long, ``[nodes]``: of equal key, reading its operands through
+    equal bitcasts, whose way through memory becomes the reader's (see ``kernel_tables``)."""
+    flat = flat_graph(graph)
+    sights = _sights(flat.first, flat.kind, flat.is_bitcast, flat.is_cloned, flat.operand_at, flat.operand)
+    _, first, like = np.unique(sights, return_index=True, return_inverse=True)
+    found: NDArray[np.int64] = first[like]
+    return found
+
+
+@compiled
+def _sights(
+    first: NDArray[np.int64],
+    kind: NDArray[np.int64],
+    is_bitcast: NDArray[np.bool_],
+    is_cloned: NDArray[np.bool_],
+    operand_at: NDArray[np.int64],
+    operand: NDArray[np.int64],
+) -> NDArray[np.uint64]:
+    """For each node a hash of what its time goes by."""
+    found = np.empty(first.size, np.uint64)
+    reader, number = np.full(first.size, -1), np.zeros(first.size, np.int64)
+    for node in range(first.size):
+        sight = (np.uint64(first[node]) * _ODD + np.uint64(kind[node])) * _ODD
+        numbered = 0
+        for e in range(operand_at[node], operand_at[node + 1]):
+            x = operand[e]
+            while is_bitcast[x]:
+                sight = ((sight ^ (sight >> np.uint64(32))) + np.uint64(first[x]) + np.uint64(1)) * _ODD
+                x = operand[operand_at[x]]
+            if reader[x] != node:
+                reader[x], number[x] = node, numbered
+                numbered += 1
+            own = np.uint64(2 * number[x] + is_cloned[x])
+            sight = ((sight ^ (sight >> np.uint64(29))) ^ (own << np.uint64(32))) * _ODD
+        found[node] = sight
+    return found
 
 
 def element_ns(node: Node, device: DeviceModel) -> float:
@@ -221,9 +259,9 @@ def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTable
     value[ELEMENTS] = shapes.elements
     value[ITEM_BYTES] = shapes.item_bytes
     # Flops and shapes are those of all nodes of a key.
-    first = list(graph.first_of_key)
-    value[ELEMENT_NS, sorted({*first})] = [element_ns(graph.nodes[x], device) for x in sorted({*first})]
-    value[ELEMENT_NS] = value[ELEMENT_NS, first]
+    flat = flat_graph(graph)
+    first, of_key = flat.example, flat.of_key
+    value[ELEMENT_NS] = np.array([element_ns(graph.nodes[x], device) for x in first.tolist()])[of_key]
     return KernelTables(shapes.node, shapes.edge, value, *device_arrays(device))
 
 

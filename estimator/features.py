@@ -28,10 +28,11 @@ from disco_hlo.estimator.encoding import (
     prepare,
     room,
 )
-from disco_hlo.estimator.kernel_tables import array_of
+from disco_hlo.estimator.kernel_tables import KernelTables, array_of
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph, Node, Shape
+from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.graph import Graph, Node
 
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
 _FLOATS = ("f", "b", "c")
@@ -59,22 +60,22 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
     """The numbers of a step's own ops; ``times_ns`` are measured times of single ops by ``Node.key``."""
     tables = analytic.tables(graph)
     estimated = np.maximum(analytic.nodes_ns(graph), 1).astype(np.float64)
-    alone = np.array([times_ns.get(node.key, 0.0) for node in graph.nodes], np.float64)
+    flat = flat_graph(graph)
+    first, of_key = flat.example, flat.of_key
+    examples = [graph.nodes[x] for x in first.tolist()]  # all but times alone are the same for nodes of a key
+    alone = np.array([times_ns.get(node.key, 0.0) for node in examples], np.float64)[of_key]
     is_measured = alone > 0
     alone = np.where(is_measured, alone, estimated)
     static = np.zeros((len(graph), spec.STATIC), np.float32)
-    first = np.array(graph.first_of_key)
-    firsts = np.unique(first)
-    numbers = np.array([_shape_numbers(graph, graph.nodes[x]) for x in firsts.tolist()], np.float64)
-    numbers[:, _LOGARITHMS] = np.log2(numbers[:, _LOGARITHMS])
-    static[firsts, :_SHAPE_NUMBERS] = numbers
-    static[:, :_SHAPE_NUMBERS] = static[first, :_SHAPE_NUMBERS]
+    static[:, :_SHAPE_NUMBERS] = _shape_numbers(graph, tables, first, examples)[of_key]
     static[:, _SHAPE_NUMBERS] = np.log2(1000 * tables.value[at.ELEMENT_NS] + 1)
     static[:, _SHAPE_NUMBERS + 1] = np.log2(alone + 1)
     static[:, _SHAPE_NUMBERS + 2] = np.log2(alone / estimated)
     static[:, _SHAPE_NUMBERS + 3] = is_measured
-    op = np.array([_TYPE_OF.get(node.opcode, spec.OTHER) for node in graph.nodes], np.int32)
-    work = np.array([[n.flops for n in graph.nodes], [n.transcendentals for n in graph.nodes]], np.float64)
+    op = np.array([_TYPE_OF.get(node.opcode, spec.OTHER) for node in examples], np.int32)[of_key]
+    work = np.array([[n.flops for n in examples], [n.transcendentals for n in examples]], np.float64)[
+        :, of_key
+    ]
     operands = (tables.node[at.EXTENTS_AT, :-1] - tables.node[at.OPERANDS_AT, :-1]) // 2
     features = GraphFeatures(
         tables, op, static, alone, np.zeros((2, len(graph))), work, np.cumsum(operands, dtype=np.int64) - operands,
@@ -84,34 +85,47 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
     return features
 
 
-def _shape_numbers(graph: Graph, node: Node) -> list[float]:
-    """Before logarithms are taken."""
-    shape = array_of(node.shape)
-    extents = [shape.dims[dimension] for dimension in shape.layout] or [1]
-    operands = [array_of(graph.nodes[operand].shape) for operand in node.operands]
-    reduced, reduces_minor = _reduction(node, operands)
-    return [
-        shape.element_count + 1,
-        shape.size_bytes + 1,
-        sum(operand.size_bytes for operand in operands) + 1,
-        shape.size_bytes / max(shape.element_count, 1),
-        float(shape.dtype.startswith(_FLOATS)),
-        float(len(shape.dims)),
-        extents[0] + 1,
-        (*extents, 1)[1] + 1,
-        float(min((extents[0] & -extents[0]).bit_length() - 1, 7)) if extents[0] else 0.0,
-        reduced,
-        reduces_minor,
-    ]
+def _shape_numbers(
+    graph: Graph, tables: KernelTables, first: NDArray[np.int64], examples: Sequence[Node]
+) -> NDArray[np.float64]:
+    """``[keys, evaluation_ns]``: what follows from shapes, of a node of each key (``first`` are their ids)."""
+    flat = flat_graph(graph)
+    elements = tables.value[at.ELEMENTS]
+    size_bytes = np.floor(elements * tables.value[at.ITEM_BYTES])
+    read_bytes = np.bincount(flat.reader, size_bytes[flat.operand], len(graph))
+    shapes = [array_of(node.shape) for node in examples]
+    # The two dimensions whose neighbours lie closest in memory.
+    minor = np.ones((len(shapes), 2), np.int64)
+    for row, shape in enumerate(shapes):
+        for place, dimension in enumerate(shape.layout[:2]):
+            minor[row, place] = shape.dims[dimension]
+    reduced = np.array([_reduction(graph, node) for node in examples], np.float64)
+    numbers = np.stack([
+        elements[first] + 1,
+        size_bytes[first] + 1,
+        read_bytes[first] + 1,
+        size_bytes[first] / np.maximum(elements[first], 1),
+        [shape.dtype.startswith(_FLOATS) for shape in shapes],
+        [len(shape.dims) for shape in shapes],
+        minor[:, 0] + 1,
+        minor[:, 1] + 1,
+        np.minimum(np.log2(np.maximum(minor[:, 0] & -minor[:, 0], 1)), 7),
+        *reduced.T,
+    ], axis=1)  # fmt: skip
+    numbers[:, _LOGARITHMS] = np.log2(numbers[:, _LOGARITHMS])
+    return numbers
 
 
-def _reduction(node: Node, operands: Sequence[Shape]) -> tuple[int, float]:
+def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
     """(elements that go into one, whether the operand's minor dimension is among what is reduced)."""
-    if node.opcode != "reduce" or not operands:
+    if node.opcode != "reduce" or not node.operands:
         return 1, 0.0
-    result = max(array_of(node.shape).element_count, 1)
-    layout = [dimension for dimension in operands[0].layout if operands[0].dims[dimension] > 1]
-    return max(operands[0].element_count // result, 1), float(bool(layout) and layout[0] in node.dimensions)
+    result, operand = (
+        max(array_of(node.shape).element_count, 1),
+        array_of(graph.nodes[node.operands[0]].shape),
+    )
+    layout = [dimension for dimension in operand.layout if operand.dims[dimension] > 1]
+    return max(operand.element_count // result, 1), float(bool(layout) and layout[0] in node.dimensions)
 
 
 def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:

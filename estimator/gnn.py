@@ -16,7 +16,7 @@ from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
 from disco_hlo.estimator.features import graph_features, kernels_of
 from disco_hlo.estimator.grouping import members_and_results
-from disco_hlo.estimator.known import new_space, nothing_known, times_ns, with_room
+from disco_hlo.estimator.known import new_space, nothing_known, row_digests, times_ns, with_room
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
 from numpy.typing import NDArray
@@ -99,6 +99,11 @@ class GnnModel:
             is_tiled,
         )
         return self._times(graph, kernels)
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """``[len(graph)]``: equal numbers for nodes that look alike to a kernel that reads them (see
+        ``hlo.kernel_times.TellsReadsApart``)."""
+        return row_digests(self._step(graph).features.static)
 
     def _step(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""

@@ -15,12 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Node, Shape, is_cloned
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, stretches
+from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Node, Shape
 
 # Rows of KernelTables.node: offsets into ``edge``. The lists of a node lie one after the other, so each
 # ends where the next row's begins, and the last where the next node's first does.
 OPERANDS_AT: Final = 0
-"""Pairs (operand, offset of its map). Bitcasts are looked through, scalar constants left out."""
+"""Pairs (operand, offset of its map). Bitcasts are looked through, scalar constants left out; none for tuples."""
 EXTENTS_AT: Final = 1
 """Extents of the node's dimensions, major to minor."""
 LOOPS_AT: Final = 2
@@ -55,6 +56,10 @@ CONSTANTS: Final = 4
 
 _SAME_POSITIONS = frozenset({"slice", "pad", "reverse", "dynamic-slice", "concatenate"})
 _REARRANGING = frozenset({"reshape", "bitcast"})
+_NEVER_INSIDE = frozenset({"tuple", "get-tuple-element", "opt-barrier"})
+"""No kernel computes these, so what they read needs no maps."""
+_MOVING = frozenset({"broadcast", "transpose", "reduce", "gather", "reduce-window"})
+"""Where an operand like the result need not be read in its order."""
 
 
 class KernelTables(NamedTuple):
@@ -83,31 +88,37 @@ class Structure(NamedTuple):
 
 def structure(graph: Graph) -> Structure:
     """Index maps and sizes of every node of the graph."""
-    slots = _slot_maps(graph)
-    maps = _edges(graph, slots)
-    pool: list[int] = []
-    rows: list[list[int]] = [[], [], []]
-    offsets: dict[tuple[int, ...], int] = {}
-    for reader in maps:
-        for _, index_map in reader:
-            if index_map not in offsets:
-                offsets[index_map] = len(pool)
-                pool.extend(index_map or (UNUSED,))  # no two maps begin at one place
-    own: list[_Own] = []
-    for reader, node, first in zip(maps, graph.nodes, graph.first_of_key, strict=True):
-        own.append(own[first] if first < node.id else _own(graph, node))
-        rows[OPERANDS_AT].append(len(pool))
-        for target, index_map in reader:
-            pool += (target, offsets[index_map])
-        rows[EXTENTS_AT].append(len(pool))
-        pool += own[-1].extents
-        rows[LOOPS_AT].append(len(pool))
-        pool += own[-1].loops
+    flat = flat_graph(graph)
+    first, of_key = flat.example, flat.of_key
+    examples = [graph.nodes[x] for x in first.tolist()]
+    is_mapped = np.array([node.opcode not in _NEVER_INSIDE for node in examples])[of_key]
+    maps, map_of, target = _edges(graph, examples, of_key, is_mapped)
+    kept = ~flat.is_cloned[target] & is_mapped[flat.reader]
+    reader = flat.reader[kept]
+    read = np.bincount(reader, minlength=len(graph))
+    own = [_own(graph, node) for node in examples]
+    extents_at, extents = flat_lists([one.extents for one in own])
+    loops_at, loops = flat_lists([one.loops for one in own])
+    rank, added = np.diff(extents_at)[of_key], np.diff(loops_at)[of_key]
+    map_at, pool = flat_lists(
+        [index_map or (UNUSED,) for index_map in maps]
+    )  # no two maps begin at one place
+    begin = pool.size + np.concatenate([[0], np.cumsum(2 * read + rank + added)])
+    node = np.full((NODE_ROWS, len(graph) + 1), begin[-1], np.int32)
+    node[OPERANDS_AT] = begin
+    node[EXTENTS_AT, :-1] = begin[:-1] + 2 * read
+    node[LOOPS_AT, :-1] = node[EXTENTS_AT, :-1] + rank
+    edge = np.zeros(int(begin[-1]) + 1, np.int32)
+    edge[: pool.size] = pool
+    pair = begin[reader] + 2 * (np.arange(reader.size) - (np.cumsum(read) - read)[reader])
+    edge[pair], edge[pair + 1] = target[kept], map_at[map_of[kept]]
+    edge[stretches(begin[:-1] + 2 * read, rank)] = extents[stretches(extents_at[of_key], rank)]
+    edge[stretches(begin[:-1] + 2 * read + rank, added)] = loops[stretches(loops_at[of_key], added)]
     return Structure(
-        _closed(rows, len(pool)),
-        np.array([*pool, 0], np.int32),
-        np.array([one.elements for one in own], np.float64),
-        np.array([one.item_bytes for one in own], np.float64),
+        node,
+        edge,
+        np.array([one.elements for one in own], np.float64)[of_key],
+        np.array([one.item_bytes for one in own], np.float64)[of_key],
     )
 
 
@@ -133,38 +144,38 @@ def array_of(shape: Shape) -> Shape:
     return shape
 
 
-def _closed(rows: list[list[int]], end: int) -> NDArray[np.int32]:
-    return np.array([[*row, end] for row in rows], np.int32)
-
-
-def _slot_maps(graph: Graph) -> list[list[tuple[int, ...]]]:
-    """The maps of every node's operands, shared by nodes of equal key."""
-    found: list[list[tuple[int, ...]]] = []
-    for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
-        known = first < node.id
-        found.append(
-            found[first] if known else [_map(graph, node, slot) for slot in range(len(node.operands))]
-        )
-    return found
-
-
 def _edges(
-    graph: Graph, slots: Sequence[Sequence[tuple[int, ...]]]
-) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """What every node reads, looked at through bitcasts, each with its map; without scalar constants."""
-    cloned = [is_cloned(node) for node in graph.nodes]
-    found = []
-    for node in graph.nodes:
-        read = []
-        for operand, index_map in zip(node.operands, slots[node.id], strict=True):
-            x = operand
-            while not cloned[x] and graph.nodes[x].opcode == "bitcast":
-                index_map = _composed(index_map, slots[x][0])
-                x = graph.nodes[x].operands[0]
-            if not cloned[x]:
-                read.append((x, index_map))
-        found.append(read)
-    return found
+    graph: Graph, examples: Sequence[Node], of_key: NDArray[np.int64], is_mapped: NDArray[np.bool_]
+) -> tuple[list[tuple[int, ...]], NDArray[np.int64], NDArray[np.int64]]:
+    """(maps, and for each operand of all nodes which of them it has and what is read), looked at through bitcasts.
+
+    Args:
+        examples: a node of each key; operands of nodes of equal key have equal maps.
+        of_key: for each node which of them is its like.
+        is_mapped: for each node whether its operands need maps.
+    """
+    flat = flat_graph(graph)
+    number: dict[tuple[int, ...], int] = {(): 0}
+    slots = [
+        len(node.operands) * [0]
+        if node.opcode in _NEVER_INSIDE
+        else [number.setdefault(_map(graph, node, slot), len(number)) for slot in range(len(node.operands))]
+        for node in examples
+    ]
+    slots_at, of_slot = flat_lists(slots)
+    map_of = of_slot[stretches(slots_at[of_key], np.diff(flat.operand_at))].tolist()
+    target, begin = flat.operand.tolist(), flat.operand_at
+    maps, composed = list(number), dict[tuple[int, int], int]()
+    # What a bitcast shows is known by the time its readers come: they have larger numbers.
+    for place in np.flatnonzero(flat.is_bitcast[flat.operand] & is_mapped[flat.reader]).tolist():
+        shown = int(begin[target[place]])
+        pair = map_of[place], map_of[shown]
+        if pair not in composed:
+            both = _composed(maps[pair[0]], maps[pair[1]])
+            composed[pair] = number.setdefault(both, len(number))
+            maps += [both] if len(number) > len(maps) else []
+        map_of[place], target[place] = composed[pair], target[shown]
+    return maps, np.array(map_of, np.int64), np.array(target, np.int64)
 
 
 def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
@@ -178,6 +189,9 @@ def _map(graph: Graph, node: Node, slot: int) -> tuple[int, ...]:
     result = array_of(node.shape)
     if operand.element_count == 1:
         return (UNUSED,) * len(operand.dims)
+    like = operand.dims == result.dims and operand.layout == result.layout
+    if like and node.opcode not in _MOVING:
+        return tuple(range(len(result.dims)))
     logical = _logical_map(node, operand, result)
     if logical is None:
         extents = _physical_extents(operand), _physical_extents(result)

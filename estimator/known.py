@@ -44,7 +44,7 @@ class Space(NamedTuple):
     """``[1]``"""
 
 
-def nothing_known(slots: int = 1 << 4) -> Known:
+def nothing_known(slots: int = 1 << 2) -> Known:
     """An empty table. It begins small, so that the first few kernels compile what makes it larger."""
     return Known(np.zeros((slots, 2), np.uint64), np.zeros(slots), np.zeros(1, np.int64))
 
@@ -113,6 +113,13 @@ def digests(batch: Batch) -> NDArray[np.uint64]:
     found = np.empty((batch.estimate_ns.size, 2), np.uint64)
     for kernel in range(found.shape[0]):
         found[kernel, 0], found[kernel, 1] = _digest(batch, kernel)
+    return found
+
+
+def row_digests(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """A hash of each row of ``[rows, up to len(NODE)]`` numbers."""
+    words = numbers.view(np.uint32).astype(np.uint64)
+    found: NDArray[np.int64] = (words * _ODD[0, : words.shape[1]]).sum(axis=1, dtype=np.uint64).view(np.int64)
     return found
 
 

@@ -19,8 +19,12 @@ from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, UnitTimes
+from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, TellsReadsApart, UnitTimes
+
+_TIMED = (Kind.FUSIBLE, Kind.FIXED)
+"""What takes time as a single op."""
 
 
 class Estimator(UnitTimes, KernelTimes, Protocol):
@@ -49,11 +53,13 @@ class MeasuredCosts:
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         if self._nodes is None or self._nodes[0]() is not graph:
-            missing = self.unmeasured(graph)  # estimating takes longest, and often nothing is left to it
-            times = self.estimator.nodes_ns(graph) if missing else np.zeros(len(graph), np.int64)
-            for node in graph.nodes:
-                if _is_timed(node) and node.key in self.profile.ops:
-                    times[node.id] = self.profile.ops[node.key].median_ns
+            measured_ns = self._measured_ns(graph)
+            is_timed = np.isin(flat_graph(graph).kind, _TIMED)
+            missing = is_timed & (
+                measured_ns < 0
+            )  # estimating takes longest, and often nothing is left to it
+            times = self.estimator.nodes_ns(graph) if missing.any() else np.zeros(len(graph), np.int64)
+            times = np.where(is_timed & ~missing, measured_ns, times)
             self._nodes = (ref(graph), times)
         return self._nodes[1].copy()
 
@@ -62,8 +68,9 @@ class MeasuredCosts:
         measured = [self.profile.ops.get(fused_key(graph, group)) for group in groups]
         missing = [position for position, time in enumerate(measured) if time is None]
         times = np.array([0 if time is None else time.median_ns for time in measured], np.int64)
-        estimates = self.estimator.groups_ns(graph, [groups[position] for position in missing])
-        times[missing] = self._raised(estimates)
+        if missing:  # before the first estimate of a step its tables are made
+            estimates = self.estimator.groups_ns(graph, [groups[position] for position in missing])
+            times[missing] = self._raised(estimates)
         return times
 
     def kernels_ns(
@@ -86,6 +93,13 @@ class MeasuredCosts:
         for i, time_ns in measured.items():
             times[i] = time_ns
         return times
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """Nodes by what they are to the estimate of a kernel that reads them, ``[len(graph)]``; what was measured goes
+        by shapes alone (see ``hlo.kernel_times.TellsReadsApart``)."""
+        if isinstance(self.estimator, TellsReadsApart):
+            return self.estimator.read_classes(graph)
+        return np.zeros(len(graph), np.int64)
 
     def _raised(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         factor = self.profile.promises.factor
@@ -111,7 +125,16 @@ class MeasuredCosts:
 
     def unmeasured(self, graph: Graph) -> tuple[Node, ...]:
         """Nodes whose time as a single op is the estimator's, for the report to the user."""
-        return tuple(node for node in graph.nodes if _is_timed(node) and node.key not in self.profile.ops)
+        missing = np.isin(flat_graph(graph).kind, _TIMED) & (self._measured_ns(graph) < 0)
+        return tuple(graph.nodes[x] for x in np.flatnonzero(missing).tolist())
+
+    def _measured_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """What each node took, ``[len(graph)]``; -1 where its key was not measured."""
+        flat = flat_graph(graph)
+        first, of_key = flat.example, flat.of_key
+        found = [self.profile.ops.get(graph.nodes[x].key) for x in first.tolist()]
+        times_ns = [-1 if time is None else time.median_ns for time in found]
+        return np.array(times_ns, np.int64)[of_key]
 
 
 def fused_key(graph: Graph, group: FusedOps) -> str:
@@ -144,7 +167,3 @@ def group_times(
             time = OpTime(measured.median_ns, measured.spread_ns, measured.samples)
             found.setdefault(key, []).append(time)
     return {key: merged(found[key]) for key in sorted(found)}
-
-
-def _is_timed(node: Node) -> bool:
-    return node.kind in (Kind.FUSIBLE, Kind.FIXED)

@@ -16,6 +16,7 @@ from disco_hlo.profiler.words import SIDE_BY_SIDE
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.hlo.flat_graph import flat_graph, stretches
 from disco_hlo.hlo.graph import Graph, Node, is_cloned
 
 KEY_BYTES: Final = 12
@@ -25,6 +26,7 @@ _LINE_END, _SPACE = np.uint64(ord("\n")), np.uint64(ord(" "))
 _WORD: Final = 8
 _MOST_NUMBER: Final = 8
 """Most bytes of a number and what separates it from the next."""
+_POWERS_OF_TEN: Final = 10 ** np.arange(1, _MOST_NUMBER)
 _UNNUMBERED: Final = 1 << 31
 _ROOM_WORDS: Final = 1 << 12
 _FEW: Final = 2
@@ -58,43 +60,45 @@ class KeyTexts(NamedTuple):
 
 def key_texts(graph: Graph) -> KeyTexts:
     """Texts and operands of all nodes."""
-    lines: list[bytes] = []
-    padded: list[bytes] = []
-    for node, first in zip(graph.nodes, graph.first_of_key, strict=True):
-        if first < node.id:  # keys tell shapes apart
-            own = lines[2 * first : 2 * first + 2], padded[2 * first : 2 * first + 2]
-        else:
-            own = _lines(node)
-        lines += own[0]
-        padded += own[1]
-    words = [len(line) // _WORD for line in padded]
-    counts = [len(node.operands) for node in graph.nodes]
-    operands = np.array([operand for node in graph.nodes for operand in node.operands], np.int64)
-    operand_at = _offsets(counts)
-    size = np.array(words, np.int64) + 1
-    of_reads = _offsets(size[2 * operands + 1])
-    most = size[::2] + of_reads[operand_at[1:]] - of_reads[operand_at[:-1]]
-    numbers = np.arange(len(graph)).astype(f"S{_MOST_NUMBER}")
+    flat = flat_graph(graph)
+    first, of_key = flat.example, flat.of_key  # keys tell shapes apart
+    read: dict[tuple[object, ...], str] = {}
+    made = [_lines(graph.nodes[x], read) for x in first.tolist()]
+    padded = [line for _, filled in made for line in filled]
+    at_of_key = _offsets([len(line) // _WORD for line in padded])
+    text = np.frombuffer(b"".join(padded), "<u8").astype(np.uint64)
+    row = np.stack([2 * of_key, 2 * of_key + 1], axis=1).ravel()
+    words = np.diff(at_of_key)[row]
+    of_reads = _offsets((words[1::2] + 1)[flat.operand])
+    numbers = np.arange(len(graph)).astype(f"S{_MOST_NUMBER}").view("<u8").astype(np.uint64)
     return KeyTexts(
-        operand_at,
-        operands,
+        flat.operand_at,
+        flat.operand,
         _offsets(words),
-        np.array([len(line) for line in lines], np.int64),
-        np.frombuffer(b"".join(padded), "<u8").astype(np.uint64),
-        numbers.view("<u8").astype(np.uint64),
-        np.char.str_len(numbers).astype(np.int64),
-        most,
+        np.array([len(line) for lines, _ in made for line in lines], np.int64)[row],
+        text[stretches(at_of_key[row], words)],
+        numbers,
+        np.searchsorted(_POWERS_OF_TEN, np.arange(len(graph)), "right") + 1,
+        words[::2] + 1 + of_reads[flat.operand_at[1:]] - of_reads[flat.operand_at[:-1]],
         np.zeros(len(graph), np.int64),
-        np.zeros(2 * (len(operands) + len(graph)) + 64, np.int64),
+        np.zeros(2 * (flat.operand.size + len(graph)) + 64, np.int64),
         np.zeros(1, np.int64),
         np.zeros((_ROOM_WORDS, SIDE_BY_SIDE), np.uint64),
     )
 
 
-def _lines(node: Node) -> tuple[list[bytes], list[bytes]]:
-    """A node as a member and as what a kernel reads, and both filled up to whole words."""
-    key = f"{node.key} "
-    read = key if is_cloned(node) else f"read {node.shape} {node.shape.layout}"
+def _lines(node: Node, reads: dict[tuple[object, ...], str]) -> tuple[list[bytes], list[bytes]]:
+    """A node as a member and as what a kernel reads, and both filled up to whole words.
+
+    Args:
+        reads: the second by shape, as far as it was met.
+    """
+    key, shape = f"{node.key} ", node.shape
+    if is_cloned(node):
+        read = key
+    else:
+        seen = shape.dtype, shape.dims, shape.layout, shape.elements
+        read = reads.get(seen) or reads.setdefault(seen, f"read {shape} {shape.layout}")
     lines = [key.encode(), f"{read}\n".encode()]
     return lines, [line + bytes(-len(line) % _WORD) for line in lines]
 

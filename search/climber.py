@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,15 +18,16 @@ from disco_hlo.search.running_sums import new_segments
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.starts import Starts
 from disco_hlo.search.state import to_strategy
+from disco_hlo.search.step import transfers_before
 from disco_hlo.search.table import new_table, with_room
 from disco_hlo.search.timeline import new_stage
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
+MOST_DRAWS: Final = 4
 BUCKET_ROUNDS: Final = 2
 """How often buckets are computed again for the order that the previous ones led to."""
 
@@ -51,8 +52,9 @@ class Climber:
         self.stage = new_stage(len(self.graph), self.machine)
         self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(cl.CONTROLS, np.int64)
-        self.depths = all_reduce_depths(self.graph)
+        self.depths = transfers_before(self.graph)
         self.state = self.priced(copy_state(starts.states[start]))
+        self.given_runs = _runs_of(self.state, ranked)
 
     @property
     def evaluations(self) -> int:
@@ -70,6 +72,22 @@ class Climber:
         state.word[at.MOMENT] = self.scratch.number[at.STAMP]
         self.costs.price_all(state, self.scratch)
         return state
+
+    def draw_by_time(self) -> None:
+        """Propose moves of a unit the more often the longer it takes now: there most is to be gained.
+
+        A fusible op is drawn as often as the time of its unit has that of the average unit in it, at least once
+        and at most ``MOST_DRAWS`` times as often as others.
+        """
+        unit = self.state.word[at.OWNER, self.fusible]
+        times_ns = self.state.times[:, at.MAIN]
+        average_ns = max(1, self.total_ns() // max(1, int(self.state.word[at.TOTAL, at.UNITS])))
+        draws = np.clip(times_ns[unit] // average_ns, 1, MOST_DRAWS)
+        self.pools = (np.repeat(self.fusible, draws), self.pools[1])
+
+    def draw_alike(self) -> None:
+        """Propose moves of every op equally often."""
+        self.pools = (self.fusible, self.pools[1])
 
     def total_ns(self) -> int:
         """Time of all units one after the other."""
@@ -137,15 +155,26 @@ class Climber:
             return
         runs = [[x] for x in ranked.tolist()]
         for _ in range(1 + BUCKET_ROUNDS):
-            state = copy_state(own)
-            members = np.concatenate([np.sort(run) for run in runs]).astype(np.int64)
-            regroup(self.step, state, self.scratch, members, np.cumsum([0, *map(len, runs)], dtype=np.int64))
-            self.costs.price_changed(state, self.scratch)
-            self.scratch.number[at.LOGGED] = 0
-            if not list_order(self.step, state, self.scratch):
-                return  # a kernel reads one member and makes another: these gradients cannot wait for each other
+            state = self._with_buckets(own, runs)
+            if state is None:
+                return
             yield state
             runs = self._neighbours_together(ranked)
+
+    def take_given_buckets(self) -> None:
+        """Give the state's kernels the buckets of the start, in the order of a list schedule, if they can have them."""
+        if len(self.given_runs) > 1:
+            self.state = self._with_buckets(self.state, self.given_runs) or self.state
+
+    def _with_buckets(self, own: State, runs: Sequence[Sequence[int]]) -> State | None:
+        """A state with other buckets, in the order of a list schedule; None where a kernel reads one member of a
+        bucket and makes another, so that they cannot wait for each other."""
+        state = copy_state(own)
+        members = np.concatenate([np.sort(run) for run in runs]).astype(np.int64)
+        regroup(self.step, state, self.scratch, members, np.cumsum([0, *map(len, runs)], dtype=np.int64))
+        self.costs.price_changed(state, self.scratch)
+        self.scratch.number[at.LOGGED] = 0
+        return state if list_order(self.step, state, self.scratch) else None
 
     def _neighbours_together(self, ranked: NDArray[np.int64]) -> list[list[int]]:
         """The best runs of gradients, in the order in which they appeared when the state was run last."""
@@ -153,8 +182,16 @@ class Climber:
         by_time = np.lexsort((ranked, ready))
         gradients = ranked[by_time]
         channel = self.step.node[at.CHANNEL]
-        kinds = [(int(channel[x]), self.depths[x]) for x in gradients.tolist()]
+        kinds = [(int(channel[x]), int(self.depths[x])) for x in gradients.tolist()]
         runs = contiguous_buckets(
             ready[by_time].tolist(), self.costs.sizes[gradients].tolist(), kinds, self.model.all_reduce_ns
         )
         return [gradients[run].tolist() for run in runs]
+
+
+def _runs_of(state: State, ranked: NDArray[np.int64]) -> list[list[int]]:
+    """The members of each bucket."""
+    runs: dict[int, list[int]] = {}
+    for x, bucket in zip(ranked.tolist(), state.word[at.OWNER, ranked].tolist(), strict=True):
+        runs.setdefault(bucket, []).append(x)
+    return list(runs.values())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import Scratch, State
-from disco_hlo.search.digest import signature_digest
+from disco_hlo.search.digest import signature_digests
 from disco_hlo.search.entries import look_up
 from disco_hlo.search.pricing import COPY, INSIDE, RESULT, learn, listed, new_unknown
 from disco_hlo.search.state import Given, Signature, source_of, written_group
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import KernelTimes
+from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, bucket_times, kernels_ns
 
@@ -40,17 +40,21 @@ class UnitCosts:
         self.kept = kept
         alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
-        self.sizes = np.array([node.shape.size_bytes for node in graph.nodes], np.int64)
+        self.sizes = np.zeros(len(graph), np.int64)
+        """Bytes of what each all-reduce leaves, 0 for other nodes."""
         for x in graph.all_reduces:
+            self.sizes[x] = graph.nodes[x].shape.size_bytes
             step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
             step.node[at.MOVED, x] = graph.transfer_bytes(x)
+        if isinstance(model, TellsReadsApart):
+            step.node[at.READ, : len(graph)] = model.read_classes(graph)
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
         self._learn_given_buckets()
         self._flags = step.node[at.FLAGS]
         self._takes_kernels = isinstance(model, KernelTimes)
         self._given_digests = with_room(new_table(0), len(kept.groups))
-        _put_all(self._given_digests, np.array([signature_digest(*one) for one in kept.groups], np.int64))
+        _put_all(self._given_digests, signature_digests(kept.groups))
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -98,48 +102,38 @@ class UnitCosts:
 
     def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
         """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
-        groups = {row: self._given(row) for row in rows}
         times = np.zeros(len(rows), np.int64)
         flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-        if isinstance(self.model, KernelTimes):
-            for i, row in enumerate(rows):
-                group = groups.get(row)
-                if group is None or group.kind != "triton":
-                    flat[i] = self._kernel(row, group)
+        written: dict[int, Group] = {}
+        for i, row in enumerate(rows):
+            members, role = (numbers.tolist() for numbers in self._row(row))
+            owned = tuple(x for x, part in zip(members, role, strict=True) if part in (INSIDE, RESULT))
+            signature = owned, tuple(x for x, part in zip(members, role, strict=True) if part == COPY)
+            results = [x for x, part in zip(members, role, strict=True) if part == RESULT]
+            group = self._given(signature, results)
+            if not self._takes_kernels or (group is not None and group.kind == "triton"):
+                written[i] = group or written_group(self.graph, *signature)
+            elif group is None:
+                flat[i] = members, results
+            else:
+                flat[i] = sorted((*group.nodes, *group.duplicates)), self.kept.results[signature]
+        if flat and isinstance(self.model, KernelTimes):
             times[list(flat)] = kernels_ns(self.model, self.graph, list(flat.values()))
-        asked = [i for i in range(len(rows)) if i not in flat]
-        written = [groups.get(rows[i]) or self._written(rows[i]) for i in asked]
-        if asked:
-            times[asked] = self.model.groups_ns(self.graph, written)
+        if written:
+            times[list(written)] = self.model.groups_ns(self.graph, list(written.values()))
         return times
-
-    def _kernel(self, row: int, group: Group | None) -> tuple[Sequence[int], Sequence[int]]:
-        """Members and results of an entry, of a given group those it was given with."""
-        if group is not None:
-            return sorted((*group.nodes, *group.duplicates)), self.kept.results[self._signature(row)]
-        members, role = self._row(row)
-        return members.tolist(), members[role == RESULT].tolist()
 
     def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         start, end = self.unknown.member_at[row : row + 2]
         return self.unknown.member[start:end], self.unknown.role[start:end]
 
-    def _signature(self, row: int) -> Signature:
-        members, role = self._row(row)
-        owned = members[(role == INSIDE) | (role == RESULT)]
-        return tuple(owned.tolist()), tuple(members[role == COPY].tolist())
-
-    def _given(self, row: int) -> Group | None:
-        """The group of a start, where this entry is one and returns what that did."""
-        signature = self._signature(row)
-        if signature not in self.kept.groups:
+    def _given(self, signature: Signature, results: Sequence[int]) -> Group | None:
+        """The group of a start, where this is one and returns what that did."""
+        group = self.kept.groups.get(signature)
+        if group is None:
             return None
-        members, role = self._row(row)
         shown = {source_of(self.graph, x) for x in self.kept.results[signature]}
-        return self.kept.groups[signature] if shown == {*members[role == RESULT].tolist()} else None
-
-    def _written(self, row: int) -> Group:
-        return written_group(self.graph, *self._signature(row))
+        return group if shown == {*results} else None
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them; no gradient is cut out of one that is not packed."""
@@ -157,7 +151,7 @@ class UnitCosts:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
         given = [members for members, bucket in self.kept.forms.items() if bucket.form == "variadic"]
         self.prices = with_room(self.prices, len(given))
-        keys = np.array([signature_digest(members, ()) for members in given], np.int64)
+        keys = signature_digests([(members, ()) for members in given])
         times = np.array([self._bucket_ns(members) for members in given], np.int64)
         learn(
             self.prices,

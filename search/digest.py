@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
 from disco_hlo.search.rng import mix
+from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.hlo.flat_graph import flat_lists
 
 _OWNED: Final = 1
 _COPY: Final = 2
@@ -40,19 +42,22 @@ def result_share(x: Any) -> Any:
     return _share(x, _RESULT)
 
 
-def signature_digest(owned: Iterable[int], copies: Iterable[int]) -> int:
-    """The hash of what a unit that owns and duplicates these nodes computes."""
-    return int(_digest_of(np.array([*owned], np.int64), np.array([*copies], np.int64)))
+def signature_digests(units: Collection[tuple[Sequence[int], Sequence[int]]]) -> NDArray[np.int64]:
+    """The hashes of what units that own and duplicate these nodes compute."""
+    flat = *flat_lists([owned for owned, _ in units]), *flat_lists([copies for _, copies in units])
+    found: NDArray[np.int64] = _digests_of(*flat)
+    return found
 
 
 @compiled
-def _digest_of(owned: Any, copies: Any) -> Any:
-    total = np.int64(NOTHING)
-    for x in owned:
-        total += owned_share(x)
-    for x in copies:
-        total += copy_share(x)
-    return total
+def _digests_of(owned_at: Any, owned: Any, copy_at: Any, copies: Any) -> Any:
+    found = np.full(owned_at.size - 1, NOTHING)
+    for i in range(found.size):
+        for x in owned[owned_at[i] : owned_at[i + 1]]:
+            found[i] += owned_share(x)
+        for x in copies[copy_at[i] : copy_at[i + 1]]:
+            found[i] += copy_share(x)
+    return found
 
 
 @inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.board import roll_back
 from disco_hlo.search.legality import unit_refusal
@@ -33,15 +34,17 @@ def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
 
 
 @compiled
-def digests_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
-    """Hashes of what a unit computes and of what it returns, and how many nodes it returns."""
+def digests_of(step: Any, state: Any, scratch: Any, units: Any) -> Any:
+    """``[units, 3]``: hashes of what each computes and of what it returns, and how many nodes it returns."""
     _, s, _ = open_views(step, state, scratch)
-    results = 0
-    x = unit
-    while x != -1:
-        results += s.leaves[x]
-        x = s.next[x]
-    return s.computed[unit], s.returned[unit], results
+    found = np.zeros((units.size, 3), np.int64)
+    for i in range(units.size):
+        found[i, 0], found[i, 1] = s.computed[units[i]], s.returned[units[i]]
+        x = units[i]
+        while x != -1:
+            found[i, 2] += s.leaves[x]
+            x = s.next[x]
+    return found
 
 
 @compiled

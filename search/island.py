@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from disco_hlo.search import layout as at
@@ -45,6 +46,8 @@ LOGGER = logging.getLogger("disco_hlo")
 
 KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFUSE: 2, SIBLING: 2}
 """How often each move is proposed, in proportion."""
+FIRST_MOVES: Final[Mapping[int, int]] = {FUSE: 1, DUPLICATE: 1}
+"""Of the very first climb: few kernels of XLA are better for losing an op, and all that are tried must be priced."""
 BUCKET_MOVES: Final[Mapping[int, int]] = {MERGE: 2, SPLIT: 1, HAND_OVER: 1}
 ORDER_MOVES: Final[Mapping[int, int]] = {REORDER: 4}
 KERNEL_DIVISORS: Final = (16, 64, 256, 0)
@@ -52,15 +55,18 @@ KERNEL_DIVISORS: Final = (16, 64, 256, 0)
 ORDER_DIVISORS: Final = (32, 256, 0)
 PROPOSALS_PER_OP: Final = 16
 FEWEST_PROPOSALS, MOST_PROPOSALS = 2_000, 120_000
-FIRST_CHUNK, CHUNK = 500, 4_000
+FIRST_CHUNK, CHUNK = 250, 4_000
 """Proposals between two looks at the clock, at first and later."""
 FIRST_CLIMBS: Final = 8
-"""Parts of the first climb for kernels; after each they are given buckets and order."""
+"""Parts of the first climb for kernels, in which what takes long is proposed more often; after each they are given
+buckets and order."""
 FIRST_CHECK_PER_OP: Final = 1 / 8
-CHECK_PER_OP: Final = 3
-"""Candidates per op of the step from one check of what was found to the next: at first, doubling, and at most.
+CHECK_FACTOR: Final = 7
+CHECK_PER_OP: Final = 16
+"""Candidates per op of the step from one check of what was found to the next: at first; so many times those there
+were so far; and at most.
 
-A check takes 25 to 50 us an op and a candidate 40 to 220 us, so checks take about a tenth of the time. It is
+A check takes 25 to 50 us an op and a candidate 15 to 100 us, so checks take about a tenth of the time. It is
 candidates that are counted, not seconds: where a state is refused the island goes on from another, and which
 one that is must not depend on a clock.
 """
@@ -116,9 +122,6 @@ class _Run:
         self.proposals = min(
             max(PROPOSALS_PER_OP * self.climber.fusible.size, FEWEST_PROPOSALS), MOST_PROPOSALS
         )
-        self.attested: set[Kernel] = set()
-        for strategy in island.strategies:
-            self.attested |= kernels_of(island.graph, strategy)
         self.wanted = max(1, island.settings.finalists)
         self.found: dict[Strategy, Finalist] = {}
         self.stopped = ""
@@ -132,6 +135,11 @@ class _Run:
         """Candidates that had been looked at when something was checked last."""
         self.news: Finalist | None = None
         self.trace: tuple[Improvement, ...] = ()
+
+    @cached_property
+    def attested(self) -> set[Kernel]:
+        """The kernels of all starts, which need no rule."""
+        return set().union(*(kernels_of(self.island.graph, one) for one in self.island.strategies))
 
     def reports(self) -> Iterator[Report]:
         self._note()
@@ -178,7 +186,10 @@ class _Run:
                 self._climb(KERNEL_MOVES, divisor, ordered=False)
             if self.stopped == "stop":
                 return
-            self._reschedule()
+            if turn % 2 == 0:
+                self._reschedule()
+            else:  # the rule makes many small buckets where these are in time; from there few large ones are far
+                self.climber.take_given_buckets()
             yield
         for _ in range(2):
             for divisor in ORDER_DIVISORS:
@@ -192,12 +203,14 @@ class _Run:
         """Most of the gain lies in what takes least time: buckets and order by rule, kernels that only get better."""
         self._reschedule()
         yield
-        for _ in range(FIRST_CLIMBS):
-            self._climb(KERNEL_MOVES, 0, ordered=False, share=FIRST_CLIMBS)
+        for part in range(FIRST_CLIMBS):
+            self.climber.draw_by_time()
+            self._climb(FIRST_MOVES if part == 0 else KERNEL_MOVES, 0, ordered=False, share=FIRST_CLIMBS)
             self._reschedule()
             yield
             if self.stopped:
                 return
+        self.climber.draw_alike()
         self._climb({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}, 0, ordered=True)
         yield
 
@@ -247,7 +260,7 @@ class _Run:
     def _offer(self) -> None:
         """Write down and check what was noted, if the last check was long enough ago or nothing comes after."""
         ops = len(self.island.graph)
-        pause = min(max(FIRST_CHECK_PER_OP * ops, self.checked_at), CHECK_PER_OP * ops)
+        pause = min(max(FIRST_CHECK_PER_OP * ops, CHECK_FACTOR * self.checked_at), CHECK_PER_OP * ops)
         if not self.noted or not (self.stopped or self.climber.evaluations >= self.checked_at + pause):
             return
         self.checked_at = self.climber.evaluations

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from disco_hlo.search.api import (
     Finalist,
@@ -78,8 +79,7 @@ class _Joint:
             strategies = (start, unfused(graph))
         with without_collector():
             self.starts = prepare(graph, strategies)
-            self.start_ns = simulate(build(graph, start, costs, machine).problem).makespan_ns
-        self.best = Finalist(start, self.start_ns)
+        self.found: Finalist | None = None
         self.latest: dict[int, Report] = {}
         self.finalists: dict[int, list[Finalist]] = {}
         self.trace: list[tuple[float, int, int, int]] = []
@@ -88,6 +88,19 @@ class _Joint:
             Island(graph, costs, machine, strategies, settings, number, share, settings.seconds)
             for number, share in enumerate(_shares(settings))
         ]
+
+    @cached_property
+    def start_ns(self) -> int:
+        """Predicted time of the start. Not asked for before the first plan: that needs no simulation of this one."""
+        island = self.islands[0]
+        with without_collector():
+            built = build(island.graph, island.strategies[0], island.costs, island.machine)
+            return simulate(built.problem).makespan_ns
+
+    @property
+    def best(self) -> Finalist:
+        """The best of all islands, the start to begin with."""
+        return self.found or Finalist(self.islands[0].strategies[0], self.start_ns)
 
     def run(self) -> SearchResult:
         here, away = self._divided()
@@ -137,7 +150,7 @@ class _Joint:
             (began + step.seconds, step.evaluation, report.number, step.cost_ns) for step in report.trace
         ]
         if report.best is not None and report.best.predicted_ns < self.best.predicted_ns:
-            self.best = report.best
+            self.found = report.best
             if self.on_best is not None:
                 self.on_best(report.best)
         if self.on_progress is not None:

@@ -52,7 +52,10 @@ ELEMENTS: Final = 21
 SHARED_BYTES: Final = 22
 MOVED: Final = 23
 """Bytes that an all-reduce moves (filled in by ``costing``)."""
-NODE_ROWS: Final = 24
+READ: Final = 24
+"""Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other, shapes apart
+(filled in by ``costing``)."""
+NODE_ROWS: Final = 25
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1

@@ -227,7 +227,8 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
     Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
-    through bitcasts outside: the layers of a model share their costs.
+    through bitcasts outside, and what is the same to the cost model (row ``READ``): the layers of a model share
+    their costs.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))
@@ -250,7 +251,10 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
                     w.value[operand] = known
                     known += 1
                 total = mix(total ^ np.uint64(_READ + w.value[operand]))
-                if not fresh or not g.flags[operand] & at.BITCAST:
+                if not fresh:
+                    break
+                if not g.flags[operand] & at.BITCAST:
+                    total = mix(total ^ np.uint64(g.read[operand]))
                     break
                 total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
                 operand = g.edge[g.operands_at[operand]]

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
@@ -113,23 +115,40 @@ def contiguous_buckets(
     if not count:  # a step on one device, whose profile knows no transfers
         return []
     ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
-    sizes, which = np.unique(np.maximum(ends[None, :] - ends[:, None], 0), return_inverse=True)
-    together_ns = np.asarray(transfer_ns(sizes), np.int64)[which].reshape(count + 1, count + 1)
-    finish, runs, cut = np.zeros((3, count + 1), np.int64)
-    alike = 0
-    for end in range(1, count + 1):
-        if end > 1 and kinds[end - 1] != kinds[end - 2]:
-            alike = end - 1
-        total = np.maximum(finish[alike:end], ready_ns[end - 1]) + together_ns[alike:end, end]
-        first = np.flatnonzero(total == total.min())
-        start = alike + int(first[np.argmin(runs[alike:end][first])])
-        finish[end], runs[end], cut[end] = total.min(), runs[start] + 1, start
+    together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64)
+    alike = np.zeros(count, np.int64)
+    for i in range(1, count):
+        alike[i] = alike[i - 1] if kinds[i] == kinds[i - 1] else i
+    cut = _cuts(np.array(ready_ns, np.int64), together_ns, alike)
     found: list[list[int]] = []
     end = count
     while end:
         found.append(list(range(cut[end], end)))
         end = int(cut[end])
     return found[::-1]
+
+
+@compiled
+def _cuts(ready_ns: Any, together_ns: Any, alike: Any) -> Any:
+    """Where the last run begins if gradients end there, for each number of gradients.
+
+    Args:
+        together_ns: ``[gradients + 1, gradients + 1]``: time of a run by where it begins and where it ends.
+        alike: for each gradient the first that it may travel with.
+    """
+    count = ready_ns.size
+    finish, runs, cut = (
+        np.zeros(count + 1, np.int64),
+        np.zeros(count + 1, np.int64),
+        np.zeros(count + 1, np.int64),
+    )
+    for end in range(1, count + 1):
+        for start in range(alike[end - 1], end):
+            total = max(finish[start], ready_ns[end - 1]) + together_ns[start, end]
+            fewer = total == finish[end] and runs[start] + 1 < runs[end]
+            if start == alike[end - 1] or total < finish[end] or fewer:
+                finish[end], runs[end], cut[end] = total, runs[start] + 1, start
+    return cut
 
 
 def _unit_times(built: Built) -> tuple[list[int], list[int]]:

@@ -63,6 +63,8 @@ def _given_kernels(
     """The kernels of a start as ``Step.special`` takes them, if what they return is what the state thinks."""
     units = unit_graph(graph, strategy)
     found: dict[int, tuple[int, bool]] = {}
+    heads = np.array([owned[0] if owned else 0 for owned, _ in memberships], np.int64)
+    digests = digests_of(step, state, scratch, heads).tolist()
     for number, signature in enumerate(memberships):
         group = kept.groups.get(signature)
         if group is None or not signature[0]:
@@ -71,9 +73,9 @@ def _given_kernels(
         if tuple(value.node for value in values) != kept.results[signature]:
             continue
         shown = {source_of(graph, value.node) for value in values}
-        members, results, returned = digests_of(step, state, scratch, signature[0][0])
+        members, results, returned = digests[number]
         if {x for x in signature[0] if x in shown} == shown and len(shown) == returned:
-            found[int(members)] = int(results), group.kind == "triton"
+            found[members] = results, group.kind == "triton"
     return found
 
 

@@ -67,6 +67,8 @@ def _kept(graph: Graph, group: Group) -> Group | None:
         for x in group.nodes
         if graph.nodes[x].opcode == "bitcast" and source_of(graph, x) not in group.nodes
     }
+    if not borrowed:
+        return group
     nodes = tuple(x for x in group.nodes if x not in borrowed)
     if not nodes:
         return None
@@ -137,14 +139,17 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
 
 def _idle(graph: Graph, memberships: Sequence[Signature]) -> set[int]:
     """Ops that kernels recompute, that no kernel owns, and that nobody runs: all who read them recompute them."""
+    owned_by_some = {x for owned, _ in memberships for x in owned}
+    unowned = {x for _, copies in memberships for x in copies} - owned_by_some
+    if not unowned:
+        return set()
     homes: dict[int, list[int]] = {}
     for i, (owned, copies) in enumerate(memberships):
         for x in (*owned, *copies):
             homes.setdefault(x, []).append(i)
     inside = [{*owned, *copies} for owned, copies in memberships]
-    owned_by_some = {x for owned, _ in memberships for x in owned}
     idle: set[int] = set()
-    for x in sorted({x for _, copies in memberships for x in copies} - owned_by_some, reverse=True):
+    for x in sorted(unowned, reverse=True):
         readers = _readers(graph, x)
         runs = graph.nodes[x].kind is not Kind.FUSIBLE or not graph.users[x] or graph.root in readers
         for reader in readers:
@@ -176,6 +181,8 @@ def _without_bitcasts(graph: Graph, nodes: Iterable[int]) -> set[int]:
 
 
 def _signature(graph: Graph, owned: set[int], computed: set[int]) -> Signature:
+    if owned == computed:
+        return tuple(sorted(owned)), ()
     return tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))
 
 
@@ -195,6 +202,8 @@ def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) ->
 def _adopting(signature: Signature, idle: set[int]) -> Signature:
     """The first kernel that recomputes what nobody runs owns it."""
     owned, copies = signature
+    if idle.isdisjoint(copies):
+        return signature
     adopted = [x for x in copies if x in idle]
     idle.difference_update(adopted)
     return tuple(sorted((*owned, *adopted))), tuple(x for x in copies if x not in adopted)

@@ -8,19 +8,20 @@ one takes it along (see ``state.to_strategy``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from disco_hlo.search import layout as at
 from disco_hlo.search.rng import mixed
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo import gpu_facts as fact
+from disco_hlo.hlo.flat_graph import FlatGraph, flat_graph, flat_lists
 from disco_hlo.hlo.gpu_facts import gpu_facts
-from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
 
 UNSUPPORTED = ("stochastic-convert",)
@@ -29,6 +30,9 @@ MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
 _NEVER_JOINS = 1 << 20
 """Beside the bits of ``FLAGS``: no kernel may hold ops of this key."""
+_JOINS = 1 << 21
+"""A kernel may hold ops of this key, unless something else forbids it."""
+_ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
 _SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
 
 
@@ -53,27 +57,29 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     if count > MAXIMUM_NODES:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
-    sources = _sources(graph)
-    readers, earlier = _reversed(sources), _earlier(graph)
+    flat = flat_graph(graph)
+    active = np.isin(flat.kind, _ACTIVE)
+    sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
+    earlier = flat_lists(_earlier(graph))
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     edges: list[NDArray[np.int64]] = []
     placed = 0
-    for row, lists in (
-        (at.OPERANDS_AT, [n.operands for n in graph.nodes]),
+    for row, (begin, items) in (
+        (at.OPERANDS_AT, (flat.operand_at, flat.operand)),
         (at.SOURCES_AT, sources),
-        (at.READERS_AT, readers),
+        (at.READERS_AT, _reversed(*sources)),
         (at.EARLIER_AT, earlier),
-        (at.LATER_AT, _reversed(earlier)),
-        (at.BUFFERS_AT, _buffers(graph)),
-        (at.USERS_AT, graph.users),
+        (at.LATER_AT, _reversed(*earlier)),
+        (at.BUFFERS_AT, flat_lists(_buffers(graph))),
+        (at.USERS_AT, flat_lists(graph.users)),
     ):
-        node[row, 0] = placed
-        node[row, 1:] = placed + np.cumsum(np.fromiter(map(len, lists), np.int64, count))
-        edges.append(np.fromiter(chain.from_iterable(lists), np.int64, int(node[row, count]) - placed))
-        placed = int(node[row, count])
-    first, alike = np.unique(np.array(graph.first_of_key, np.int64), return_inverse=True)
+        node[row] = placed + begin
+        edges.append(items)
+        placed += items.size
+    first, alike = flat.example, flat.of_key
     examples = [graph.nodes[x] for x in first.tolist()]
-    node[at.FLAGS, :count] = _flags(graph, np.array([_flags_of_key(graph, n) for n in examples])[alike])
+    of_key = np.array([_flags_of_key(graph, n) for n in examples], np.int64)[alike]
+    node[at.FLAGS, :count] = _flags(graph, flat, active, of_key)
     node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
     shapes = [n.shape for n in examples]
     node[at.SHAPE, :count] = _numbered((x.dtype, x.dims, x.layout, x.elements) for x in shapes)[alike]
@@ -84,8 +90,7 @@ def build_step(graph: Graph) -> Step:
     )
     node[at.KEY, :count] = alike
     node[at.MIXED, :count] = mixed(np.arange(count))
-    for rank, x in enumerate(production_order(graph, sources)):
-        node[at.RANK, x] = rank
+    node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
     limits = LIMITS[graph.backend]
     is_gpu = graph.backend == "gpu"
     if is_gpu:
@@ -111,22 +116,52 @@ def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
             node[at.FLAGS, x] |= at.BLOCK_ALONE
 
 
-def production_order(graph: Graph, sources: Sequence[Sequence[int]]) -> list[int]:
+def production_order(
+    graph: Graph, source_at: NDArray[np.int64], source: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """All-reduces in the order in which backpropagation produces their gradients.
 
     By the number of ops on the longest path before each, ties by node id. In the paper's words
     (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
     of the op that produces it; here that is the next and the previous one in this order.
+
+    Args:
+        source_at: where the sources of each node begin in ``source``.
     """
-    depth: list[int] = []
-    for found in sources:
-        depth.append(1 + max([depth[x] for x in found], default=0))
-    return sorted(graph.all_reduces, key=lambda x: (depth[x], x))
+    gradients = np.array(graph.all_reduces, np.int64)
+    return gradients[np.argsort(_depths(source_at, source)[gradients], kind="stable")]
+
+
+@compiled
+def _depths(source_at: Any, source: Any) -> Any:
+    """For each node the number of ops on the longest path to it, itself included."""
+    depth = np.ones(source_at.size - 1, np.int64)
+    for x in range(depth.size):
+        for e in range(source_at[x], source_at[x + 1]):
+            depth[x] = max(depth[x], depth[source[e]] + 1)
+    return depth
+
+
+def transfers_before(graph: Graph) -> NDArray[np.int64]:
+    """For each node, how many all-reduces lie one behind the other on the way to it
+    (``plan.baselines.all_reduce_depths`` on the arrays)."""
+    flat = flat_graph(graph)
+    found: NDArray[np.int64] = _transfers_before(flat.kind == Kind.ALL_REDUCE, flat.operand_at, flat.operand)
+    return found
+
+
+@compiled
+def _transfers_before(is_transfer: Any, operand_at: Any, operand: Any) -> Any:
+    depth = np.zeros(is_transfer.size, np.int64)
+    for x in range(depth.size):
+        for e in range(operand_at[x], operand_at[x + 1]):
+            depth[x] = max(depth[x], depth[operand[e]] + is_transfer[operand[e]])
+    return depth
 
 
 def is_active(node: Node) -> bool:
     """Whether the node executes."""
-    return node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
+    return node.kind in _ACTIVE
 
 
 def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
@@ -146,19 +181,50 @@ def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
     return sorted(found)
 
 
-def _sources(graph: Graph) -> list[tuple[int, ...]]:
-    """What each executing node reads; nothing for the others."""
-    shown: list[tuple[int, ...]] = []  # the executing nodes that a reader of this node reads, itself included
-    found: list[tuple[int, ...]] = []
-    for node in graph.nodes:
-        if len(node.operands) == 1:
-            read = shown[node.operands[0]]
-        else:
-            read = tuple(sorted({x for operand in node.operands for x in shown[operand]}))
-        active = is_active(node)
-        found.append(read if active else ())
-        shown.append((node.id,) if active else read if node.kind is Kind.FREE else ())
-    return found
+@compiled
+def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
+    """What each executing node reads, nothing for the others: where each list begins, and all of them."""
+    count = active.size
+    begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    read, filled = np.empty(2 * operand.size + 64, np.int64), 0
+    seen = np.full(count, -1)
+    total = 0
+    for x in range(count):
+        if not active[x] and not free[x]:
+            continue
+        only = operand[operand_at[x]] if operand_at[x + 1] == operand_at[x] + 1 else -1
+        if only >= 0 and not active[only]:  # a chain shares its list
+            begin[x], end[x] = begin[only], end[only]
+            if active[x]:
+                total += end[x] - begin[x]
+            continue
+        begin[x] = filled
+        for e in range(operand_at[x], operand_at[x + 1]):
+            y = operand[e]
+            first, last = begin[y], end[y]
+            if filled + max(last - first, 1) > read.size:
+                larger = np.empty(2 * read.size + last - first, np.int64)
+                larger[:filled] = read[:filled]
+                read = larger
+            if active[y]:
+                if seen[y] != x:
+                    seen[y], read[filled] = x, y
+                    filled += 1
+                continue
+            for k in range(first, last):
+                if seen[read[k]] != x:
+                    seen[read[k]], read[filled] = x, read[k]
+                    filled += 1
+        end[x] = filled
+        read[begin[x] : filled] = np.sort(read[begin[x] : filled])
+        if active[x]:
+            total += filled - begin[x]
+    source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
+    for x in range(count):
+        own = end[x] - begin[x] if active[x] else 0
+        source[source_at[x] : source_at[x] + own] = read[begin[x] : begin[x] + own]
+        source_at[x + 1] = source_at[x] + own
+    return source_at, source
 
 
 def _earlier(graph: Graph) -> list[list[int]]:
@@ -196,43 +262,46 @@ def _buffers(graph: Graph) -> list[list[int]]:
 
 def _flags_of_key(graph: Graph, node: Node) -> int:
     """What follows from a node's op and shapes: the same for all nodes of equal key."""
-    unsupported = graph.backend == "gpu" and node.opcode in UNSUPPORTED
-    answers = (
-        (at.BITCAST, node.opcode == "bitcast"),
-        (at.ELEMENTWISE, is_elementwise(graph, node)),
-        (at.REDUCE, node.opcode == "reduce"),
-        (at.SINGLE_RESULT, node.opcode in _SINGLE_RESULT),
-        (at.TUPLE, node.shape.dtype == "tuple"),
-        (_NEVER_JOINS, unsupported or keeps_own_buffer(graph, node)),
-    )
-    return sum(bit for bit, answer in answers if answer)
+    flag = at.BITCAST if node.opcode == "bitcast" else 0
+    if is_elementwise(graph, node):
+        flag |= at.ELEMENTWISE
+    if node.opcode == "reduce":
+        flag |= at.REDUCE
+    if node.opcode in _SINGLE_RESULT:
+        flag |= at.SINGLE_RESULT
+    if node.shape.dtype == "tuple":
+        flag |= at.TUPLE
+    if (graph.backend == "gpu" and node.opcode in UNSUPPORTED) or keeps_own_buffer(graph, node):
+        flag |= _NEVER_JOINS
+    if is_joinable(node) or (graph.backend == "gpu" and node.opcode == "scatter"):
+        flag |= _JOINS
+    return flag
 
 
-def _flags(graph: Graph, of_key: NDArray[np.int64]) -> NDArray[np.int64]:
+def _flags(
+    graph: Graph, flat: FlatGraph, active: NDArray[np.bool_], of_key: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Row ``FLAGS`` but for ``ORDERED``, ``[nodes]``."""
-    flags: list[int] = []
-    returned = set(_through_free(graph, (graph.root,)))
-    tuples = _tuples_of_fusible(graph)
-    for node, found in zip(graph.nodes, of_key.tolist(), strict=True):
-        x, flag = node.id, found & ~_NEVER_JOINS
-        if x in returned:
-            flag |= at.RETURNED
-        if is_cloned(node):
-            flag |= at.CLONED
-        if is_active(node):
-            flag |= at.ACTIVE
-            joinable = is_joinable(node) or (graph.backend == "gpu" and node.opcode == "scatter")
-            read = x in returned or graph.users[x]
-            # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
-            if joinable and read and not found & _NEVER_JOINS and tuples.isdisjoint(node.operands):
-                flag |= at.FUSIBLE
-        flags.append(flag)
+    returned, through_tuple = np.zeros((2, len(graph)), np.bool_)
+    returned[_through_free(graph, (graph.root,))] = True
+    through_tuple[list(_tuples_of_fusible(graph))] = True
+    # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
+    fusible = active & ((of_key & (_JOINS | _NEVER_JOINS)) == _JOINS)
+    fusible[flat.reader[through_tuple[flat.operand]]] = False
+    is_read = np.zeros(len(graph), np.bool_)
+    is_read[flat.operand] = True
+    fusible &= returned | is_read
+    flags = of_key & ~(_JOINS | _NEVER_JOINS)
+    for bit, holds in (
+        (at.RETURNED, returned), (at.CLONED, flat.is_cloned), (at.ACTIVE, active), (at.FUSIBLE, fusible),
+    ):  # fmt: skip
+        flags |= np.where(holds, bit, 0)
     for x in graph.all_reduces:
         readers = {reader for user in graph.users[x] for reader in _running(graph, user)}
         flags[x] |= at.ALL_REDUCE
-        if x in returned or not all(flags[reader] & at.FUSIBLE for reader in readers):
+        if returned[x] or not all(fusible[reader] for reader in readers):
             flags[x] |= at.UNPACKED
-    return np.array(flags, np.int64)
+    return flags
 
 
 def _tuples_of_fusible(graph: Graph) -> set[int]:
@@ -249,12 +318,15 @@ def _tuples_of_fusible(graph: Graph) -> set[int]:
     return found
 
 
-def _reversed(lists: Sequence[Sequence[int]]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in lists]
-    for x, items in enumerate(lists):
-        for item in items:
-            found[item].append(x)
-    return found
+def _reversed(
+    begin: NDArray[np.int64], items: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each node those whose list has it, ascending: where each list begins, and all of them."""
+    count = begin.size - 1
+    owner = np.repeat(np.arange(count), np.diff(begin))
+    begin_reversed = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(items, minlength=count), out=begin_reversed[1:])
+    return begin_reversed, owner[np.argsort(items, kind="stable")]
 
 
 def _numbered(keys: Iterable[object]) -> NDArray[np.int64]:

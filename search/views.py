@@ -63,6 +63,7 @@ class GraphView(View):
         "elements": at.ELEMENTS,
         "shared_bytes": at.SHARED_BYTES,
         "moved_bytes": at.MOVED,
+        "read": at.READ,
     }
     arrays = ("edge", "special", "limits")
     numbers = ("special_mask", "nodes")

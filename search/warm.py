@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.island import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
@@ -12,11 +13,13 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))
+_CANDIDATES = FEWEST_PROPOSALS + 100
+"""More than the climbs that come first can look at: those of everything, with their orders, are met as well."""
 
 
 def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: SearchSettings) -> None:
     """Search a step of a few ops as ``settings`` say, so that all code exists for one like ``graph``."""
-    few = replace(settings, evaluations=20, seconds=None, seeds=1, memory_limit_bytes=None)
+    few = replace(settings, evaluations=_CANDIDATES, seconds=None, seeds=1, memory_limit_bytes=None)
     small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
     start = Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
     costs.groups_ns(small, start.groups)  # Triton's kernels are asked for by the group, and here is none

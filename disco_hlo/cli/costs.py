@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import FusedOps
+from disco_hlo.hlo.kernel_times import FusedOps, TellsReadsApart
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
@@ -123,6 +123,12 @@ class Costs:
     ) -> NDArray[np.int64]:
         """Time of many kernels with their results (see ``KernelTimes``)."""
         return self.model.kernels_ns(graph, member_at, members, result_at, results)
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """Nodes by what they are to a kernel that reads them (see ``hlo.kernel_times.TellsReadsApart``)."""
+        if isinstance(self.model, TellsReadsApart):
+            return self.model.read_classes(graph)
+        return np.zeros(len(graph), np.int64)
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.gpu_heroes import (
     WARP,
     Reduction,
@@ -47,6 +48,8 @@ LOOP_PRODUCER: Final = 256
 """May be computed element by element wherever its value is wanted."""
 SAME_PLACE: Final = 512
 """Element i of the result, counted in memory, needs element i of every array operand of its size."""
+
+_BY_OPCODE: Final = {"copy": MOVES, "concatenate": CONCATENATE, "scatter": SCATTER}
 
 SHARED_BYTES: Final = 48 * 1024
 """Shared memory of one block on every NVIDIA device since Maxwell, without opting in to more."""
@@ -88,9 +91,9 @@ def gpu_facts(graph: Graph) -> GpuFacts:
 
 def _facts(graph: Graph) -> GpuFacts:
     """All of it follows from a node's shapes and attributes: found for the first node of each key."""
-    first = np.array(graph.first_of_key)
-    ids, place = np.unique(first, return_inverse=True)
-    nodes = [graph.nodes[x] for x in ids.tolist()]
+    flat = flat_graph(graph)
+    place = flat.of_key
+    nodes = [graph.nodes[x] for x in flat.example.tolist()]
     operands = [graph.nodes[node.operands[0]].shape if node.operands else None for node in nodes]
     reductions = [block_reduction(node, shape) for node, shape in zip(nodes, operands, strict=True)]
     transposes = [tiled_transpose(node, shape) for node, shape in zip(nodes, operands, strict=True)]
@@ -126,20 +129,19 @@ def _loop(shape: Shape | None) -> Hashable:
 
 
 def _flags(graph: Graph, node: Node, reduction: Reduction | None, transpose: Transpose | None) -> int:
-    trivial = _is_trivial(graph, node)
-    answers = (
-        (CHAIN, trivial and len(node.operands) == 1),
-        (WEB, trivial and 1 <= len(node.operands) <= 3),
-        (RACE_FREE, reduction is not None and reduction.is_race_free),
-        (LONG_REDUCE, node.opcode == "reduce" and _reduced_elements(graph, node) >= 16),
-        (NESTED_TRANSPOSE, node.opcode == "transpose" and transpose is None),
-        (MOVES, node.opcode in ("transpose", "copy")),
-        (CONCATENATE, node.opcode == "concatenate"),
-        (SCATTER, node.opcode == "scatter"),
-        (LOOP_PRODUCER, _is_loop_producer(node)),
-        (SAME_PLACE, trivial and _keeps_place(graph, node)),
-    )
-    return sum(bit for bit, answer in answers if answer)
+    flags = 0
+    if _is_trivial(graph, node):
+        flags |= CHAIN if len(node.operands) == 1 else 0
+        flags |= WEB if len(node.operands) <= 3 else 0
+        flags |= SAME_PLACE if _keeps_place(graph, node) else 0
+    if node.opcode == "reduce":
+        flags |= RACE_FREE if reduction is not None and reduction.is_race_free else 0
+        flags |= LONG_REDUCE if _reduced_elements(graph, node) >= 16 else 0
+    elif node.opcode == "transpose":
+        flags |= MOVES if transpose is not None else MOVES | NESTED_TRANSPOSE
+    else:
+        flags |= _BY_OPCODE.get(node.opcode, 0)
+    return flags | LOOP_PRODUCER if _is_loop_producer(node) else flags
 
 
 def _is_trivial(graph: Graph, node: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from operator import gt
 from typing import Final
 
 from disco_hlo.hlo.graph import DTYPE_BYTES, Node, Shape
@@ -19,7 +20,8 @@ WARP: Final = 32
 
 def is_row_major(shape: Shape) -> bool:
     """Whether the last dimension is the one whose neighbours are neighbours in memory, and so on."""
-    return shape.layout == tuple(range(len(shape.dims)))[::-1]
+    layout = shape.layout
+    return len(layout) == len(shape.dims) and all(map(gt, layout, layout[1:]))
 
 
 def element_bits(shape: Shape) -> int:

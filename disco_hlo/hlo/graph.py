@@ -143,7 +143,7 @@ class Graph:
         """For each node, the ids of the nodes that read it, ascending, without repeats."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
-            for operand in sorted(set(node.operands)):
+            for operand in node.operands if len(node.operands) < 2 else sorted(set(node.operands)):
                 found[operand].append(node.id)
         return tuple(tuple(ids) for ids in found)
 

@@ -63,3 +63,12 @@ class KernelTimes(Protocol):
     ) -> NDArray[np.int64]:
         """Time of each kernel i, which computes members[member_at[i] : member_at[i + 1]], ascending, duplicates
         included, and returns results[result_at[i] : result_at[i + 1]]."""
+
+
+@runtime_checkable
+class TellsReadsApart(Protocol):
+    """What a cost model may offer beside :class:`KernelTimes` if a kernel's time depends on what made the arrays it
+    reads. Without it, kernels alike are taken to cost the same whatever they read."""
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """``[len(graph)]``: equal numbers where it makes no difference, shapes apart, which of two nodes is read."""

@@ -62,6 +62,7 @@ def all_reduce_depths(graph: Graph) -> list[int]:
     depth: list[int] = []
     behind: list[int] = []  # for each node, how many lie on the way to what reads it
     for node in graph.nodes:
-        depth.append(max([behind[operand] for operand in node.operands], default=0))
+        read = node.operands
+        depth.append(behind[read[0]] if len(read) == 1 else max([behind[x] for x in read], default=0))
         behind.append(depth[-1] + (node.kind is Kind.ALL_REDUCE))
     return depth

@@ -21,7 +21,10 @@ from functools import cached_property
 from operator import lt
 from weakref import ref
 
+import numpy as np
+
 from disco_hlo.errors import CircleError, IllegalStrategyError
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
@@ -139,7 +142,8 @@ def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
 
 
 def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
-    fusible = {node.id for node in graph.nodes if node.kind is Kind.FUSIBLE}
+    kind = flat_graph(graph).kind
+    fusible = {*np.flatnonzero(kind == Kind.FUSIBLE).tolist()}
     units = [_group_unit(graph, i, group, fusible) for i, group in enumerate(strategy.groups)]
     units += [_bucket_unit(graph, i, bucket) for i, bucket in enumerate(strategy.buckets)]
     owner: dict[int, str] = {}
@@ -155,11 +159,8 @@ def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
         raise IllegalStrategyError(
             f"All-reduces are in no bucket: {some(_name(graph, node) for node in left_out)}."
         )
-    return units + [
-        Unit(f"n{node.id}", (node.id,))
-        for node in graph.nodes
-        if node.id not in owner and node.kind in (Kind.FUSIBLE, Kind.FIXED)
-    ]
+    running = np.flatnonzero((kind == Kind.FUSIBLE) | (kind == Kind.FIXED))
+    return units + [Unit(f"n{node}", (node,)) for node in running.tolist() if node not in owner]
 
 
 def _group_unit(graph: Graph, number: int, group: Group, fusible: Set[int]) -> Unit:
@@ -230,6 +231,8 @@ def _sources(graph: Graph, owned: Collection[int]) -> list[tuple[int, ...]]:
 
 def _reads(graph: Graph, unit: Unit, sources: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     computed = (*unit.nodes, *unit.duplicates)
+    if len(computed) == 1 and len(graph.nodes[computed[0]].operands) == 1:
+        return tuple(sorted(sources[graph.nodes[computed[0]].operands[0]]))
     operands: set[int] = set()
     for node in computed:
         operands.update(graph.nodes[node].operands)

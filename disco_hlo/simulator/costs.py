@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.flat_graph import flat_lists
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 
@@ -45,14 +46,8 @@ def kernels_ns(
     model: KernelTimes, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> NDArray[np.int64]:
     """Time of each kernel, given by members and results, both ascending."""
-    flat: list[NDArray[np.int64]] = []
-    for part in range(2):
-        rows = [np.asarray(kernel[part], np.int64) for kernel in kernels]
-        flat += [
-            np.cumsum([0, *map(len, rows)], dtype=np.int64),
-            np.concatenate(rows or [np.zeros(0, np.int64)]),
-        ]
-    return model.kernels_ns(graph, *flat)
+    members, results = ([kernel[part] for kernel in kernels] for part in range(2))
+    return model.kernels_ns(graph, *flat_lists(members), *flat_lists(results))
 
 
 def checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, first_alike
+from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 
 from disco_hlo.errors import ProfileError
 from tests.estimator.kernels import f32, graph_of
@@ -73,3 +74,30 @@ def test_one_graph_is_prepared_once():
 def test_impossible_devices_are_refused(wrong):
     with pytest.raises(ProfileError, match="expected"):
         DeviceModel(**{"memory_bandwidth": 1e9, "flops_per_s": 1e9, "hoists": True, **wrong})
+
+
+def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
+    found = structure(
+        graph_of(
+            ("parameter", f32(4, 8), ()),
+            ("bitcast", f32(32), (0,)),
+            ("negate", f32(32), (1,)),
+            ("tuple", f32(32), (1, 2)),
+        )
+    )
+    lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
+    assert lengths[:4].tolist() == [0, 2, 2, 0]
+    assert found.edge[found.node[OPERANDS_AT, 2]] == 0
+
+
+def test_nodes_that_read_through_another_bitcast_are_not_alike():
+    graph = graph_of(
+        ("parameter", f32(4, 8), ()),
+        ("bitcast", f32(32), (0,)),
+        ("negate", f32(32), (1,)),
+        ("parameter", f32(32), ()),
+        ("negate", f32(32), (3,)),
+        ("bitcast", f32(32), (0,)),
+        ("negate", f32(32), (5,)),
+    )
+    assert first_alike(graph)[[2, 4, 6]].tolist() == [2, 4, 2]

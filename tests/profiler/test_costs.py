@@ -49,6 +49,28 @@ def test_measured_kernels_come_first_wherever_their_structure_stands():
     assert found.groups_ns(TWO_LAYERS, []).tolist() == []
 
 
+def test_the_estimator_is_not_asked_where_nothing_is_left_to_it():
+    class Nobody:
+        def groups_ns(self, graph, groups):
+            raise AssertionError(groups)
+
+    first = group(1, 2)
+    found = costs({fused_key(TWO_LAYERS, group(2, duplicates=(1,))): OpTime(42, 1, 9)})
+    found.estimator = Nobody()
+    assert found.groups_ns(TWO_LAYERS, [first]).tolist() == [42]
+
+
+def test_what_is_read_is_the_estimator_s_business():
+    class Looks(Guess):
+        def read_classes(self, graph):
+            return np.arange(len(graph)) % 3
+
+    found = costs({})
+    assert found.read_classes(TWO_LAYERS).tolist() == [0] * len(TWO_LAYERS)
+    found.estimator = Looks()
+    assert found.read_classes(TWO_LAYERS).tolist() == [x % 3 for x in range(len(TWO_LAYERS))]
+
+
 def test_estimates_of_kernels_are_raised_by_what_such_promises_fell_short_of():
     measured = {fused_key(TWO_LAYERS, group(2, duplicates=(1,))): OpTime(42, 1, 9)}
     found = costs(measured, promises=Promises(1000, 1250))

@@ -85,6 +85,21 @@ class ResultCosts(TrafficCosts):
         return np.array(times, np.int64)
 
 
+@dataclass(frozen=True)
+class LookingCosts(ResultCosts):
+    """A read takes the longer, the more bytes the op that made the array had read itself."""
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """What reading each node adds."""
+        return np.array(
+            [sum(graph.nodes[x].shape.size_bytes for x in n.operands) for n in graph.nodes], np.int64
+        )
+
+    def _kernel_ns(self, graph: Graph, inside: set[int]) -> int:  # type: ignore[override]
+        read = sum(int(self.read_classes(graph)[x]) for x in external_reads(graph, inside))
+        return TrafficCosts._kernel_ns(graph, inside) + read
+
+
 class OneDevice(ResultCosts):
     """Costs of a profile that has no all-reduce sweep."""
 

@@ -121,6 +121,18 @@ def test_no_kernel_is_asked_for_twice_by_a_climb() -> None:
     assert 0 < climber.distinct < climber.evaluations
 
 
+def test_the_first_plan_does_not_wait_for_a_simulation_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, events = random_step(Random(5), 60, backend="gpu"), []
+    simulated, rescheduled = joint.simulate, Climber.reschedule
+    monkeypatch.setattr(joint, "simulate", lambda problem: events.append("start") or simulated(problem))
+    monkeypatch.setattr(Climber, "reschedule", lambda self: events.append("plan") or rescheduled(self))
+    found = run(graph, seeds=1)
+    assert events.index("plan") < events.index("start")
+    assert events.count("start") == 1
+    built = build(graph, unfused(graph), ResultCosts(), SLOW_LAUNCH)
+    assert found.start_ns == simulated(built.problem).makespan_ns
+
+
 def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
     graph = random_step(Random(MEMORY_SEED), 60, backend="gpu")
 

@@ -1,0 +1,71 @@
+"""What the search takes a state to cost is what the simulator says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.climber import MOST_DRAWS, Climber
+from disco_hlo.search.island import KERNEL_MOVES
+from disco_hlo.search.starts import prepare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.timeline import simulate
+from tests.search.cost_models import LookingCosts
+from tests.search.random_steps import random_step
+
+MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
+SEEDS = st.integers(0, 2**32)
+
+
+def climbed(seed: int, count: int) -> Climber:
+    """A state with kernels that nobody chose, priced by who made what they read."""
+    graph = random_step(Random(seed), count, backend="gpu")
+    climber = Climber(graph, LookingCosts(), MACHINE, prepare(graph, [unfused(graph)]), 0, seed)
+    climber.climb(KERNEL_MOVES, 2000, 1000, ordered=False)
+    return climber
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, count=st.integers(20, 80))
+def test_kernels_alike_that_read_what_others_made_have_prices_of_their_own(seed: int, count: int) -> None:
+    climber = climbed(seed, count)
+    strategy = climber.strategy(climber.state)
+    built = build(climber.graph, strategy, climber.model, MACHINE)
+    assert simulate(built.problem).makespan_ns == climber.makespan_ns()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS)
+def test_the_longer_a_unit_takes_the_more_often_it_is_drawn(seed: int) -> None:
+    climber = climbed(seed, 60)
+    climber.draw_by_time()
+    ops, draws = np.unique(climber.pools[0], return_counts=True)
+    assert ops.tolist() == climber.fusible.tolist()
+    assert draws.max() <= MOST_DRAWS
+    times_ns = climber.state.times[climber.state.word[at.OWNER, ops], at.MAIN]
+    by_time = draws[np.argsort(times_ns, kind="stable")]
+    assert (np.diff(by_time) >= 0).all()
+    climber.draw_alike()
+    assert climber.pools[0].tolist() == climber.fusible.tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS)
+def test_the_buckets_of_the_start_can_be_had_again(seed: int) -> None:
+    graph = random_step(Random(seed), 60, backend="gpu")
+    climber = Climber(graph, LookingCosts(), MACHINE, prepare(graph, [unfused(graph)]), 0, seed)
+    ranked = climber.pools[1]
+    given_to = climber.state.word[at.OWNER, ranked].tolist()
+    climber.reschedule()
+    climber.take_given_buckets()
+    assert climber.state.word[at.OWNER, ranked].tolist() == given_to
+    strategy = climber.strategy(climber.state)
+    built = build(climber.graph, strategy, climber.model, MACHINE)
+    assert simulate(built.problem).makespan_ns == climber.makespan_ns()
