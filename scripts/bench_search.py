@@ -231,7 +231,8 @@ def throughput(arguments: argparse.Namespace) -> None:
     """Distinct legal candidates a processor second, from a cold cache: nothing is priced before.
 
     ``kernels``: moves judged by the sum of all times; ``orders``: moves of everything, each order
-    simulated; both from XLA's plan. ``algorithm_1``: candidates of up to ten moves, each simulated by the
+    simulated; both from XLA's plan. ``joint``: a whole search by one seed, its own mixture of the two, preparing
+    and checking included. ``algorithm_1``: candidates of up to ten moves, each simulated by the
     ready queue, from the unfused step. ``prepared_s`` is what comes before the first candidate, ``loop_s`` what five
     million additions in Python take at that moment: a quarter of a second on an unhurried core.
     """
@@ -254,6 +255,10 @@ def throughput(arguments: argparse.Namespace) -> None:
                     loss_ns = climber.total_ns() // units // island.KERNEL_DIVISORS[0]
                     climber.climb(moves, island.CHUNK, loss_ns, ordered=part == "orders")
                 found[part] = round((climber.distinct - before) / _since(began))
+            settings = SearchSettings(seconds=arguments.seconds, seeds=1, unchanged=10**9, finalists=1)
+            fresh = Case(name, path, arguments.link, estimator)
+            began = time.process_time()
+            found["joint"] = round(fresh.search(fresh.xla, settings).distinct_evaluations / _since(began))
             settings = SearchSettings(method="backtracking", seconds=arguments.seconds)
             paper = backtracking.Backtracking(
                 case.graph, case.costs, case.costs.machine, unfused(case.graph), settings

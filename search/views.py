@@ -144,7 +144,7 @@ class _ViewModel(models.StructModel):
 class _ViewAttributes(AttributeTemplate):
     key = View
 
-    def generic_resolve(self, view: Any, name: str) -> Any:
+    def generic_resolve(self, view: Any, name: str) -> Any:  # type: ignore[override]
         """The type of a field by its name."""
         if name in view.numbers:
             return types.int64

@@ -27,8 +27,8 @@ from tests.search.steps import chain
 
 ROOT = Path(__file__).parents[2]
 PAPER = SearchSettings(method="backtracking")
-GOLDEN = [(1, 1264256), (4, 1133184), (7, 1067648), (10, 903808), (13, 707200)]
-GOLDEN_END = (300, 33, "evaluations")
+GOLDEN = [(1, 1297024), (4, 1264256), (7, 1100416), (10, 805504), (13, 739968), (17, 723200)]
+GOLDEN_END = (300, 17, "evaluations")
 
 
 def run(seed: int = 1, **changes: object) -> SearchResult:
@@ -68,7 +68,8 @@ def test_another_seed_takes_another_way() -> None:
 def test_it_stops_after_so_many_candidates_without_improvement() -> None:
     result = run(unchanged=50)
     assert result.stopped == "unchanged"
-    assert result.evaluations == result.trace[-1].evaluation + 50
+    beyond = result.evaluations - result.trace[-1].evaluation - 50
+    assert 0 <= beyond < 3  # the three candidates of one parent are judged before it is asked
 
 
 def test_nothing_to_fuse_ends_at_once_with_the_start() -> None:

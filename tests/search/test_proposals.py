@@ -1,0 +1,106 @@
+"""What is drawn may be proposed: producers are listed once per unit, and what passes between two units is found from
+either side."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+from disco_hlo.search import layout as at
+from disco_hlo.search.moves.duplicate import _read_by, _read_of
+from disco_hlo.search.neighbours import mark_copies, predecessors
+from disco_hlo.search.proposals import FUSE, random_move
+from disco_hlo.search.rng import seeded
+from disco_hlo.search.views import open_draws, open_views
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.compiled import compiled
+from disco_hlo.simulator.costs import GPU
+from tests.search.random_steps import random_step
+from tests.search.states import Bench
+
+
+@compiled
+def drawn(step: Any, state: Any, scratch: Any, generator: Any, pools: Any, pairs: Any) -> None:
+    """Fill ``pairs`` with (unit, producer) as a climb draws them; -1 where none was found."""
+    g, s, w = open_views(step, state, scratch)
+    source, pool = open_draws(generator, pools)
+    for i in range(pairs.shape[0]):
+        pairs[i, 0], pairs[i, 1] = random_move(g, s, w, source, pool, FUSE)
+
+
+@compiled
+def waited_for(step: Any, state: Any, scratch: Any, unit: Any, out: Any) -> Any:
+    """The fusible units that a unit waits for; how many."""
+    g, s, w = open_views(step, state, scratch)
+    count = 0
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        if g.flags[w.neighbours[i]] & at.FUSIBLE:
+            out[count] = w.neighbours[i]
+            count += 1
+    return count
+
+
+@compiled
+def passed(
+    step: Any, state: Any, scratch: Any, consumer: Any, producer: Any, by_producer: Any, out: Any
+) -> Any:
+    """What one unit reads of another, looked for among what either of them has; how much."""
+    g, s, w = open_views(step, state, scratch)
+    stamp = mark_copies(s, w, consumer)
+    if by_producer:
+        count = _read_by(g, s, w, consumer, producer, stamp)
+    else:
+        count = _read_of(g, s, w, consumer, producer, stamp)
+    for i in range(count):
+        out[i] = w.needed[i]
+    return count
+
+
+def moved_bench(seed: int) -> tuple[Bench, Random]:
+    random = Random(seed)
+    bench = Bench(random_step(random, 40, backend="gpu"), GPU)
+    bench.random_moves(random, 30, 6)
+    return bench, random
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_producer_is_drawn_and_nothing_else(seed: int) -> None:
+    bench, random = moved_bench(seed)
+    fusible = np.flatnonzero(bench.step.node[at.FLAGS, : len(bench.graph)] & at.FUSIBLE).astype(np.int64)
+    pools, generator = (fusible, np.zeros(0, np.int64)), seeded(seed)
+    for _ in range(3):
+        pairs = np.zeros((3000, 2), np.int64)
+        drawn(bench.step, bench.state, bench.scratch, generator, pools, pairs)
+        found = {(int(a), int(b)) for a, b in pairs if a != -1}
+        expected = set()
+        out = np.zeros(len(bench.graph), np.int64)
+        for head in bench.heads():
+            if bench.step.node[at.FLAGS, head] & at.FUSIBLE:
+                count = waited_for(bench.step, bench.state, bench.scratch, head, out)
+                expected |= {(head, x) for x in out[:count].tolist()}
+        assert found <= expected
+        assert 10 * len(found) >= 9 * len(expected)
+        bench.random_moves(random, 5, 6)  # lists made before it are used after it
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_a_unit_reads_of_another_is_found_from_either_side(seed: int) -> None:
+    bench, _ = moved_bench(seed)
+    out = np.zeros(len(bench.graph), np.int64)
+    passing = 0
+    for consumer in bench.heads():
+        for producer in bench.heads():
+            if consumer == producer:
+                continue
+            found = []
+            for by_producer in (False, True):
+                count = passed(bench.step, bench.state, bench.scratch, consumer, producer, by_producer, out)
+                found.append(sorted(out[:count].tolist()))
+            assert found[0] == found[1]
+            passing += len(found[0])
+    assert passing > 0
