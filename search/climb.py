@@ -58,6 +58,7 @@ ORDERED: Final = 10
 CONTROLS: Final = 11
 
 MOST_WAITING: Final = 128
+"""Moves that wait at most. Of a longer list more are refused when their turn comes, others having been kept by then."""
 COMPUTE_SHARE: Final = 1024
 
 

@@ -3,7 +3,8 @@
 Where a plan leaves little to be fused, most of what is drawn makes a kernel that may not stand, and is drawn again
 soon. Every unit has a number in the state, a new one whenever it changes for good (:func:`renew`); undoing the change
 brings back the number from before. A refusal is remembered under the proposal and the numbers of its units, and holds
-wherever these meet again. Not remembered is what concerned further units, and what failed because units would wait
+wherever these meet again; so are moves for which there was nothing to be recomputed, or no room, and units that must
+stay for somebody. Not remembered is what concerned further units, and what failed because units would wait
 for each other: that depends on all the others. Where somebody else's change would make legal what was refused (a third
 unit that no longer reads a value), the refusal holds until its units change: a move is missed, none is made that is
 illegal.
