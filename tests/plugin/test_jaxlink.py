@@ -363,7 +363,6 @@ def test_thresholds_of_xla_flags_do_not_join_what_was_parted_and_that_is_said_on
     found: list[list[Mapping[str, object]]] = []
     gather, reduce, scatter = jaxlink._GPU_COMBINERS
     monkeypatch.setenv("XLA_FLAGS", f"--{reduce}=12345 --{gather}=678 --xla_gpu_autotune_level=0")
-    monkeypatch.setattr(jaxlink.LOGGER, "propagate", True)
 
     def handle(request: CompileRequest) -> None:
         jaxlink._say_what_does_not_hold.cache_clear()
