@@ -66,9 +66,9 @@ CHECK_PER_OP: Final = 16
 """Candidates per op of the step from one check of what was found to the next: at first; so many times those there
 were so far; and at most.
 
-A check takes 25 to 50 us an op and a candidate 15 to 100 us, so checks take about a tenth of the time. It is
-candidates that are counted, not seconds: where a state is refused the island goes on from another, and which
-one that is must not depend on a clock.
+A check takes 25 to 50 us an op and a candidate 15 to 300 us, so at the last pace checks take a fifth of the time at
+most. It is candidates that are counted, not seconds: where a state is refused the island goes on from another, and
+which one that is must not depend on a clock.
 """
 GAIN: Final = 0.0005
 IDLE_CYCLES: Final = 2
