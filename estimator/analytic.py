@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps
 
@@ -200,9 +200,8 @@ def _whole_times(
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Where each list begins, and all of them one after the other."""
-    start = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(ids) for ids in lists], out=start[1:])
-    return start, np.array([id_ for ids in lists for id_ in ids], np.int32)
+    start, ids = flat_lists(lists)
+    return start, ids.astype(np.int32)
 
 
 def first_alike(graph: Graph) -> NDArray[np.int64]:

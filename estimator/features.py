@@ -88,7 +88,7 @@ def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str,
 def _shape_numbers(
     graph: Graph, tables: KernelTables, first: NDArray[np.int64], examples: Sequence[Node]
 ) -> NDArray[np.float64]:
-    """``[keys, evaluation_ns]``: what follows from shapes, of a node of each key (``first`` are their ids)."""
+    """``[keys, _SHAPE_NUMBERS]``: what follows from shapes, of a node of each key (``first`` are their ids)."""
     flat = flat_graph(graph)
     elements = tables.value[at.ELEMENTS]
     size_bytes = np.floor(elements * tables.value[at.ITEM_BYTES])

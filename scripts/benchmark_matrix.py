@@ -222,7 +222,10 @@ def main() -> int:
         return BAD_ARGUMENTS
     args.out.mkdir(parents=True, exist_ok=True)
     machine = Machine(tuple(range(args.gpus)), tuple(sorted(os.sched_getaffinity(0))))
-    left_s = lambda: args.seconds - (time.monotonic() - started)  # noqa: E731
+
+    def left_s() -> float:
+        return args.seconds - (time.monotonic() - started)
+
     return run_all(chosen, machine, args.out, left_s, lambda text: print(text, flush=True))
 
 
