@@ -8,7 +8,7 @@ a strategy can make, so two compilations of a step that differ in those only hav
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
@@ -17,8 +17,16 @@ from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_s
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
 from disco_hlo.hlo.flops import operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.opcodes import COLLECTIVES, NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS, TRANSFERS, kind_of
-from disco_hlo.hlo.order_rules import before_pairs
+from disco_hlo.hlo.opcodes import (
+    COLLECTIVES,
+    FREE,
+    NEVER_MERGED,
+    REDUCTIONS,
+    SIDE_EFFECTS,
+    TRANSFERS,
+    kind_of,
+)
+from disco_hlo.hlo.order_rules import before_pairs, overwritten_operands
 from disco_hlo.hlo.proto import Message, digest, shape_of
 from disco_hlo.hlo.unpack import unpack_concatenated
 
@@ -66,11 +74,17 @@ def canonicalize(data: bytes) -> CanonicalModule:
     digests = _ComputationDigests(index)
     entry = index.computation(module.entry_computation_id)
     flat = unpack_concatenated(flatten(index, entry))
-    numbering = _number(flat, digests)
     backend = _backend(module)
-    nodes, protos = _nodes(flat, numbering, digests, index)
-    aliases = _aliases(module, nodes, numbering.root)
-    rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes))
+    apart: set[int] = set()
+    while True:
+        numbering = _number(flat, digests, apart)
+        nodes, protos = _nodes(flat, numbering, digests, index)
+        aliases = _aliases(module, nodes, numbering.root)
+        rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes))
+        found = _overwritten_too_soon(flat, numbering, rules.too_soon)
+        if found <= apart:
+            break
+        apart |= found
     graph = Graph(
         nodes=nodes,
         root=numbering.root,
@@ -144,13 +158,38 @@ def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
     return op.proto.opcode == "copy" and shape_of(op.proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
 
 
-def _number(flat: FlatComputation, digests: _ComputationDigests) -> _Numbering:
-    """Merge identical ops, then number the live ones: parameters first, then in post-order from the root."""
+def _overwritten_too_soon(
+    flat: FlatComputation, numbering: _Numbering, pairs: Collection[tuple[int, int]]
+) -> set[int]:
+    """Flat ops that must not be merged, as the source has a buffer of its own for each: the zeros that a gradient
+    is scattered into are not those that a relu's mask selects later. With them what hands their buffer on."""
+    found: set[int] = set()
+
+    def leads_there(position: int, buffer: int) -> bool:
+        op = flat.ops[position]
+        there = numbering.node_of.get(position) == buffer
+        if not there and op.proto.opcode in FREE:
+            there = any([leads_there(operand, buffer) for operand in op.operands])
+        if there:
+            found.add(position)
+        return there
+
+    for buffer, writer in pairs:
+        for position, op in enumerate(flat.ops):
+            if numbering.node_of.get(position) == writer:
+                for operand in overwritten_operands(op.proto):
+                    leads_there(op.operands[operand], buffer)
+    return found
+
+
+def _number(flat: FlatComputation, digests: _ComputationDigests, apart: Collection[int] = ()) -> _Numbering:
+    """Merge identical ops, those ``apart`` left out, then number the live ones: parameters first, then in
+    post-order from the root."""
     merged: list[int] = []
     seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
     for position, op in enumerate(flat.ops):
         representative = position
-        if _is_mergeable(op) or _layout_changes(op, flat.ops):
+        if position not in apart and (_is_mergeable(op) or _layout_changes(op, flat.ops)):
             key = (_structure(op, digests), tuple(merged[o] for o in op.operands))
             representative = seen.setdefault(key, position)
         merged.append(representative)
@@ -210,7 +249,7 @@ def _nodes(
                 opcode=op.proto.opcode,
                 shape=shape,
                 operands=operands,
-                kind=Kind.ALL_REDUCE if _is_transfer(op) else kind_of(op.proto.opcode),
+                kind=_kind(op, shape),
                 key=digest(_structure(op, digests), operand_shapes)[:24],
                 flops=counts.flops,
                 transcendentals=counts.transcendentals,
@@ -223,6 +262,14 @@ def _nodes(
         )
         protos.append(op.proto)
     return tuple(nodes), tuple(protos)
+
+
+def _kind(op: FlatOp, shape: Shape) -> Kind:
+    if _is_transfer(op):
+        return Kind.ALL_REDUCE
+    kind = kind_of(op.proto.opcode)
+    # XLA:CPU divides by zero, and the process ends, where it compiles a fusion of an array without elements.
+    return Kind.FIXED if kind is Kind.FUSIBLE and 0 in shape.dims else kind
 
 
 def _is_transfer(op: FlatOp) -> bool:

@@ -23,6 +23,9 @@ class OrderRules:
     dropped_aliases: tuple[tuple[int, int], ...]
     """(parameter number, output index) pairs given up: some reader of the parameter needs the very
     value that would overwrite it, which only a shared kernel can do in place."""
+    too_soon: tuple[tuple[int, int], ...]
+    """(overwritten node, node that overwrites it in place) where a reader comes later in number: one that may
+    need what is written, of a buffer that the source has twice and merging has made one."""
 
 
 def overwritten_operands(proto: Message) -> tuple[int, ...]:
@@ -58,11 +61,15 @@ def before_pairs(
     inplace: list[tuple[int, int]] = []
     before = set(control)
     dropped: list[tuple[int, int]] = []
+    too_soon: list[tuple[int, int]] = []
     for node, proto in zip(nodes, protos, strict=True):
         for position in overwritten_operands(proto):
             for overwritten in _arrays(nodes, node.operands[position], buffer):
                 inplace.append((overwritten, node.id))
-                before |= {(r, node.id) for r in readers[overwritten] if r != node.id and r < node.id}
+                others = [r for r in readers[overwritten] if r != node.id]
+                before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
+                if any(r > node.id for r in others):
+                    too_soon.append((overwritten, node.id))
     for parameter, output, result in aliases:
         writer = buffer[result]
         if writer == parameter or nodes[writer].kind is Kind.PARAMETER:
@@ -73,7 +80,7 @@ def before_pairs(
             continue
         inplace.append((parameter, writer))
         before |= {(r, writer) for r in others}
-    return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped))
+    return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped), tuple(too_soon))
 
 
 def _buffers(nodes: Sequence[Node], protos: Sequence[Message]) -> list[int]:

@@ -43,20 +43,24 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "jax.debug.print bf16": lambda: models.printing(BFLOAT16),
     "shard_map": models.mapped_by_hand,
     "pmap": models.pmapped,
+    "pooled": models.pooled,
+    "without elements": models.without_elements,
+    "complex numbers": models.spectral,
 }
+UNFUSED_TOO = ("mlp", "transformer", "pooled", "without elements")
 ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
 """What bfloat16 adds on a leg, the other steps show."""
 
 
 def strategies(source: CanonicalModule, name: str) -> dict[str, Strategy]:
     """What each step is executed as. Compiling hundreds of kernels takes its time: the random strategy,
-    which leaves most ops alone, stands for the unfused one in all but two steps."""
+    which leaves most ops alone, stands for the unfused one in all but some steps."""
     random = {"random": random_strategy(source, seed=3)}
     if name.endswith("bf16"):
         return random
     xla = read(source)
     bucket = one_bucket(source.graph, xla.groups)
-    alone = {"unfused": unfused(source.graph)} if name in ("mlp", "transformer") else {}
+    alone = {"unfused": unfused(source.graph)} if name in UNFUSED_TOO else {}
     return {"XLA's own": xla, "one concatenated bucket": bucket, **alone, **random}
 
 
@@ -92,7 +96,8 @@ def assert_close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], titl
     """Equal up to what another order of rounding may change."""
     assert expected.dtype == got.dtype
     tolerance = 2e-2 if expected.dtype == BFLOAT16 else 2e-5
-    left, right = np.asarray(expected, np.float64), np.asarray(got, np.float64)
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    left, right = np.asarray(expected, wide), np.asarray(got, wide)
     assert np.all(np.isfinite(left)), title
     scale = float(np.max(np.abs(left), initial=0.0)) or 1.0
     np.testing.assert_allclose(right, left, rtol=tolerance, atol=tolerance * scale, err_msg=title)

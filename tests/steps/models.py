@@ -140,6 +140,44 @@ def resnet(dtype: Any = np.float32) -> Step:
     return trained("resnet_step", loss, parameters, batch, optax.sgd(0.1, momentum=0.9))
 
 
+def pooled(dtype: Any = np.float32) -> Step:
+    """Pooling by the maximum, twice, and relus: gradients are scattered into zeros, and masks select zeros."""
+    parameters = {"w": random(0, 3, 8, dtype=dtype), "v": random(1, 8, 8, dtype=dtype)}
+
+    def layer(x: Any, w: Any) -> Any:
+        y = x @ w
+        window = (1, 2, 2, 1)
+        masked = jax.nn.relu(y - y.mean())
+        return jax.lax.reduce_window(masked, -np.inf, jax.lax.max, window, window, "VALID")
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(layer(layer(x, p["w"]), p["v"]).astype(jnp.float32))
+
+    batch = (random(2, 8, 12, 12, 3, dtype=dtype),)
+    return trained("pooled_step", loss, parameters, batch, optax.sgd(0.1))
+
+
+def without_elements() -> Step:
+    """A parameter of no elements, as a layer of width 0 or an empty table has, with state of its own."""
+    parameters = {"w": random(0, 16, 16), "none": np.zeros((0, 4), np.float32)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ p["w"]) ** 2) + p["none"].sum()
+
+    return trained("empty_step", loss, parameters, (random(1, 8, 16),), optax.adam(1e-3))
+
+
+def spectral() -> Step:
+    """Complex parameters, and a Fourier transform."""
+    parameters = {"f": random(0, 17) + 1j * random(1, 17), "w": random(2, 32, 32)}
+    parameters["f"] = parameters["f"].astype(np.complex64)
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(jnp.fft.irfft(jnp.fft.rfft(x) * p["f"], 32) @ p["w"]) ** 2)
+
+    return trained("spectral_step", loss, parameters, (random(3, 8, 32),), optax.sgd(0.1))
+
+
 def _layer_norm(x: Any, scale: Any) -> Any:
     mean = x.mean(-1, keepdims=True)
     return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale
