@@ -8,6 +8,7 @@ a strategy can make, so two compilations of a step that differ in those only hav
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -78,10 +79,10 @@ def canonicalize(data: bytes) -> CanonicalModule:
     apart: set[int] = set()
     while True:
         numbering = _number(flat, digests, apart)
-        nodes, protos = _nodes(flat, numbering, digests, index)
+        nodes, protos = _nodes(flat, numbering, digests, index, apart)
         aliases = _aliases(module, nodes, numbering.root)
-        rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes))
-        found = _overwritten_too_soon(flat, numbering, rules.too_soon)
+        rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes), index)
+        found = _overwritten_too_soon(flat, numbering, rules.too_soon, index)
         if found <= apart:
             break
         apart |= found
@@ -159,7 +160,7 @@ def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
 
 
 def _overwritten_too_soon(
-    flat: FlatComputation, numbering: _Numbering, pairs: Collection[tuple[int, int]]
+    flat: FlatComputation, numbering: _Numbering, pairs: Collection[tuple[int, int]], index: ModuleIndex
 ) -> set[int]:
     """Flat ops that must not be merged, as the source has a buffer of its own for each: the zeros that a gradient
     is scattered into are not those that a relu's mask selects later. With them what hands their buffer on."""
@@ -169,7 +170,7 @@ def _overwritten_too_soon(
         op = flat.ops[position]
         there = numbering.node_of.get(position) == buffer
         if not there and op.proto.opcode in FREE:
-            there = any([leads_there(operand, buffer) for operand in op.operands])
+            there = bool([operand for operand in op.operands if leads_there(operand, buffer)])
         if there:
             found.add(position)
         return there
@@ -177,7 +178,7 @@ def _overwritten_too_soon(
     for buffer, writer in pairs:
         for position, op in enumerate(flat.ops):
             if numbering.node_of.get(position) == writer:
-                for operand in overwritten_operands(op.proto):
+                for operand in overwritten_operands(op.proto, index):
                     leads_there(op.operands[operand], buffer)
     return found
 
@@ -232,9 +233,14 @@ def _post_order(
 
 
 def _nodes(
-    flat: FlatComputation, numbering: _Numbering, digests: _ComputationDigests, index: ModuleIndex
+    flat: FlatComputation,
+    numbering: _Numbering,
+    digests: _ComputationDigests,
+    index: ModuleIndex,
+    apart: Collection[int],
 ) -> tuple[tuple[Node, ...], tuple[Message, ...]]:
     frames = _SourceLines(index.module)
+    readers = Counter(operand for op in flat.ops for operand in set(op.operands)) if apart else Counter()
     nodes: list[Node] = []
     protos: list[Message] = []
     for node_id, position in enumerate(numbering.representative):
@@ -249,7 +255,7 @@ def _nodes(
                 opcode=op.proto.opcode,
                 shape=shape,
                 operands=operands,
-                kind=_kind(op, shape),
+                kind=_kind(op, shape, shared=position in apart and readers[position] > 1),
                 key=digest(_structure(op, digests), operand_shapes)[:24],
                 flops=counts.flops,
                 transcendentals=counts.transcendentals,
@@ -264,12 +270,14 @@ def _nodes(
     return tuple(nodes), tuple(protos)
 
 
-def _kind(op: FlatOp, shape: Shape) -> Kind:
+def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
+    """What may be done with an op; ``shared``: others read the buffer that is overwritten. Computed again for them it
+    would be merged with the ops that it is to be kept apart from."""
     if _is_transfer(op):
         return Kind.ALL_REDUCE
     kind = kind_of(op.proto.opcode)
     # XLA:CPU divides by zero, and the process ends, where it compiles a fusion of an array without elements.
-    return Kind.FIXED if kind is Kind.FUSIBLE and 0 in shape.dims else kind
+    return Kind.FIXED if kind is Kind.FUSIBLE and (shared or 0 in shape.dims) else kind
 
 
 def _is_transfer(op: FlatOp) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Kind, Node
 from disco_hlo.hlo.proto import Message
 
@@ -28,10 +29,15 @@ class OrderRules:
     need what is written, of a buffer that the source has twice and merging has made one."""
 
 
-def overwritten_operands(proto: Message) -> tuple[int, ...]:
+def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
     """Positions of the operands whose buffer an instruction overwrites (HloDataflowAnalysis'
-    in-place pairs)."""
+    in-place pairs). What is called works on the buffers of its caller: a loop that XLA:CPU has put into a call
+    overwrites what the call is given."""
     opcode = proto.opcode
+    if opcode in ("call", "conditional"):
+        called = (index.computation(one) for one in proto.called_computation_ids)
+        overwrites = any(overwritten_operands(inner, index) for one in called for inner in one.instructions)
+        return tuple(range(len(proto.operand_ids))) if overwrites else ()
     if opcode in ("dynamic-update-slice", "while"):
         return (0,)
     if opcode == "scatter":
@@ -46,6 +52,7 @@ def before_pairs(
     protos: Sequence[Message],
     aliases: Sequence[tuple[int, int, int]],
     control: Sequence[tuple[int, int]],
+    index: ModuleIndex,
 ) -> OrderRules:
     """Derive the order rules of a graph.
 
@@ -54,6 +61,7 @@ def before_pairs(
         protos: the instruction behind each node.
         aliases: donated parameters as (parameter node, output index, node of that output).
         control: control dependencies between nodes.
+        index: the module's computations.
     """
     buffer = _buffers(nodes, protos)
     readers = _buffer_readers(nodes, buffer)
@@ -63,7 +71,7 @@ def before_pairs(
     dropped: list[tuple[int, int]] = []
     too_soon: list[tuple[int, int]] = []
     for node, proto in zip(nodes, protos, strict=True):
-        for position in overwritten_operands(proto):
+        for position in overwritten_operands(proto, index):
             for overwritten in _arrays(nodes, node.operands[position], buffer):
                 inplace.append((overwritten, node.id))
                 others = [r for r in readers[overwritten] if r != node.id]

@@ -18,6 +18,7 @@ from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, is_cloned
 from disco_hlo.hlo.legality import external_reads
 from disco_hlo.hlo.legality_gpu import emitter_kind
+from disco_hlo.hlo.opcodes import FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
@@ -29,6 +30,8 @@ from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import ComputationWriter, tuple_shape, vector_shape
 
+_KERNELS_ON_CPU = FUSIBLE | {"dynamic-update-slice"}
+"""Ops that XLA:CPU emits as kernels alone, whether they are fusible nodes or not."""
 _KERNELS_ON_GPU = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that are no fusible nodes, but that XLA:GPU emits as kernels, never as calls."""
 
@@ -166,8 +169,12 @@ class _ModuleWriter:
 
     def _write_single(self, token: str, node_id: int) -> None:
         node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
-        needs_kernel = self.graph.backend == "gpu" and node.opcode in _KERNELS_ON_GPU
-        if node.kind is Kind.FUSIBLE or node_id in self.wrapped or needs_kernel:
+        needs_kernel = node.opcode in (_KERNELS_ON_GPU if self.graph.backend == "gpu" else _KERNELS_ON_CPU)
+        if (
+            node.kind is Kind.FUSIBLE
+            or node_id in self.wrapped
+            or (needs_kernel and 0 not in node.shape.dims)
+        ):
             wrapper = self.wrapped.get(node_id)
             kind = emitter_of(wrapper.proto) if wrapper else ""
             if kind in ("", "triton"):

@@ -44,10 +44,11 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "shard_map": models.mapped_by_hand,
     "pmap": models.pmapped,
     "pooled": models.pooled,
+    "in place": models.in_place,
     "without elements": models.without_elements,
     "complex numbers": models.spectral,
 }
-UNFUSED_TOO = ("mlp", "transformer", "pooled", "without elements")
+UNFUSED_TOO = ("mlp", "transformer", "pooled", "in place", "without elements")
 ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
 """What bfloat16 adds on a leg, the other steps show."""
 

@@ -157,6 +157,25 @@ def pooled(dtype: Any = np.float32) -> Step:
     return trained("pooled_step", loss, parameters, batch, optax.sgd(0.1))
 
 
+def in_place() -> Step:
+    """Zeros that slices are written into, zeros that a loop begins with, and the zeros of a relu."""
+    parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
+
+    def loss(p: Any, x: Any) -> Any:
+        y = x @ p["w"]
+        y = y - y.mean()
+        written = jax.lax.dynamic_update_slice(jnp.zeros_like(y), y[:2, :3], (1, 1))
+
+        def body(carry: Any, i: Any) -> Any:
+            total, masked = carry
+            return (total + jnp.tanh(y) * i, jnp.where(total > 0, total, masked)), masked.sum()
+
+        (total, masked), sums = jax.lax.scan(body, (jnp.zeros_like(y), jnp.zeros_like(y)), jnp.arange(3.0))
+        return jnp.mean(written + masked + jax.nn.relu(total @ p["v"])) + sums.mean()
+
+    return trained("in_place_step", loss, parameters, (random(2, 8, 16),), optax.sgd(0.1))
+
+
 def without_elements() -> Step:
     """A parameter of no elements, as a layer of width 0 or an empty table has, with state of its own."""
     parameters = {"w": random(0, 16, 16), "none": np.zeros((0, 4), np.float32)}
