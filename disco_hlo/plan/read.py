@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import unit_graph
 
 
 def read(source: CanonicalModule) -> Strategy:
@@ -16,6 +21,9 @@ def read(source: CanonicalModule) -> Strategy:
     A node that several kernels compute is owned by the first one that returns it (or else by the
     first one that computes it) and duplicated in the others. Kernels of one op are no
     groups, unless Triton emits them, since its tiles are part of the plan.
+
+    The order is left open where XLA's is possible only as XLA has it: a kernel that computes again what it then writes
+    a slice into overwrites nothing, while in the graph it waits for all who read that.
     """
     graph = source.graph
     kernels = [origin for origin in source.origins if origin.role == "fusion" and _runs(graph, origin)]
@@ -36,7 +44,13 @@ def read(source: CanonicalModule) -> Strategy:
             Group(nodes, duplicates, kind, triton_settings(kernel.proto) if kind == "triton" else "")
         )
     buckets, bucket_of = _buckets(graph, source)
-    return normal_form(graph, Strategy(tuple(groups), buckets, _order(graph, source, token_of, bucket_of)))
+    order = _order(graph, source, token_of, bucket_of)
+    found = normal_form(graph, Strategy(tuple(groups), buckets, order))
+    try:
+        check_order(unit_graph(graph, found), found.order, asynchronous=graph.backend == "gpu")
+    except IllegalStrategyError:
+        return replace(found, order=())
+    return found
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:

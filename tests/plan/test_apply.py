@@ -45,6 +45,7 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "pmap": models.pmapped,
     "pooled": models.pooled,
     "in place": models.in_place,
+    "cached": models.cached,
     "without elements": models.without_elements,
     "complex numbers": models.spectral,
 }

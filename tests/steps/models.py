@@ -176,6 +176,21 @@ def in_place() -> Step:
     return trained("in_place_step", loss, parameters, (random(2, 8, 16),), optax.sgd(0.1))
 
 
+def cached() -> Step:
+    """Layers that write what they compute into one array and read it whole."""
+    parameters = {"w": random(0, 16, 16)}
+
+    def loss(p: Any, x: Any) -> Any:
+        kept, y = jnp.zeros((8, *x.shape)), x
+        for i in range(4):
+            y = jax.nn.relu(y @ p["w"])
+            kept = kept.at[i].set(y)
+            y = y + kept.sum(0) * 0.1
+        return jnp.mean((kept.max(0) - x) ** 2) + jnp.mean(jnp.where(kept > 0, kept, 0.0))
+
+    return trained("cached_step", loss, parameters, (random(1, 8, 16),), optax.sgd(0.1))
+
+
 def without_elements() -> Step:
     """A parameter of no elements, as a layer of width 0 or an empty table has, with state of its own."""
     parameters = {"w": random(0, 16, 16), "none": np.zeros((0, 4), np.float32)}
