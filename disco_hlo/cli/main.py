@@ -72,10 +72,18 @@ def load(name: str) -> Any:
     entry = COMMANDS[name]
     function = getattr(importlib.import_module(f"disco_hlo.cli.{name}"), entry.function)
     app = typer.Typer(add_completion=False)
-    app.command(name, epilog=f"Example: {entry.example}", no_args_is_help=name not in _WITHOUT_ARGUMENTS)(
-        function
-    )
+    app.command(
+        name,
+        help=_unwrapped(function.__doc__),
+        epilog=f"Example: {entry.example}",
+        no_args_is_help=name not in _WITHOUT_ARGUMENTS,
+    )(function)
     return typer.main.get_command(app)
+
+
+def _unwrapped(docstring: str) -> str:
+    """Its paragraphs, each on one line, to be wrapped for the reader's terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
 
 
 _WITHOUT_ARGUMENTS = ("doctor", "list")

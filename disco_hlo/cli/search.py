@@ -31,7 +31,7 @@ from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_N
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, prediction, ranked, searchable, starting_point
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.sharding import advice_for, worth_saying
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
@@ -278,7 +278,7 @@ def _print(outcome: dict[str, Any], found: _Found) -> None:
         f"({outcome['speedup']:.2f}x), bound {time_text(predicted.bound_ns)}, all predicted",
         f"saved {printable(outcome['plan'])}; look at it with: disco inspect {printable(outcome['plan'])}",
     )
-    if found.sharding is not UNSET:
+    if found.sharding is not UNSET and worth_saying(found.sharding):
         show(sentence(found.sharding))
     if found.chosen == XLA_DEFAULT:
         say(found.notes[-1])

@@ -328,7 +328,8 @@ def _thinned(outputs: Outputs) -> Outputs:
 def _relative_error(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
     if left.dtype.kind in "biu":
         return 0.0 if np.array_equal(left, right) else 1.0
-    a, b = left.astype(np.float64), right.astype(np.float64)
+    wide = np.complex128 if left.dtype.kind == "c" else np.float64
+    a, b = left.astype(wide), right.astype(wide)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return float("inf")
     finite = np.isfinite(a)

@@ -72,7 +72,7 @@ def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExec
 
 def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
     try:
-        received, reason = _receive(session, slot)
+        received, reason = _receive(session, step, slot)
         if received is None:
             return Proposed(None, b"", reason)
         plan = plans.decode(
@@ -89,14 +89,16 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
         return Proposed(None, b"", one_line(error))
 
 
-def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
+def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
     """Rank 0's plan and module on every rank, or None and the reason."""
     mine, reason = None, ""
+    searchable = not calls_python(step.module)
+    advice = "search first (ENABLE_SEARCH=1)" if searchable else "a step that calls Python is not searched"
     if session.leads:
         try:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
-            reason = f"{_NO_PLAN} {slot.path}; search first (ENABLE_SEARCH=1)" if stored is None else ""
+            reason = f"{_NO_PLAN} {slot.path}; {advice}" if stored is None else ""
             banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except PlanError as error:
@@ -163,7 +165,8 @@ def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.Abstra
 def describe(plan: Plan) -> str:
     """What a plan promises, in half a line."""
     strategy = plan.strategy
-    shape = f"{len(strategy.groups)} op groups, {len(strategy.buckets)} all-reduce buckets"
+    groups, buckets = len(strategy.groups), len(strategy.buckets)
+    shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} all-reduce bucket{'s' * (buckets != 1)}"
     if plan.structure is not UNSET:
         shape = f"{plan.structure.name}, {shape}"
     times = {one.name: one.median_ns for one in plan.measured.candidates} if plan.measured else {}

@@ -18,7 +18,7 @@ from disco_hlo.plugin.progress import search_progress
 from disco_hlo.plugin.ranking import memory_limit_bytes, prediction, ranked, searchable
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.sharding import advice_for, worth_saying
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
@@ -110,7 +110,7 @@ def find(
         limit=limit,
     )
     advice = advice_for(step.source, best.strategy, costs, machine)
-    if advice is not None:
+    if advice is not None and worth_saying(advice):
         session.say("%s", sentence(advice))
     return Found(result, tuple(trials), predicted, profile, search_s, advice)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ class OwnCompile:
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
 
 
+_NOT_KEPT = re.compile(r"[^A-Za-z0-9_.-]")
+"""What XLA replaces in a module's name."""
 _gate = threading.Condition()
 _own_compiles: dict[str, OwnCompile] = {}
 _ordinary_compiles: Counter[str] = Counter()
@@ -159,10 +162,12 @@ def _as_varint(value: int) -> bytes:
 
 @contextlib.contextmanager
 def own_compile(name: str, own: OwnCompile) -> Iterator[str]:
-    """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under."""
+    """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under: another
+    one, too, where XLA would not keep this one, as that of a function whose name is not in ASCII."""
+    kept = _NOT_KEPT.sub("_", name)
     with _gate:
         taken = name in _own_compiles or _ordinary_compiles[name] > 0
-        mine = f"{name}__disco_{next(_numbers)}" if taken else name
+        mine = f"{kept}__disco_{next(_numbers)}" if taken or kept != name else name
         _own_compiles[mine] = own
     try:
         yield mine

@@ -84,6 +84,12 @@ def calls_python(module: bytes) -> bool:
     return _PYTHON_CALLBACK.search(module) is not None
 
 
+def refuse_callbacks(module: bytes, name: str) -> None:
+    """Raise UnsupportedError where :func:`calls_python`: such a step is not run on made-up inputs."""
+    if calls_python(module):
+        raise UnsupportedError(f"{name} calls back into Python: made-up inputs could have effects there")
+
+
 class _Inputs:
     """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
     a large model's take gigabytes and seconds to make."""
@@ -200,10 +206,8 @@ class Runner:
         inputs_of: Runner | None = None,
         together: Together = contextlib.nullcontext,
     ) -> None:
-        if not allow_callbacks and calls_python(executables.read_executable(executable)):
-            raise UnsupportedError(
-                f"{request.module_name} calls back into Python: made-up inputs could have effects there"
-            )
+        if not allow_callbacks:
+            refuse_callbacks(executables.read_executable(executable), request.module_name)
         self._executable = executable
         parameters = executables.parameters(executable)
         shared = None if inputs_of is None else inputs_of._inputs

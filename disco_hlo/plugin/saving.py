@@ -21,7 +21,7 @@ from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.candidates import Trial, ratio_to
+from disco_hlo.plugin.candidates import Trial
 from disco_hlo.plugin.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session, target, versions
@@ -84,7 +84,7 @@ def save(outcome: Outcome, winner: Trial) -> bool:
     elif winner.times_ns:
         session.say(
             "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
-            1 / ratio_to(winner, outcome.trials[0]),
+            outcome.trials[0].median_ns / winner.median_ns,
             shlex.quote(str(slot.path)),
         )
     return True

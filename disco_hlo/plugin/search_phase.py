@@ -26,6 +26,7 @@ from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measured_times import measured_times
 from disco_hlo.plugin.profiling import profile_step
+from disco_hlo.plugin.runner import refuse_callbacks
 from disco_hlo.plugin.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.second_look import look_again
 from disco_hlo.plugin.session import Interruption, Session, join, warn_of_lost_donation
@@ -47,6 +48,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         return None
     if step.again:
         return enact(request, settings, step)
+    refuse_callbacks(step.module, request.module_name)
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)

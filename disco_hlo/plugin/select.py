@@ -24,6 +24,8 @@ class ModuleFacts:
     all_reduce_bytes: int
     """Bytes of all all-reduces together, on one device."""
     instruction_count: int
+    inner_all_reduce_count: int = 0
+    """All-reduces inside loops and branches, where they stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Choice:
     reason: str
 
 
-def facts_of(graph: Graph, device_count: int) -> ModuleFacts:
+def facts_of(graph: Graph, device_count: int, inner_all_reduce_count: int = 0) -> ModuleFacts:
     """The facts of a canonical graph that runs on ``device_count`` devices."""
     return ModuleFacts(
         name=graph.module_name,
@@ -45,6 +47,7 @@ def facts_of(graph: Graph, device_count: int) -> ModuleFacts:
         ),
         all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
         instruction_count=len(graph),
+        inner_all_reduce_count=inner_all_reduce_count,
     )
 
 
@@ -58,7 +61,7 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
     if facts.device_count < 2:
         return Choice(False, "runs on one device")
     if facts.computed_all_reduce_count == 0:
-        return Choice(False, "has no all-reduce of a computed value")
+        return Choice(False, "has no all-reduce of a computed value" + outside_loops(facts))
     largest = max((other for other in seen if qualifies(other)), key=_size, default=None)
     if largest is not None and _size(facts) <= _size(largest):
         return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
@@ -68,6 +71,14 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
 def qualifies(facts: ModuleFacts) -> bool:
     """Whether a module could be a data-parallel step: several devices, an all-reduce of a computed value."""
     return facts.device_count > 1 and facts.computed_all_reduce_count > 0
+
+
+def outside_loops(facts: ModuleFacts) -> str:
+    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about."""
+    count = facts.inner_all_reduce_count
+    return (
+        f" outside its loops and branches, which stay as XLA compiled them ({count} inside)" if count else ""
+    )
 
 
 def _is_computed(graph: Graph, node: int) -> bool:

@@ -41,5 +41,10 @@ def advice_for(
         return None
 
 
+def worth_saying(advice: Sharding) -> bool:
+    """Whether the advice gains something: time, or a MiB a device."""
+    return advice.sharded_ns < advice.step_ns or advice.saved_bytes >= 1 << 20
+
+
 def _sums(source: CanonicalModule) -> list[Message]:
     return [source.protos[node] for node in source.graph.all_reduces]

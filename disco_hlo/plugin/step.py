@@ -10,7 +10,7 @@ from disco_hlo.plugin import jaxlink
 from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, qualifies
+from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies
 from disco_hlo.plugin.settings import Settings
 
 _seen: list[ModuleFacts] = []
@@ -59,24 +59,38 @@ def training_step(request: CompileRequest, settings: Settings, *, or_planned: bo
     if fingerprint in _taken and (_taken[fingerprint] or or_planned):
         LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
         return replace(step, again=True, chosen=_taken[fingerprint])
-    facts = facts_of(step.source.graph, len(request.devices))
+    facts = facts_of(step.source.graph, len(request.devices), _inner_all_reduces(step.source))
     named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
     choice = choose(facts, _seen, named=named)
     _seen.append(facts)
     waits = or_planned and named is None and qualifies(facts)
-    _tell(request, fingerprint, facts, choice, waits)
+    _tell(request, fingerprint, facts, choice, named is not None, waits)
     if not choice.chosen and not waits:
         return None
     _taken[fingerprint] = choice.chosen
     return replace(step, chosen=choice.chosen)
 
 
-def _tell(request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, waits: bool) -> None:
+def _inner_all_reduces(source: CanonicalModule) -> int:
+    return sum(
+        instruction.opcode in ("all-reduce", "all-reduce-start")
+        for computation in source.module.computations
+        if computation.id != source.module.entry_computation_id
+        for instruction in computation.instructions
+    )
+
+
+def _tell(
+    request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, named: bool, waits: bool
+) -> None:
     leads = device_facts(request).process_index == 0
-    level = 20 if leads and (choice.chosen or facts.computed_all_reduce_count) else 10
+    communicates = facts.computed_all_reduce_count or facts.inner_all_reduce_count
+    level = 20 if leads and (choice.chosen or communicates) else 10
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
     verdict = "is the training step" if choice.chosen else verdict
-    LOGGER.log(level, "%s (%s) %s: %s", request.module_name, fingerprint[:16], verdict, choice.reason)
+    could_be = not choice.chosen and not waits and not named and qualifies(facts)
+    hint = f"; DISCO_MODULE={fingerprint[:16]} searches it instead" if could_be else ""
+    LOGGER.log(level, "%s (%s) %s: %s%s", request.module_name, fingerprint[:16], verdict, choice.reason, hint)
 
 
 def why_none(settings: Settings) -> str:
@@ -91,7 +105,9 @@ def why_none(settings: Settings) -> str:
         )
     if not _seen or any(map(qualifies, _seen)):
         return ""
-    largest = max(_seen, key=lambda facts: facts.instruction_count)
+    largest = max(_seen, key=lambda facts: (facts.inner_all_reduce_count > 0, facts.instruction_count))
+    if largest.inner_all_reduce_count:
+        return f"{largest.name} has no all-reduce of a computed value{outside_loops(largest)}"
     return (
         f"none of {len(_seen)} modules on several devices has an all-reduce of a computed value (the largest "
         f"is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"

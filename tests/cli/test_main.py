@@ -27,6 +27,12 @@ def test_every_command_has_a_help_with_an_example(disco: Disco, name: str) -> No
     assert load(name).name == name
 
 
+def test_the_help_is_wrapped_for_the_terminal_and_nowhere_else(disco: Disco) -> None:
+    lines = [line.strip() for line in disco("capture", "--help").out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("The command runs to its end"))
+    assert min(map(len, lines[first : lines.index("", first) - 1])) > 50
+
+
 def test_a_mistyped_command_gets_a_suggestion(refused: Callable[..., str]) -> None:
     assert "No such command 'inspct'. Did you mean 'inspect'" in refused("inspct")
 

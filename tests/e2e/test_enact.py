@@ -42,6 +42,14 @@ def test_the_searching_run_goes_on_with_the_plan_and_the_next_one_enacts_it(
     assert_donation([search, enacted], default)
 
 
+def test_the_gain_is_the_same_in_the_search_and_in_the_enactment(
+    searched: tuple[Job, Run], copied: Job
+) -> None:
+    [found] = [line.split()[1] for line in searched[1].lines("faster than XLA's default; why")]
+    [enacted] = copied.train(ENABLE_SEARCH="0").lines("enacts the plan of")
+    assert enacted.endswith(f"{found} faster when measured")
+
+
 def test_a_search_leaves_the_steps_that_it_saw_run_beside_the_plan(searched: tuple[Job, Run]) -> None:
     slot = slot_of(searched[0].directory)
     record = decode((slot / FILE_NAME).read_bytes(), str(slot))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -140,3 +141,11 @@ def test_a_capture_of_the_scheduled_module_lets_the_early_one_pass() -> None:
         assert hook.on_early_module(STEP) is None
         with pytest.raises(CapturedError):
             hook.on_module(STEP)
+
+
+def test_a_name_that_xla_would_change_is_changed_before() -> None:
+    own = OwnCompile()
+    with hook.own_compile("jit_шаг", own) as name:
+        assert re.fullmatch(r"jit____+disco_\d+", name)
+        assert hook.on_module(hook.named(STEP, name)) is None
+    assert own.seen == hook.named(STEP, name)

@@ -25,6 +25,15 @@ def test_a_module_without_an_all_reduce_of_a_computed_value_is_not() -> None:
     assert choose(facts, []) == Choice(False, "has no all-reduce of a computed value")
 
 
+def test_all_reduces_inside_loops_are_named_where_there_are_no_others() -> None:
+    facts = ModuleFacts("jit_accumulate", 4, 0, 0, 200, inner_all_reduce_count=6)
+    reason = (
+        "has no all-reduce of a computed value outside its loops and branches, which stay as XLA compiled "
+        "them (6 inside)"
+    )
+    assert choose(facts, []) == Choice(False, reason)
+
+
 def test_a_smaller_module_after_the_step_is_not() -> None:
     evaluation = ModuleFacts("jit_evaluate", 4, 1, 4, 300)
     reason = "not larger than jit_step (900 instructions, 8 all-reduces, 4.00 MiB)"

@@ -15,7 +15,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.read import read
 from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.sharding import advice_for, worth_saying
 from disco_hlo.simulator.costs import CPU, GPU
 from tests.report import plans
 from tests.search.cost_models import TrafficCosts
@@ -105,3 +105,12 @@ def test_a_tensor_parallel_step_is_none_of_this() -> None:
 def test_what_goes_wrong_is_no_advice() -> None:
     source = captured(regression(optax.adam(1e-3)))
     assert advice_for(source, read(captured(regression(optax.sgd(0.1)))), TrafficCosts(), CPU) is None
+
+
+def test_advice_is_said_where_it_saves_time_or_a_mebibyte() -> None:
+    def worth(saved_bytes: int, sharded_ns: int) -> bool:
+        return worth_saying(
+            Sharding(2, (3,), 2 * saved_bytes, saved_bytes, step_ns=1000, sharded_ns=sharded_ns)
+        )
+
+    assert [worth(64, 999), worth(64, 1000), worth(1 << 20, 2000)] == [True, False, True]

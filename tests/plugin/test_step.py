@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step, why_none
 
@@ -24,6 +27,23 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was compiled so far."""
     monkeypatch.setattr(steps, "_seen", [])
     monkeypatch.setattr(steps, "_taken", {})
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What the plugin says."""
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, level = Kept(), LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    yield lines
+    LOGGER.removeHandler(handler)
+    LOGGER.setLevel(level)
 
 
 @pytest.fixture
@@ -109,3 +129,43 @@ def test_a_search_leaves_a_second_step_that_is_not_larger_alone(
     seen = offered()
     run(2, width=8), run(2, width=4)
     assert [one is not None for one in seen] == [True, False]
+
+
+def test_who_accumulates_gradients_in_a_loop_is_told_where_the_all_reduces_are(
+    offered: Callable[..., list[Step | None]], log: list[str]
+) -> None:
+    def accumulate(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.pmean(jnp.tanh(y), "data"), x)
+
+    assert offered() == []
+    jax.pmap(accumulate, axis_name="data", devices=jax.devices()[:2])(np.ones((2, 4), np.float32))
+    reason = "has no all-reduce of a computed value outside its loops and branches"
+    assert [line.split(": ")[1].startswith(reason) for line in log if "left alone" in line] == [True]
+    assert reason in why_none(Settings(search=True, directory=Path("/plans")))
+
+
+def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
+    offered: Callable[..., list[Step | None]], log: list[str]
+) -> None:
+    offered()
+    run(2, width=8), run(2, width=4)
+    [line] = [line for line in log if "is left alone" in line]
+    [fingerprint] = re.findall(r"\(([0-9a-f]{16})\)", line)
+    assert line.endswith(f"; DISCO_MODULE={fingerprint} searches it instead")
+
+
+def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(
+    offered: Callable[..., list[Step | None]],
+) -> None:
+    def шаг(x: Any) -> Any:
+        return jax.lax.pmean(jnp.tanh(x), "data")
+
+    seen = offered()
+    on = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    spec = jax.sharding.PartitionSpec("data")
+    jax.jit(jax.shard_map(шаг, mesh=on, in_specs=spec, out_specs=spec, check_vma=False))(
+        np.ones(4, np.float32)
+    )
+    [step] = seen
+    assert step is not None
+    assert step.source.graph.module_name == "jit_шаг"

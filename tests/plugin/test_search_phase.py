@@ -1,0 +1,39 @@
+"""What a search refuses before it has cost anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin import enact_phase, search_phase
+from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.session import join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import captured
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was compiled so far."""
+    monkeypatch.setattr(steps, "_seen", [])
+    monkeypatch.setattr(steps, "_taken", {})
+
+
+def test_a_step_that_calls_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
+    settings = Settings(search=True, directory=tmp_path)
+    with pytest.raises(UnsupportedError, match="calls back into Python"):
+        intercept(*models.printing(), lambda request: search_phase.handle(request, settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: Path) -> None:
+    def reason(request: object) -> str:
+        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
+        return enact_phase._propose(session, step, session.slot(step.source.graph.fingerprint)).reason
+
+    assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
+    assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")
