@@ -2,9 +2,9 @@
 
 Candidates run in turn, so what disturbs a round disturbs all of it: two of them are compared by the ratio of
 their times in the same round, and the median over the rounds has a standard error. XLA's default gives way to
-what beats it by more than that. Among what does, the lowest median ratio wins, except that of
-candidates within one standard error of it, between which the clock does not decide, the one predicted
-fastest is taken: that is the same in a repeated search.
+what beats it by more than that, and by the medians too, which the user is shown. Among what does, the lowest
+median ratio wins, except that of candidates within one standard error of it, between which the clock does not
+decide, the one predicted fastest is taken: that is the same in a repeated search.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _was_measured(trial: Trial) -> bool:
 
 
 def _beats(trial: Trial, default: Trial) -> bool:
-    return ratio_to(trial, default) <= 1 - max(MINIMUM_GAIN, ratio_noise(trial, default))
+    level = 1 - max(MINIMUM_GAIN, ratio_noise(trial, default))
+    return trial.median_ns < default.median_ns and ratio_to(trial, default) <= level
 
 
 def _is_level(trial: Trial, best: Trial) -> bool:
