@@ -126,7 +126,7 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
 
 
 @compiled
-def _pass(
+def _pass(  # noqa: C901 - long for a reason, see below
     order: Any, row: Any, last: Any, now: Any, busy: Any, nearest: Any, tables: Any, memo: Any, known: Any
 ) -> Any:
     """Go through ``order`` from entry ``64 * row`` on; the time at its end.

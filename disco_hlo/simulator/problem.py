@@ -176,7 +176,9 @@ def _check_durations(problem: Problem) -> None:
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
     if not 0 <= problem.transfer_wait_ns <= MAX_WAIT_NS:
-        raise DiscoError(f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}.")
+        raise DiscoError(
+            f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}."
+        )
     # A float sum cannot wrap, and one part in 2**53 does not matter to a limit.
     total = float(problem.duration_ns.sum(dtype=np.float64))
     total += float(problem.transfer_wait_ns) * np.count_nonzero(problem.resource)
