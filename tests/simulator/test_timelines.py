@@ -180,7 +180,9 @@ def test_transfers_that_begin_at_once_on_two_channels_wait_or_not_alike() -> Non
         "..xxxx.",
         "..yy...",
     ]
-    assert drawn(problem(TWO_CHANNELS + "b 1 after a", "a x y b ~y v ~x u", shared_link=False, wait_ns=3)) == [
+    assert drawn(
+        problem(TWO_CHANNELS + "b 1 after a", "a x y b ~y v ~x u", shared_link=False, wait_ns=3)
+    ) == [
         "aab....v.u",
         "..xxxxxxx.",
         "..yyyyy...",
