@@ -40,12 +40,12 @@ from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.keys import GROUP_PREFIX  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
-from disco_hlo.search import backtracking, island, joint  # noqa: E402
-from disco_hlo.search import layout as at  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
-from disco_hlo.search.climber import Climber  # noqa: E402
+from disco_hlo.search.arrays import layout as at  # noqa: E402
+from disco_hlo.search.boundary.starts import prepare  # noqa: E402
+from disco_hlo.search.methods import backtracking, island, joint  # noqa: E402
+from disco_hlo.search.methods.climber import Climber  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
-from disco_hlo.search.starts import prepare  # noqa: E402
 from disco_hlo.search.warm import warm_up  # noqa: E402
 
 from disco_hlo.cli.costs import Costs, costs_for  # noqa: E402

@@ -16,8 +16,8 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
+from disco_hlo.search.boundary.state import as_searched
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
-from disco_hlo.search.state import as_searched
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import Timeline

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from disco_hlo.search import layout as at
-from disco_hlo.search.entries import undo
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import undo
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
