@@ -79,7 +79,7 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
     from disco_hlo.plan.apply import apply
     from disco_hlo.plan.baselines import unfused
     from disco_hlo.plan.read import read
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin.xla import jaxlink
 
     captured = jaxlink.capture(request)
     source = canonicalize(captured)
@@ -102,7 +102,7 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
 def variant(request: Any, name: str, given: bytes, out: Path) -> dict[str, Any]:
     """Compile one module; write it and what became of it."""
     from disco_hlo.plan.executed import executed_difference
-    from disco_hlo.plugin import executables, jaxlink
+    from disco_hlo.plugin.xla import executables, jaxlink
 
     (out / f"{name}.given.pb.gz").write_bytes(gzip.compress(given))
     executable = jaxlink.compile_module(request, None if name == "default" else given)
@@ -123,7 +123,7 @@ def main() -> None:
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin.xla import jaxlink
 
     def handler(request: Any) -> None:
         if "dump_step" not in request.module_name:

@@ -12,10 +12,10 @@ from importlib.metadata import version
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
 @dataclass(frozen=True, slots=True)

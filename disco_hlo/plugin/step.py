@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, qualifies
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.job import device_facts
 
 _seen: list[ModuleFacts] = []
 _taken: dict[str, bool] = {}

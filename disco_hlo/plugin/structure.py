@@ -14,8 +14,8 @@ from typing import Any
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json, to_json
 from disco_hlo.structure.propose import schedules
 

@@ -17,10 +17,10 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import measure

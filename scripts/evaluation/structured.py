@@ -26,14 +26,14 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.profiling import GRAPHS_OFF
-from disco_hlo.plugin.runner import Runner
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.measuring.profiling import GRAPHS_OFF
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
 from evaluation.compiling import predicted

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from disco_hlo.plugin import jaxlink, job, runner
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.xla import jaxlink, job
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 LATE_S = 0.5
 

@@ -10,12 +10,13 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import candidates, jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.measuring import candidates
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 

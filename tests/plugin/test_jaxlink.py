@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import executables, hook, jaxlink
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.xla import executables, hook, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
 Install = Callable[[Handler], None]

@@ -17,8 +17,9 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin import jaxlink, packs
-from disco_hlo.plugin.packs import CompiledPack, Inputs, PackCompiler
+from disco_hlo.plugin.measuring import packs
+from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler
+from disco_hlo.plugin.xla import jaxlink
 
 
 def softened(x: jax.Array, y: jax.Array, table: jax.Array, which: jax.Array) -> tuple[jax.Array, ...]:

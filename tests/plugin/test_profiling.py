@@ -21,12 +21,12 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
-from disco_hlo.plugin.links import AFTER_COMPUTE
-from disco_hlo.plugin.microbenchmarks import as_times
-from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
+from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
+from disco_hlo.plugin.measuring.microbenchmarks import as_times
+from disco_hlo.plugin.measuring.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import jaxlink
 from tests.steps import models
 from tests.steps.intercept import intercept
 

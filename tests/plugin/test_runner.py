@@ -12,11 +12,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import executables, jaxlink, runner
-from disco_hlo.plugin.executables import LoadedExecutable, Parameter
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.measuring import runner
+from disco_hlo.plugin.measuring.runner import Runner, synthetic_values
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.runner import Runner, synthetic_values
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
 

@@ -20,9 +20,8 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.structure_search import Best, inside_share, restructured_trials, why_not
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -34,7 +33,8 @@ from disco_hlo.plugin.structure import (
     refuse_unsupported,
     restructured,
 )
-from disco_hlo.plugin.structure_search import Best, inside_share, restructured_trials, why_not
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.hlo.test_transfers_gpu import STEP
 from tests.steps import models
 from tests.steps.intercept import intercept

@@ -13,9 +13,9 @@ from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_s
 from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.report import plans
 from tests.steps import models
 from tests.steps.intercept import intercept

@@ -32,7 +32,7 @@ from disco_hlo.plan.plan import (
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.xla import jaxlink
 from tests.steps import models
 from tests.steps.intercept import intercept
 

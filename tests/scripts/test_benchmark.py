@@ -28,9 +28,9 @@ from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plan.small_graphs import graph as small_graph
 from tests.steps import models
 from tests.steps.intercept import intercept

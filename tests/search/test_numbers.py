@@ -15,9 +15,9 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.simulator.costs import CPU
 from tests.search.states import Bench
 from tests.steps import models

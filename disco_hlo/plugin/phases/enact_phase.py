@@ -21,16 +21,16 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.runner import calls_python
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.measuring.runner import calls_python
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _NO_PLAN = "there is no plan for it in"
 

@@ -16,8 +16,8 @@ from statistics import median
 import numpy as np
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Chain, Runner, Together, all_reduce_runner
+from disco_hlo.plugin.measuring.runner import Chain, Runner, Together, all_reduce_runner
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.contention import is_transfer
 from disco_hlo.profiler.trace import Execution, Trace
 
@@ -60,10 +60,10 @@ def all_reduce_times(
     Args:
         without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
-        together: as for :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
+        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
     """
     length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
     chain = all_reduce_runner(
@@ -85,7 +85,7 @@ class TransferChains:
     In a multi-process job every process makes and runs them with the same arguments.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ def all_reduce_times_in_steps(
 
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
-        together: as for :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
+        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
     """
     small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]

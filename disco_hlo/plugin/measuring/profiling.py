@@ -26,12 +26,10 @@ from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import executables
-from disco_hlo.plugin.candidates import Trial, compile_trials, marked
-from disco_hlo.plugin.hook import module_name
-from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
-from disco_hlo.plugin.links import (
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
+from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.links import (
     AFTER_COMPUTE,
     REPEATS,
     Chains,
@@ -41,12 +39,14 @@ from disco_hlo.plugin.links import (
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.lockstep import FirstRuns, all_have, run_on_all
-from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.microbenchmarks import measure_constants
-from disco_hlo.plugin.runner import Runner, Together, memory
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
+from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
+from disco_hlo.plugin.measuring.runner import Runner, Together, memory
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.hook import module_name
+from disco_hlo.plugin.xla.job import available_bytes
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of

@@ -15,15 +15,22 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
-from disco_hlo.plugin.capture_record import FORMAT, RECORD_NAME, UNFUSED_NAME, VERSION, CaptureRecord, encode
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measured_times import measured_times
-from disco_hlo.plugin.profiling import profile_step
+from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.phases.capture_record import (
+    FORMAT,
+    RECORD_NAME,
+    UNFUSED_NAME,
+    VERSION,
+    CaptureRecord,
+    encode,
+)
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json
 
 

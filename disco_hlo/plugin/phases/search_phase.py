@@ -18,22 +18,22 @@ from disco_hlo.errors import ActivationError
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.enact_phase import enact
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.finding import PLAN, Found, find
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measured_times import measured_times
-from disco_hlo.plugin.profiling import profile_step
-from disco_hlo.plugin.saving import Outcome, save, save_interrupted, save_timelines
-from disco_hlo.plugin.second_look import look_again
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.phases.enact_phase import enact
+from disco_hlo.plugin.phases.finding import PLAN, Found, find
+from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
+from disco_hlo.plugin.phases.second_look import look_again
+from disco_hlo.plugin.phases.structure_search import Best, restructured_trials
+from disco_hlo.plugin.phases.winner import winning
 from disco_hlo.plugin.session import Interruption, Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.structure_search import Best, restructured_trials
-from disco_hlo.plugin.timelines import take_timelines
-from disco_hlo.plugin.winner import winning
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 MEASURE_BUDGET_S = 40.0
 AROUND_SEARCH_S = 300.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
 
 MINIMUM_GAIN = 0.01
 """A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""

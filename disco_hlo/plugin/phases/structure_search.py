@@ -19,15 +19,15 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import Trial, compiles_at_once
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.profiling import profile_step
-from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
+from disco_hlo.plugin.measuring.candidates import Trial, compiles_at_once
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
+from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.api import SearchSettings

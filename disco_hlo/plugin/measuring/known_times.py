@@ -16,7 +16,7 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.microbenchmarks import (
+from disco_hlo.plugin.measuring.microbenchmarks import (
     as_times,
     constants_in,
     contention_as_times,

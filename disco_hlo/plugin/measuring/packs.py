@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.dtypes import JAX_NAMES
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace
 
 FEWEST_RUNS = 6

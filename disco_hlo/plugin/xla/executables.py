@@ -1,6 +1,6 @@
 """Executables that XLA loaded: what they run, what they take, how they are run.
 
-With :mod:`~disco_hlo.plugin.jaxlink`, which makes them, one of the two files that touch jaxlib's private names.
+With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jaxlib's private names.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.job import available_bytes
-from disco_hlo.plugin.lockstep import all_have, run_on_all
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.runner import Outputs, Runner, calls_python
+from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
+from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
+from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.step_time import at_once_of, time_once
 from disco_hlo.plugin.structure import Restructured
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.job import available_bytes
 
 DEFAULT = "XLA default"
 _RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.dtypes import JAX_NAMES
-from disco_hlo.plugin.executables import LoadedExecutable, Parameter
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""
@@ -187,7 +187,7 @@ class Runner:
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
-            cannot be made here (:func:`disco_hlo.plugin.executables.parameters`).
+            cannot be made here (:func:`disco_hlo.plugin.xla.executables.parameters`).
     """
 
     def __init__(

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
-from disco_hlo.plugin import hook
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.hook import OwnCompile
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import hook
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.hook import OwnCompile
 
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
 @dataclass(frozen=True, slots=True)

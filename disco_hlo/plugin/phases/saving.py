@@ -20,12 +20,12 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.candidates import Trial, ratio_to
-from disco_hlo.plugin.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_to
+from disco_hlo.plugin.phases.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.session import Session, target, versions
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines

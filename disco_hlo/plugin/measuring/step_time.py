@@ -7,7 +7,7 @@ is waited for shows it whole: of a step of 17 ms it was a tenth.
 
 from __future__ import annotations
 
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
 
 AT_ONCE_NS = 200_000_000
 """About what one measurement should take: a hundred times what the host adds to it."""
