@@ -20,7 +20,7 @@ from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
@@ -95,7 +95,7 @@ class Cell:
             return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
-        self.default = jaxlink.compile_module(self.request, module)
+        self.default = compiles.compile_module(self.request, module)
         self.default_s = time.monotonic() - started
 
     def profile(self) -> None:

@@ -19,7 +19,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
@@ -91,7 +91,7 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
             ):  # as the plugin does; the numbers of the others are compared when they run
                 verify(context.source, module, variant.strategy)
     made_s = time.monotonic() - started
-    executable = jaxlink.compile_module(variant.request, module, variant.options)
+    executable = compiles.compile_module(variant.request, module, variant.options)
     compile_s = time.monotonic() - started - made_s
     record.update(row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3))
     compiled = Compiled(row, executable)

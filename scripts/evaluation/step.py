@@ -35,7 +35,7 @@ from disco_hlo.plugin.phases.second_look import plans_in
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
@@ -183,7 +183,7 @@ def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
 
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
     """The step's module, XLA's own unless one is given, and its graph."""
-    module = jaxlink.capture(request) if module is None else module
+    module = compiles.capture(request) if module is None else module
     return Step(module, canonicalize(module))
 
 

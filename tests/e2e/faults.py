@@ -138,9 +138,9 @@ def no_look() -> None:
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
     from disco_hlo.plugin.measuring import candidates
-    from disco_hlo.plugin.xla import jaxlink
+    from disco_hlo.plugin.xla import compiles
 
-    compile_one, compile_module = candidates._compile, jaxlink.compile_module
+    compile_one, compile_module = candidates._compile, compiles.compile_module
     plans: list[Any] = []
 
     def noting_the_plan(session: Any, source: Any, trial: Any, options: Any) -> Any:
@@ -154,7 +154,7 @@ def plan_crashes_xla() -> None:
 
     candidates._compile = noting_the_plan
     candidates._COMPILES_AT_ONCE = 1
-    jaxlink.compile_module = crashing
+    compiles.compile_module = crashing
 
 
 def no_timeline() -> None:

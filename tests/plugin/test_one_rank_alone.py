@@ -29,7 +29,7 @@ from disco_hlo.plugin.phases import capture_phase, second_look
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -42,7 +42,7 @@ def on_mlp(look: Callable[[CompileRequest, Step], Any]) -> Any:
     step, arguments = models.mlp()
 
     def body(request: CompileRequest) -> Any:
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         return look(request, Step(module, canonicalize(module)))
 
     return intercept(step, arguments, body)

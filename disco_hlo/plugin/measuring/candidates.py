@@ -35,7 +35,7 @@ from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.job import available_bytes
 
 DEFAULT = "XLA default"
@@ -174,13 +174,13 @@ def _compile(
     """Compile a trial's module on this rank; returns what went wrong."""
     try:
         if trial.strategy is None:
-            trial.executable = jaxlink.compile_module(session.request, None, extra_options)
+            trial.executable = compiles.compile_module(session.request, None, extra_options)
             return None
         own = trial.source(source)
         trial.module = local_module(own, trial.strategy, trial.module)
         verify(own, trial.module, trial.strategy)
         with marked(session, trial):
-            trial.executable = jaxlink.compile_module(
+            trial.executable = compiles.compile_module(
                 session.request, trial.module, extra_options, trial.structure
             )
     except Exception as error:

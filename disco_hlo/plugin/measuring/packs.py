@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -160,7 +160,7 @@ class PackCompiler:
             return None
         options = {} if request.backend.platform == "cpu" else _GPU_OPTIONS
         try:
-            return jaxlink.compile_module(request, made.module, options)
+            return compiles.compile_module(request, made.module, options)
         except Exception as error:
             raise _RefusedError(str(error)) from error
 

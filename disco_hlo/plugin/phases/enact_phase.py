@@ -28,7 +28,7 @@ from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -145,7 +145,7 @@ def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> 
     digest = hashlib.sha256(proposed.module).hexdigest()
     try:
         with session.stage("enact"), _guarded(session, slot, digest):
-            executable = jaxlink.compile_module(session.request, proposed.module, None, proposed.structure)
+            executable = compiles.compile_module(session.request, proposed.module, None, proposed.structure)
     except ActivationError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
