@@ -102,7 +102,7 @@ class Profile:
     in_step: InStep | None = None
     """What the all-reduces of the step that was profiled take in it one by one, where they block (CPU)."""
     together: InStep | None = None
-    """And in as few buckets as can be (CPU), or in XLA's own, each alone (GPU)."""
+    """And in as few buckets as can be (CPU), or in XLA's own, every other one of them taken apart, each alone (GPU)."""
     promises: Promises = NO_PROMISES
     """How far estimates of kernels that a search chose here fell short."""
 

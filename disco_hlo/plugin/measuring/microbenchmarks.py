@@ -136,9 +136,11 @@ def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
     )
 
 
-def waits_key(link: Link, fingerprint: str, together: bool = False) -> str:
-    """Under which a store keeps what all all-reduces of one step take in it, one by one or ``together``."""
-    return f"{_step_on(link, fingerprint)}: its all-reduces{' together' if together else ''}"
+def waits_key(link: Link, fingerprint: str, together: bool = False, varied: bool = False) -> str:
+    """Under which a store keeps what all all-reduces of one step take in it: one by one, ``together``, or in buckets
+    of ``varied`` sizes (GPU; older stores have XLA's buckets there, under ``together``)."""
+    how = " in buckets of varied sizes" if varied else " together" if together else ""
+    return f"{_step_on(link, fingerprint)}: its all-reduces{how}"
 
 
 def _step_on(link: Link, fingerprint: str) -> str:
