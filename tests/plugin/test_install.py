@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo import plugin
 from disco_hlo.plugin import install, logs
+from disco_hlo.plugin import phases as phases_package
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -95,8 +96,8 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Set
             asked.append((name, request.module_name, settings))
 
         phase.handle = handle  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.{name}", phase)
-        monkeypatch.setattr(plugin, name, phase, raising=False)
+        monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.phases.{name}", phase)
+        monkeypatch.setattr(phases_package, name, phase, raising=False)
     before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))
     yield asked
     jaxlink.uninstall()

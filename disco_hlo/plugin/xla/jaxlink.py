@@ -5,9 +5,9 @@ Three things of stock JAX are used, without a fork:
 * ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
   through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler.
 * the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
-  replace it. It does nothing except during a compile of ours (``compiles``). Where the structure of a step is to change, it
-  is also registered at stage PRE_SCHEDULER: on GPU after sharding and before layouts and fusion, on CPU after
-  the last pass, so that there the fusing and combining passes are off for such compiles alone.
+  replace it. It does nothing except during a compile of ours (``compiles``). Where the structure of a step is to
+  change, it is also registered at stage PRE_SCHEDULER: on GPU after sharding and before layouts and fusion, on CPU
+  after the last pass, so that there the fusing and combining passes are off for such compiles alone.
 * ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows
   nothing of hooks.
 
