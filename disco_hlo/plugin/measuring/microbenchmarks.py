@@ -121,8 +121,8 @@ def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> 
     compute, communication, wait = (times.get(key) for key in _contention_keys(link, fingerprint))
     if compute is None or communication is None or wait is None:
         return None
-    slow_downs = (max(1.0, time.median_ns / 1e9) for time in (compute, communication))
-    return Contention(*slow_downs, wait.median_ns)
+    slowed = (max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
+    return Contention(*slowed, wait.median_ns)
 
 
 def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
