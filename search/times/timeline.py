@@ -1,7 +1,8 @@
 """The order of a state as the simulator's engine takes it, and what that takes.
 
 ``ORDER`` has every unit once. A transfer is issued right behind the last unit it waits for, and
-waited for right before the first one that reads it: earlier issues and later waits are never worse.
+waited for right before the first one that reads it: earlier issues and later waits are never worse, but for what
+transfers and kernels cost each other.
 The entries follow ``simulator.build`` to the letter, so that what the search predicts is what the
 simulator says of the strategy.
 """
