@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import enact_phase, search_phase
 from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured

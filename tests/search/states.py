@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import State, copy_state, new_scratch
-from disco_hlo.search.costing import UnitCosts
-from disco_hlo.search.entries import make_one, schedule
-from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
-from disco_hlo.search.starts import prepare
-from disco_hlo.search.state import members_of, to_strategy
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, copy_state, new_scratch
+from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.entries import make_one, schedule
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.boundary.state import members_of, to_strategy
+from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal
@@ -90,11 +90,11 @@ class Bench:
 
     def makespan_ns(self) -> int:
         """Cost by the ready queue."""
-        return int(schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)[0])
+        return int(schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)[0])
 
     def strategy(self) -> Strategy:
         """What the state stands for, in the order of the ready queue."""
-        _, count = schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )
