@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
@@ -45,9 +45,13 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
-    An empty order of ``wanted`` stands for any.
+    An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
     """
     wanted = normal_form(graph, wanted)
+    if not found.order and any(
+        node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE) for node in graph.nodes
+    ):
+        return "its order runs something before what it must wait for"
     if not wanted.order:
         found = replace(found, order=())
     if found == wanted:

@@ -18,7 +18,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.verify import describe_difference, verify
 
 # Nothing of jax or XLA is in it, and the other leg has less time.
 pytestmark = pytest.mark.product_only
@@ -47,6 +47,14 @@ def tampered(change: Callable[[Message], None]) -> bytes:
 def test_our_own_rewrite_passes() -> None:
     strategy, module = rewritten()
     verify(source(), module, strategy)
+
+
+def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
+    strategy, module = rewritten()
+    found, open_order = read(canonicalize(module)), replace(strategy, order=())
+    assert describe_difference(source().graph, found, open_order) is None
+    said = "its order runs something before what it must wait for"
+    assert describe_difference(source().graph, replace(found, order=()), open_order) == said
 
 
 def test_another_strategy_is_noticed() -> None:
