@@ -126,11 +126,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
 @compiled
 def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
-    """Keep the times (``[listed, TIME_COLUMNS]``) of these entries."""
-    for row in rows:
-        slot = claim(prices, unknown.key[row])
+    """Keep the times (``[rows, TIME_COLUMNS]``) of these entries."""
+    for i in range(rows.size):
+        slot = claim(prices, unknown.key[rows[i]])
         for column in range(at.TIME_COLUMNS):
-            prices.value[slot, column] = times[row, column]
+            prices.value[slot, column] = times[i, column]
 
 
 @compiled
