@@ -42,7 +42,7 @@ def work(arguments: argparse.Namespace) -> None:
     """One rank: measure, and write what was measured to ``--worker``."""
     import jax
 
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin.xla import jaxlink
 
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("BENCH_RANK", "0")))
     jax.distributed.initialize(f"127.0.0.1:{arguments.port}", arguments.ranks[0], rank)

@@ -31,8 +31,8 @@ from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.profile import load  # noqa: E402
-from disco_hlo.search import backtracking, island, joint  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
+from disco_hlo.search.methods import backtracking, island, joint  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
 from disco_hlo.search.warm import warm_up  # noqa: E402
 

@@ -5,7 +5,7 @@
 The times that the H200 profile and its estimator say are taken for the truth. The search is told another estimate
 of every kernel that never ran: the truth times a random factor, the same one each time it asks (``--error`` is the
 standard deviation of its logarithm; a model that training never saw is estimated with a mean error of 8 %). After each
-search the best plan's kernels are looked up in the truth, as ``plugin.second_look`` measures them on a device, and the
+search the best plan's kernels are looked up in the truth, as ``phases.second_look`` measures them on a device, and the
 search is made again, in one series with the estimates raised by what they fell short of, in the other without.
 Every search has the same budget in candidates, so the figures do not depend on the machine.
 """
@@ -39,7 +39,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.second_look import estimates_ns
+from disco_hlo.plugin.phases.second_look import estimates_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel
 from disco_hlo.simulator.timeline import simulate

@@ -33,9 +33,16 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     from evaluation import step as steps
 
     from disco_hlo.plan.read import read
-    from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure, ratio_noise, ratio_to
     from disco_hlo.plugin.costing import costs_of, machine_of
-    from disco_hlo.plugin.ranking import memory_limit_bytes, ranked, searchable
+    from disco_hlo.plugin.measuring.candidates import (
+        DEFAULT,
+        Trial,
+        compile_trials,
+        measure,
+        ratio_noise,
+        ratio_to,
+    )
+    from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
     from disco_hlo.plugin.settings import Settings
 
     settings = Settings(search=True, directory=args.out, seed=args.seed)

@@ -36,7 +36,7 @@ from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
-from disco_hlo.plugin import jaxlink  # noqa: E402
+from disco_hlo.plugin.xla import compiles, jaxlink  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
@@ -143,7 +143,7 @@ def captured(step: StepConfig) -> bytes:
     found: list[bytes] = []
 
     def handler(request: jaxlink.CompileRequest) -> Any:
-        found.append(jaxlink.capture(request))
+        found.append(compiles.capture(request))
         raise _Captured
 
     jaxlink.install(handler)

@@ -79,9 +79,9 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
     from disco_hlo.plan.apply import apply
     from disco_hlo.plan.baselines import unfused
     from disco_hlo.plan.read import read
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin.xla import compiles
 
-    captured = jaxlink.capture(request)
+    captured = compiles.capture(request)
     source = canonicalize(captured)
     report: dict[str, Any] = {"fingerprint": source.graph.fingerprint, "nodes": len(source.graph)}
     for name, given in (
@@ -102,10 +102,10 @@ def dump(request: Any, out: Path) -> dict[str, Any]:
 def variant(request: Any, name: str, given: bytes, out: Path) -> dict[str, Any]:
     """Compile one module; write it and what became of it."""
     from disco_hlo.plan.executed import executed_difference
-    from disco_hlo.plugin import executables, jaxlink
+    from disco_hlo.plugin.xla import compiles, executables
 
     (out / f"{name}.given.pb.gz").write_bytes(gzip.compress(given))
-    executable = jaxlink.compile_module(request, None if name == "default" else given)
+    executable = compiles.compile_module(request, None if name == "default" else given)
     executed = executables.read_executable(executable)
     (out / f"{name}.executed.pb.gz").write_bytes(gzip.compress(executed))
     return {"difference": executed_difference(given, executed)}
@@ -123,7 +123,7 @@ def main() -> None:
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
-    from disco_hlo.plugin import jaxlink
+    from disco_hlo.plugin.xla import jaxlink
 
     def handler(request: Any) -> None:
         if "dump_step" not in request.module_name:

@@ -29,7 +29,7 @@ from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.errors import IllegalStrategyError, ProfileError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.pack import PackedKernel
-from disco_hlo.plugin.packs import CompiledPack, Inputs, PackCompiler, load_per_core
+from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler, load_per_core
 
 _REFUSALS = (IllegalStrategyError, UnsupportedError, ProfileError, RuntimeError, ValueError)
 _BROKEN_DEVICE = ("ILLEGAL_ADDRESS", "illegal memory access", "LAUNCH_FAILED", "unspecified launch failure")

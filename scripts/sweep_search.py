@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bench_search import FIXTURE, RESULTS, Case, count_processor_seconds
 from disco_hlo.search.api import SearchSettings
+from searching.results import RESULTS
+from searching.steps import FIXTURE, Case, count_processor_seconds
 
 from disco_hlo.plan.baselines import unfused
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings, Stop
-from disco_hlo.search.backtracking import backtracking_search
-from disco_hlo.search.joint import joint_search
+from disco_hlo.search.methods.backtracking import backtracking_search
+from disco_hlo.search.methods.joint import joint_search
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.island import FEWEST_PROPOSALS
+from disco_hlo.search.methods.island import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape

@@ -11,7 +11,7 @@ import typer
 from disco_hlo.cli import training
 from disco_hlo.cli.output import print_json, say, show
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.capture_record import RECORD_NAME, CaptureRecord, load
+from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
 
 

@@ -11,8 +11,8 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.files import read_bounded
 from disco_hlo.plan.plan import MAX_BYTES, Plan, Target, decode
 from disco_hlo.plan.store import DEFAULT_NAME, PLAN_NAME, PROFILE_NAME
-from disco_hlo.plugin.capture_record import RECORD_NAME, CaptureRecord
-from disco_hlo.plugin.capture_record import load as load_record
+from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord
+from disco_hlo.plugin.phases.capture_record import load as load_record
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.report.bundle import load_beside, open_module
 

@@ -29,9 +29,9 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.progress import search_progress
-from disco_hlo.plugin.ranking import memory_limit_bytes, prediction, ranked, searchable, starting_point
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.phases.progress import search_progress
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable, starting_point
+from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.capture_record import VARIABLE
+from disco_hlo.plugin.phases.capture_record import VARIABLE
 
 NO_STEP = (
     "compiled no training step: no module on several devices with an all-reduce of a computed value "

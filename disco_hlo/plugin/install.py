@@ -8,11 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _one_at_a_time = threading.Lock()
 _compiled: dict[str, None] = {}
@@ -41,13 +41,13 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     if len(request.devices) < 2 and not settings.names(request.module_name):
         return None
     if capture:
-        from disco_hlo.plugin.capture_phase import capture_in
+        from disco_hlo.plugin.phases.capture_phase import capture_in
 
         handle = capture_in(Path(capture))
     elif settings.search:
-        from disco_hlo.plugin.search_phase import handle
+        from disco_hlo.plugin.phases.search_phase import handle
     else:
-        from disco_hlo.plugin.enact_phase import handle
+        from disco_hlo.plugin.phases.enact_phase import handle
     with _one_at_a_time:
         return handle(request, settings)
 

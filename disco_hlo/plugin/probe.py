@@ -12,10 +12,10 @@ from importlib.metadata import version
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def probe() -> Probe:
         if request.module_name != "jit_disco_probe":
             return None
         asked.append(request.module_name)
-        module = exchange_opcode(jaxlink.capture(request), "negate", "cosine")
-        return jaxlink.compile_module(request, module)
+        module = exchange_opcode(compiles.capture(request), "negate", "cosine")
+        return compiles.compile_module(request, module)
 
     def disco_probe(x: jax.Array) -> jax.Array:
         return -x

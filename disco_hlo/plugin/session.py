@@ -27,12 +27,12 @@ from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
 from disco_hlo.plan.store import PlanSlot, PlanStore
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.job import DeviceFacts, device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.job import DeviceFacts, device_facts
 
 _channels: dict[tuple[int, ...], Channel] = {}
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.job import device_facts
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, qualifies
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.job import device_facts
 
 _seen: list[ModuleFacts] = []
 _taken: dict[str, bool] = {}
@@ -35,7 +35,7 @@ class Step:
 def captured(request: CompileRequest) -> Step | None:
     """The request's module in canonical form; None, with a log line, where it cannot be read."""
     try:
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         return Step(module, canonicalize(module))
     except DiscoError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error))

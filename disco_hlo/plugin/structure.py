@@ -14,8 +14,8 @@ from typing import Any
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json, to_json
 from disco_hlo.structure.propose import schedules
 
@@ -50,7 +50,7 @@ def early_module(request: CompileRequest) -> Early:
         UnsupportedError: this jax has no early stage.
         ModuleError: the module cannot be read.
     """
-    module = jaxlink.capture_structure(request)
+    module = compiles.capture_structure(request)
     return Early(module, canonicalize(module).graph.fingerprint)
 
 
@@ -72,7 +72,7 @@ def restructured(
     changed = apply_moves(early.module, from_json(list(moves)))
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
-    module = jaxlink.capture(request, changed)
+    module = compiles.capture(request, changed)
     source = canonicalize(module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.fingerprint, source.graph.fingerprint, tuple(moves))

@@ -11,17 +11,17 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import DEFAULT
 from disco_hlo.plugin.costing import pieces_of
-from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.profiling import kernel_times
-from disco_hlo.plugin.second_look import with_kernels
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.measuring.profiling import kernel_times
+from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.step_time import steps_at_once
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, describe, possible, predict, try_row
@@ -95,7 +95,7 @@ class Cell:
             return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
-        self.default = jaxlink.compile_module(self.request, module)
+        self.default = compiles.compile_module(self.request, module)
         self.default_s = time.monotonic() - started
 
     def profile(self) -> None:

@@ -17,10 +17,10 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.executables import LoadedExecutable
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.xla import compiles, executables
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import measure
@@ -91,7 +91,7 @@ def compile_row(context: Context, record: Record, row: Row) -> Compiled:
             ):  # as the plugin does; the numbers of the others are compared when they run
                 verify(context.source, module, variant.strategy)
     made_s = time.monotonic() - started
-    executable = jaxlink.compile_module(variant.request, module, variant.options)
+    executable = compiles.compile_module(variant.request, module, variant.options)
     compile_s = time.monotonic() - started - made_s
     record.update(row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3))
     compiled = Compiled(row, executable)

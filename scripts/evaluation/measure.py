@@ -13,12 +13,12 @@ from disco_hlo.profiler.trace import Execution
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
-from disco_hlo.plugin import executables
-from disco_hlo.plugin.candidates import Trial, ratio_noise, ratio_to
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner, memory
-from disco_hlo.plugin.step_time import at_once_of
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.plugin.measuring.runner import Runner, memory
+from disco_hlo.plugin.measuring.step_time import at_once_of
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation.record import OK, Record
 
 Spans = list[tuple[int, int]]

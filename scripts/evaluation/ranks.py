@@ -23,11 +23,11 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.candidates import DEFAULT, Trial, compile_trials, measure
-from disco_hlo.plugin.finding import NO_FUSION, PLAN
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.profiling import Kept, profile_step
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.profiling import Kept, profile_step
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.finding import NO_FUSION, PLAN
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.simulator.build import build

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.runner import Runner
-from disco_hlo.plugin.step_time import time_once
-from disco_hlo.plugin.winner import winning
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.phases.winner import winning
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure
 from evaluation.compiling import Compiled
 from evaluation.record import FAILED, Record

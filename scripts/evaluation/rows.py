@@ -12,9 +12,9 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.candidates import DEFAULT
-from disco_hlo.plugin.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plugin.jaxlink import CompileOptionValue, CompileRequest
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.phases.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
 from evaluation.strategies import (
     check,

@@ -28,13 +28,14 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import finding, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.profiling import profile_step
-from disco_hlo.plugin.second_look import plans_in
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.phases import finding
+from disco_hlo.plugin.phases.second_look import plans_in
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
@@ -182,7 +183,7 @@ def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
 
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
     """The step's module, XLA's own unless one is given, and its graph."""
-    module = jaxlink.capture(request) if module is None else module
+    module = compiles.capture(request) if module is None else module
     return Step(module, canonicalize(module))
 
 

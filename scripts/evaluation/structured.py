@@ -26,14 +26,14 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import executables, jaxlink
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.profiling import GRAPHS_OFF
-from disco_hlo.plugin.runner import Runner
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.measuring.profiling import GRAPHS_OFF
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
+from disco_hlo.plugin.xla import compiles, executables
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
 from evaluation.compiling import predicted
@@ -101,7 +101,7 @@ def _in_parallel(asked: Asked, work: Callable[[Variant], None], variants: Sequen
 
 def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[list[Variant], Early]:
     """The step as it is, and by each schedule that it has the pattern for; and what their moves are made on."""
-    early = Early(jaxlink.capture_structure(request), "")
+    early = Early(compiles.capture_structure(request), "")
     started = time.monotonic()
     found = named_schedules(early)
     record.note_all(
@@ -136,7 +136,7 @@ def _compile_traceable(asked: Asked, request: CompileRequest, early: Early, vari
         variant.structure = apply_moves(early.module, from_json(variant.moves))
     variant.restructure_s = round(time.monotonic() - started, 3)
     gpu = request.backend.platform != "cpu"
-    variant.traceable, module = jaxlink.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
+    variant.traceable, module = compiles.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
     if asked.modules is not None:
         _keep(asked.modules, variant.name, module)
     variant.source = canonicalize(module)

@@ -15,13 +15,13 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.candidates import DEFAULT, Trial, ratio_to
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.runner import Runner
-from disco_hlo.plugin.step_time import time_once
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure
 from evaluation.record import FAILED, NO_TIME, Record
 
@@ -144,7 +144,7 @@ def _executable(request: CompileRequest, variant: Variant, order: str) -> Loaded
         assert variant.strategy is not None
         module = apply(variant.strategy, variant.source)
         verify(variant.source, module, variant.strategy)
-    return jaxlink.compile_module(request, module, None, variant.structure)
+    return compiles.compile_module(request, module, None, variant.structure)
 
 
 def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequence[Row]) -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.xla import jaxlink
 from evaluation.step import EXAMPLES, intercepted
 
 NAMES = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")

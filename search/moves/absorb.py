@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import has_room, roll_back
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.moves.duplicate import duplicate
-from disco_hlo.search.neighbours import successors
-from disco_hlo.search.upkeep import fell_at_sight
+from disco_hlo.search.rules.neighbours import successors
+from disco_hlo.search.rules.upkeep import fell_at_sight
 
 from disco_hlo.compiled import inner
 

@@ -20,7 +20,7 @@ from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import describe_difference
-from disco_hlo.plugin.hook import without_id
+from disco_hlo.plugin.xla.hook import without_id
 from tests.e2e.jobs import Run
 
 

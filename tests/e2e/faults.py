@@ -101,7 +101,7 @@ def _in_plan_directory(path: Any) -> bool:
 
 def no_memory() -> None:
     """There is no room for made-up inputs."""
-    from disco_hlo.plugin import candidates
+    from disco_hlo.plugin.measuring import candidates
 
     def refuse(*args: Any, **more: Any) -> None:
         raise MemoryError("no room")
@@ -120,14 +120,14 @@ def default_wins() -> None:
 
 
 def _let_win(name: str) -> None:
-    from disco_hlo.plugin import search_phase
+    from disco_hlo.plugin.phases import search_phase
 
     search_phase.winning = lambda trials: [trial.name for trial in trials].index(name)
 
 
 def no_look() -> None:
     """The kernels of the plan cannot be profiled."""
-    from disco_hlo.plugin import second_look
+    from disco_hlo.plugin.phases import second_look
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no look")
@@ -137,9 +137,10 @@ def no_look() -> None:
 
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
-    from disco_hlo.plugin import candidates, jaxlink
+    from disco_hlo.plugin.measuring import candidates
+    from disco_hlo.plugin.xla import compiles
 
-    compile_one, compile_module = candidates._compile, jaxlink.compile_module
+    compile_one, compile_module = candidates._compile, compiles.compile_module
     plans: list[Any] = []
 
     def noting_the_plan(session: Any, source: Any, trial: Any, options: Any) -> Any:
@@ -153,12 +154,12 @@ def plan_crashes_xla() -> None:
 
     candidates._compile = noting_the_plan
     candidates._COMPILES_AT_ONCE = 1
-    jaxlink.compile_module = crashing
+    compiles.compile_module = crashing
 
 
 def no_timeline() -> None:
     """A trace that was taken to be shown cannot be read."""
-    from disco_hlo.plugin import timelines
+    from disco_hlo.plugin.measuring import timelines
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
@@ -182,7 +183,7 @@ def fails_at(stage: str) -> None:
 
 def dies_in_run(number: str) -> None:
     """The process is killed where it is to execute something of ours for the so-manieth time."""
-    from disco_hlo.plugin import executables
+    from disco_hlo.plugin.xla import executables
 
     really, executed = executables.execute, itertools.count(1)
 

@@ -19,9 +19,9 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.verify import describe_difference, verify
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner, memory
+from disco_hlo.plugin.measuring.runner import Runner, memory
+from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 from tests.steps.strategies import random_strategy
@@ -67,14 +67,14 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
     step, arguments = STEPS[name]()
 
     def body(request: CompileRequest) -> None:
-        source = canonicalize(jaxlink.capture(request))
-        default = jaxlink.compile_module(request, None)
+        source = canonicalize(compiles.capture(request))
+        default = compiles.compile_module(request, None)
         expected = Runner(request, default, seed=1, allow_callbacks=True).outputs()
         donated = memory(default).aliased_bytes
         for title, strategy in strategies(source, name).items():
             module = apply(strategy, source)
             verify(source, module, strategy)
-            executable = jaxlink.compile_module(request, module)
+            executable = compiles.compile_module(request, module)
             executed = canonicalize(executables.read_executable(executable))
             assert describe_difference(source.graph, read(executed), strategy) is None, title
             if jaxlink.keeps_donation():
@@ -101,7 +101,7 @@ def assert_close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], titl
 def test_random_strategies_differ_from_xla_and_hold_duplicates() -> None:
     """The numbers above are worth something only if the random strategies are not trivial."""
     step, arguments = models.transformer()
-    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
     strategy = random_strategy(source, seed=3)
     assert any(group.duplicates for group in strategy.groups)
     assert sum(len(group.nodes) for group in strategy.groups) > 20
@@ -111,7 +111,7 @@ def test_random_strategies_differ_from_xla_and_hold_duplicates() -> None:
 def test_partitions_are_those_xla_assigns() -> None:
     """Writing XLA's own plan again gives every kernel the number of tasks that XLA gave it."""
     step, arguments = models.mlp_wide()
-    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
     written = canonicalize(apply(read(source), source))
     wanted = {
         origin.nodes: origin.proto.backend_config for origin in source.origins if origin.role == "fusion"
@@ -123,14 +123,14 @@ def test_partitions_are_those_xla_assigns() -> None:
 
 def test_an_all_reduce_may_not_be_left_out() -> None:
     step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
     with pytest.raises(IllegalStrategyError, match="in no bucket"):
         apply(Strategy(), source)
 
 
 def test_all_reduces_of_two_types_may_not_travel_together() -> None:
     step, arguments = models.mixed_precision()
-    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
     mixed = Strategy(buckets=(Bucket(source.graph.all_reduces),))
     with pytest.raises(IllegalStrategyError, match="in another type"):
         apply(mixed, source)
@@ -138,7 +138,7 @@ def test_all_reduces_of_two_types_may_not_travel_together() -> None:
 
 def test_a_matmul_may_not_join_a_kernel() -> None:
     step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
     fixed = next(node.id for node in source.graph.nodes if node.kind is Kind.FIXED)
     reader = source.graph.users[fixed][0]
     with pytest.raises(IllegalStrategyError, match="cannot be fused"):

@@ -19,13 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.logs import configure
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 FAILS_AT = {"inputs": 7, "run": 10, "run on all": 10}
 """The default's and the candidate's first runs and warm-ups come before, and the default in the first round; but for
@@ -63,7 +63,7 @@ def main(address: str, rank: int, folder: Path, fault: str) -> None:
         if request.module_name != "jit_step":
             return None
         session = join(request, Settings(search=True, directory=folder, timeout_s=60))
-        source = canonicalize(jaxlink.capture(request))
+        source = canonicalize(compiles.capture(request))
         trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(source.graph), 0)]
         compile_trials(session, source, trials, tag="candidate")
         arrange(fault, rank)

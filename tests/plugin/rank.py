@@ -16,10 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from disco_hlo.plugin import jaxlink, job, runner
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.xla import compiles, jaxlink, job
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 LATE_S = 0.5
 
@@ -62,8 +63,8 @@ def main(address: str, rank: int, output: Path) -> None:
     def handle(request: CompileRequest) -> LoadedExecutable | None:
         if request.module_name != "jit_step":
             return None
-        module = jaxlink.capture(request)
-        rewritten = jaxlink.compile_module(request, exchange_opcode(module, "negate", "abs"))
+        module = compiles.capture(request)
+        rewritten = compiles.compile_module(request, exchange_opcode(module, "negate", "abs"))
         step = runner.Runner(request, rewritten, seed=1)
         times = [step.run() for _ in range(3)]
         store = job.key_value_store()

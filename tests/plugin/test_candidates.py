@@ -10,12 +10,13 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import candidates, jaxlink
-from disco_hlo.plugin.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin.measuring import candidates
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -25,7 +26,7 @@ def measured(
 ) -> tuple[list[Trial], bool, Session]:
     """XLA's default, the unfused step and a wrong program, measured until ``answers`` say stop."""
     session = join(request, Settings(search=True, directory=tmp_path))
-    source = canonicalize(jaxlink.capture(request))
+    source = canonicalize(compiles.capture(request))
     trials = [
         Trial("XLA default", None, 0),
         Trial("no fusion", unfused(source.graph), 0),
@@ -34,7 +35,7 @@ def measured(
     compile_trials(session, source, trials[:2], tag="candidate")
     trials[2].strategy = unfused(source.graph)
     wrong = exchange_opcode(trials[1].module, "tanh", "cosine")
-    trials[2].executable = jaxlink.compile_module(request, wrong)
+    trials[2].executable = compiles.compile_module(request, wrong)
     return trials, measure(session, trials, budget_s=0.1, stop=lambda: answers.pop(0)), session
 
 
@@ -82,7 +83,7 @@ def test_on_gpu_several_steps_are_timed_in_a_row(tmp_path: Path, monkeypatch: py
     def timed(request: CompileRequest) -> None:
         session = join(request, Settings(search=True, directory=tmp_path))
         default = Trial("XLA default", None, 0)
-        compile_trials(session, canonicalize(jaxlink.capture(request)), [default], tag="candidate")
+        compile_trials(session, canonicalize(compiles.capture(request)), [default], tag="candidate")
         runner = candidates.Runner(request, default.executable, 0)
         asked.append(candidates._at_once(session, runner))
         on_gpu = replace(session, facts=replace(session.facts, backend="gpu"))

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import hook
-from disco_hlo.plugin.hook import CapturedError, OwnCompile
+from disco_hlo.plugin.xla import hook
+from disco_hlo.plugin.xla.hook import CapturedError, OwnCompile
 
 STEP = b"\x0a\x08jit_step" + b"\x28\x96\x01" + b"\x30\x07"  # name, id 150, entry_computation_id 7
 

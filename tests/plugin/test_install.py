@@ -16,9 +16,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo import plugin
-from disco_hlo.plugin import install, jaxlink, logs
-from disco_hlo.plugin.jaxlink import CompileRequest
+from disco_hlo.plugin import install, logs
+from disco_hlo.plugin import phases as phases_package
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 TRAINING = """
 import json, sys
@@ -67,8 +69,8 @@ def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_d
     found, stderr = train(ENABLE_SEARCH=switch)
     assert found[0] == 42.0
     assert found[2] is True
-    assert "disco_hlo.plugin.search_phase" not in found[1]
-    assert "disco_hlo.plugin.enact_phase" not in found[1]
+    assert "disco_hlo.plugin.phases.search_phase" not in found[1]
+    assert "disco_hlo.plugin.phases.enact_phase" not in found[1]
     assert stderr == (
         "disco: warning: no training step was found: nothing was compiled for more than one device "
         "(DISCO_MODULE=name takes a step on one)\n"
@@ -94,8 +96,8 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Set
             asked.append((name, request.module_name, settings))
 
         phase.handle = handle  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.{name}", phase)
-        monkeypatch.setattr(plugin, name, phase, raising=False)
+        monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.phases.{name}", phase)
+        monkeypatch.setattr(phases_package, name, phase, raising=False)
     before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))
     yield asked
     jaxlink.uninstall()

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.plugin import executables, hook, jaxlink
-from disco_hlo.plugin.executables import LoadedExecutable
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.xla import compiles, executables, hook, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
 Install = Callable[[Handler], None]
@@ -33,8 +33,8 @@ def opcodes(module: bytes) -> list[str]:
 
 
 def exchanging(old: str, new: str) -> Handler:
-    return lambda request: jaxlink.compile_module(
-        request, exchange_opcode(jaxlink.capture(request), old, new)
+    return lambda request: compiles.compile_module(
+        request, exchange_opcode(compiles.capture(request), old, new)
     )
 
 
@@ -49,7 +49,7 @@ def test_capture_gives_the_scheduled_module_and_the_same_bytes_each_time(compile
     captured: list[bytes] = []
 
     def handle(request: CompileRequest) -> None:
-        captured.extend(jaxlink.capture(request) for _ in range(3))
+        captured.extend(compiles.capture(request) for _ in range(3))
 
     def capture_twice(x: jax.Array) -> jax.Array:
         return jnp.tanh(x) @ x
@@ -68,8 +68,8 @@ def test_capture_sees_the_module_of_a_full_compile(compile_with: CompileWith) ->
     seen: list[list[str]] = []
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        executable = jaxlink.compile_module(request, None)
-        seen.append(opcodes(jaxlink.capture(request)))
+        executable = compiles.compile_module(request, None)
+        seen.append(opcodes(compiles.capture(request)))
         seen.append(opcodes(executables.read_executable(executable)))
         return executable
 
@@ -86,7 +86,7 @@ def test_capture_passes_on_what_xla_says_of_the_users_module(compile_with: Compi
 
     def handle(request: CompileRequest) -> None:
         try:
-            jaxlink.capture(request)
+            compiles.capture(request)
         except jax.errors.JaxRuntimeError as error:
             raised.append(str(error))
 
@@ -158,9 +158,9 @@ def test_extra_options_are_for_that_compile_alone(compile_with: CompileWith) -> 
     def handle(request: CompileRequest) -> LoadedExecutable:
         before = list(request.options.env_option_overrides)
         with pytest.raises(jax.errors.JaxRuntimeError, match="disco_no_such_option"):
-            jaxlink.compile_module(request, None, {"disco_no_such_option": "1"})
+            compiles.compile_module(request, None, {"disco_no_such_option": "1"})
         overrides.extend([before, list(request.options.env_option_overrides)])
-        return jaxlink.compile_module(request, None, {"xla_cpu_enable_fast_math": False})
+        return compiles.compile_module(request, None, {"xla_cpu_enable_fast_math": False})
 
     def with_options(x: jax.Array) -> jax.Array:
         return x + 1
@@ -177,14 +177,14 @@ def test_a_module_xla_refuses_is_an_illegal_strategy_and_training_goes_on(
     raised: list[Exception] = []
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         for refused in (
             exchange_opcode(module, "negate", "add"),
             b"not a module",
             module[: len(module) // 2],
         ):
             with pytest.raises(IllegalStrategyError) as error:
-                jaxlink.compile_module(request, refused)
+                compiles.compile_module(request, refused)
             raised.append(error.value)
         raise raised[0]
 
@@ -207,7 +207,7 @@ def test_a_hook_that_is_never_called_is_reported(
     monkeypatch.setattr(hook, "module_name", lambda module: "someone else's")
 
     def handle(request: CompileRequest) -> None:
-        for attempt in (jaxlink.capture, lambda request: jaxlink.compile_module(request, b"")):
+        for attempt in (compiles.capture, lambda request: compiles.compile_module(request, b"")):
             with pytest.raises(UnsupportedError) as error:
                 attempt(request)
             raised.append(str(error.value))
@@ -234,8 +234,8 @@ def test_an_interrupt_inside_the_hook_stays_an_interrupt(
             pass
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        monkeypatch.setattr(jaxlink, "OwnCompile", Interrupting)
-        return jaxlink.compile_module(request, b"")
+        monkeypatch.setattr(compiles, "OwnCompile", Interrupting)
+        return compiles.compile_module(request, b"")
 
     def interrupted(x: jax.Array) -> jax.Array:
         return -x
@@ -257,8 +257,8 @@ def test_the_early_module_has_no_schedule_and_no_fusion_and_is_the_same_each_tim
     captured: list[bytes] = []
 
     def handle(request: CompileRequest) -> None:
-        captured.extend(jaxlink.capture_structure(request) for _ in range(2))
-        captured.append(jaxlink.capture(request, captured[0]))
+        captured.extend(compiles.capture_structure(request) for _ in range(2))
+        captured.append(compiles.capture(request, captured[0]))
 
     def see_early(x: jax.Array) -> jax.Array:
         return jnp.tanh(x) * 2 + jnp.negative(x)
@@ -280,9 +280,9 @@ def test_xla_goes_on_with_the_early_module_it_is_given_and_others_are_left_alone
     seen: list[bytes] = []
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        changed = exchange_opcode(jaxlink.capture_structure(request), "negate", "cosine")
-        executable, scheduled = jaxlink.compile_seen(request, structure=changed)
-        seen.extend([scheduled, jaxlink.capture(request, changed), jaxlink.capture(request)])
+        changed = exchange_opcode(compiles.capture_structure(request), "negate", "cosine")
+        executable, scheduled = compiles.compile_seen(request, structure=changed)
+        seen.extend([scheduled, compiles.capture(request, changed), compiles.capture(request)])
         return executable
 
     def early_cosine(x: jax.Array) -> jax.Array:
@@ -297,9 +297,9 @@ def test_xla_goes_on_with_the_early_module_it_is_given_and_others_are_left_alone
 
 def test_both_stages_can_be_replaced_in_one_compile(compile_with: CompileWith) -> None:
     def handle(request: CompileRequest) -> LoadedExecutable:
-        early = exchange_opcode(jaxlink.capture_structure(request), "negate", "cosine")
-        late = exchange_opcode(jaxlink.capture(request, early), "cosine", "abs")
-        return jaxlink.compile_module(request, late, None, early)
+        early = exchange_opcode(compiles.capture_structure(request), "negate", "cosine")
+        late = exchange_opcode(compiles.capture(request, early), "cosine", "abs")
+        return compiles.compile_module(request, late, None, early)
 
     def twice_replaced(x: jax.Array) -> jax.Array:
         return -x
@@ -310,8 +310,8 @@ def test_both_stages_can_be_replaced_in_one_compile(compile_with: CompileWith) -
 
 def test_an_early_module_xla_refuses_is_an_illegal_strategy(compile_with: CompileWith) -> None:
     def handle(request: CompileRequest) -> None:
-        broken = exchange_opcode(jaxlink.capture_structure(request), "negate", "dot")
-        for use in (jaxlink.capture, lambda r, s: jaxlink.compile_module(r, None, None, s)):
+        broken = exchange_opcode(compiles.capture_structure(request), "negate", "dot")
+        for use in (compiles.capture, lambda r, s: compiles.compile_module(r, None, None, s)):
             with pytest.raises(IllegalStrategyError, match="XLA refused the re"):
                 use(request, broken)
 
@@ -327,7 +327,7 @@ def test_the_passes_that_the_user_turned_off_stay_off(compile_with: CompileWith)
     found: list[bool] = []
 
     def handle(request: CompileRequest) -> None:
-        options = jaxlink._early_options(request, {"xla_disable_hlo_passes": "dce"})
+        options = compiles._early_options(request, {"xla_disable_hlo_passes": "dce"})
         passes = str(options["xla_disable_hlo_passes"]).split(",")
         found.append(passes[:2] == ["cse", "dce"] and "fusion-wrapper" in passes)
 
@@ -346,7 +346,7 @@ def test_the_passes_that_xla_flags_turn_off_stay_off(compile_with: CompileWith) 
     def handle(request: CompileRequest) -> None:
         options = copy.deepcopy(request.options)
         options.executable_build_options.debug_options.xla_disable_hlo_passes = "algsimp"
-        early = jaxlink._early_options(dataclasses.replace(request, options=options), {})
+        early = compiles._early_options(dataclasses.replace(request, options=options), {})
         found.append(str(early["xla_disable_hlo_passes"]))
 
     def flags_off(x: jax.Array) -> jax.Array:
@@ -354,22 +354,22 @@ def test_the_passes_that_xla_flags_turn_off_stay_off(compile_with: CompileWith) 
 
     compile_with("flags_off", handle)
     jax.jit(flags_off)(jnp.ones(4))
-    assert found == [f"algsimp,{jaxlink._CPU_PASSES_OFF}"]
+    assert found == [f"algsimp,{compiles._CPU_PASSES_OFF}"]
 
 
 def test_thresholds_of_xla_flags_do_not_join_what_was_parted_and_that_is_said_once(
     compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[list[Mapping[str, object]]] = []
-    gather, reduce, scatter = jaxlink._GPU_COMBINERS
+    gather, reduce, scatter = compiles._GPU_COMBINERS
     monkeypatch.setenv("XLA_FLAGS", f"--{reduce}=12345 --{gather}=678 --xla_gpu_autotune_level=0")
 
     def handle(request: CompileRequest) -> None:
-        jaxlink._say_what_does_not_hold.cache_clear()
+        compiles._say_what_does_not_hold.cache_clear()
         gpus = [SimpleNamespace(platform="gpu", process_index=lambda rank=rank: rank) for rank in (0, 0, 1)]
         requests = [dataclasses.replace(request, backend=gpu) for gpu in gpus]
         with caplog.at_level(logging.INFO, "disco_hlo"):
-            found.append([jaxlink._early_options(one, {"xla_gpu_autotune_level": 4}) for one in requests])
+            found.append([compiles._early_options(one, {"xla_gpu_autotune_level": 4}) for one in requests])
 
     def thresholds(x: jax.Array) -> jax.Array:
         return -x
@@ -386,7 +386,7 @@ def test_a_matmul_between_layouts_computes_the_same_without_fusion(compile_with:
     """With ``fusion`` and ``fusion-wrapper`` off, XLA:CPU's simplifier dropped the copies around this one."""
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        return jaxlink.compile_module(request, None, None, jaxlink.capture_structure(request))
+        return compiles.compile_module(request, None, None, compiles.capture_structure(request))
 
     def relaid(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.einsum("bsd,dthe->btshe", x, w)
@@ -526,10 +526,10 @@ def test_threads_compiling_modules_of_one_name_get_their_own(install: Install) -
         if request.module_name != "jit_same_name":
             return None
         started.wait()
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         for old, new in (("sine", "cosine"), ("tanh", "exponential")):
             if old in opcodes(module):
-                return jaxlink.compile_module(request, exchange_opcode(module, old, new))
+                return compiles.compile_module(request, exchange_opcode(module, old, new))
         return None
 
     def run(label: str, function: Callable[[jax.Array], jax.Array]) -> None:

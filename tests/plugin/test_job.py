@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from disco_hlo.plugin import job
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.xla import job
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 
 def test_facts_name_backend_devices_and_versions(

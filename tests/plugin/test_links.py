@@ -12,8 +12,7 @@ from disco_hlo.profiler.trace import Execution, Trace
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
-from disco_hlo.plugin.links import (
+from disco_hlo.plugin.measuring.links import (
     REPEATS,
     TRACED_CHAIN,
     _added_ns,
@@ -22,7 +21,8 @@ from disco_hlo.plugin.links import (
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.microbenchmarks import contention_as_times, contention_in, is_constant
+from disco_hlo.plugin.measuring.microbenchmarks import contention_as_times, contention_in, is_constant
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 
 def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

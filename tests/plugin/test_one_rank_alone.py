@@ -19,16 +19,18 @@ from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin import candidates, capture_phase, jaxlink, second_look, timelines
-from disco_hlo.plugin.candidates import Trial, compile_trials
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.known_times import KnownTimes
-from disco_hlo.plugin.measured_times import STORE_NAME, measured_times
-from disco_hlo.plugin.profiling import traced
+from disco_hlo.plugin.measuring import candidates, timelines
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.known_times import KnownTimes
+from disco_hlo.plugin.measuring.measured_times import STORE_NAME, measured_times
+from disco_hlo.plugin.measuring.profiling import traced
+from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.phases import capture_phase, second_look
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.timelines import take_timelines
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -40,7 +42,7 @@ def on_mlp(look: Callable[[CompileRequest, Step], Any]) -> Any:
     step, arguments = models.mlp()
 
     def body(request: CompileRequest) -> Any:
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         return look(request, Step(module, canonicalize(module)))
 
     return intercept(step, arguments, body)

@@ -17,8 +17,9 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin import jaxlink, packs
-from disco_hlo.plugin.packs import CompiledPack, Inputs, PackCompiler
+from disco_hlo.plugin.measuring import packs
+from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler
+from disco_hlo.plugin.xla import compiles, jaxlink
 
 
 def softened(x: jax.Array, y: jax.Array, table: jax.Array, which: jax.Array) -> tuple[jax.Array, ...]:
@@ -36,7 +37,7 @@ def source() -> CanonicalModule:
     found = []
 
     def handler(request: jaxlink.CompileRequest) -> None:
-        found.append(jaxlink.capture(request))
+        found.append(compiles.capture(request))
         raise Captured
 
     shapes = [
@@ -197,10 +198,10 @@ def test_compiles_of_the_user_s_go_through_untouched(compiler: PackCompiler) -> 
 
 
 def test_jax_compiles_by_itself_again_afterwards() -> None:
-    before = jaxlink._compiler_module().compile_or_get_cached
+    before = jaxlink.compiler_module().compile_or_get_cached
     with PackCompiler(1, 0):
-        assert jaxlink._compiler_module().compile_or_get_cached is not before
-    assert jaxlink._compiler_module().compile_or_get_cached is before
+        assert jaxlink.compiler_module().compile_or_get_cached is not before
+    assert jaxlink.compiler_module().compile_or_get_cached is before
 
 
 def test_inputs_are_distinct_shared_between_packs_and_freed_when_too_many() -> None:

@@ -21,12 +21,12 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.known_times import KnownTimes, bucket_sizes, transfer_sizes
-from disco_hlo.plugin.links import AFTER_COMPUTE
-from disco_hlo.plugin.microbenchmarks import as_times
-from disco_hlo.plugin.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
+from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
+from disco_hlo.plugin.measuring.microbenchmarks import as_times
+from disco_hlo.plugin.measuring.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import compiles
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -37,7 +37,7 @@ CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e
 @pytest.fixture(scope="module")
 def step() -> CanonicalModule:
     made, arguments = models.mlp()
-    source = intercept(made, arguments, lambda request: canonicalize(jaxlink.capture(request)))
+    source = intercept(made, arguments, lambda request: canonicalize(compiles.capture(request)))
     assert isinstance(source, CanonicalModule)
     return source
 

@@ -12,11 +12,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin import executables, jaxlink, runner
-from disco_hlo.plugin.executables import LoadedExecutable, Parameter
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.measuring import runner
+from disco_hlo.plugin.measuring.runner import Runner, synthetic_values
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.runner import Runner, synthetic_values
+from disco_hlo.plugin.xla import compiles, executables
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 CompileWith = Callable[[str, Handler], list[CompileRequest]]
 
@@ -77,7 +78,10 @@ def test_outputs_are_those_of_jit_on_the_same_inputs(
     made: list[runner.Outputs] = []
 
     def handle(request: CompileRequest) -> None:
-        for executable in (request.call_default(), jaxlink.compile_module(request, jaxlink.capture(request))):
+        for executable in (
+            request.call_default(),
+            compiles.compile_module(request, compiles.capture(request)),
+        ):
             on_device = Runner(request, executable, seed=7)
             made.append(on_device.outputs())
             assert on_device.run() > 0
@@ -114,8 +118,8 @@ def test_two_modules_are_compared_on_equal_inputs(compile_with: CompileWith) -> 
     made: list[runner.Outputs] = []
 
     def handle(request: CompileRequest) -> LoadedExecutable:
-        module = exchange_opcode(jaxlink.capture(request), "negate", "abs")
-        rewritten = jaxlink.compile_module(request, module)
+        module = exchange_opcode(compiles.capture(request), "negate", "abs")
+        rewritten = compiles.compile_module(request, module)
         made.append(Runner(request, rewritten, seed=3).outputs())
         made.append(Runner(request, request.call_default(), seed=3).outputs())
         return rewritten
@@ -181,16 +185,16 @@ def test_runners_of_one_step_share_their_inputs(
     monkeypatch.setattr(runner, "synthetic_values", counted)
 
     def handle(request: CompileRequest) -> None:
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         first = Runner(request, request.call_default(), seed=7)
         outputs.append(first.outputs())
         of_first = len(made)
-        second = Runner(request, jaxlink.compile_module(request, module), seed=7, inputs_of=first)
+        second = Runner(request, compiles.compile_module(request, module), seed=7, inputs_of=first)
         outputs.append(second.outputs())
         second.run()
         outputs.append(first.outputs())
         assert len(made) == of_first
-        Runner(request, jaxlink.compile_module(request, module), seed=8, inputs_of=first)
+        Runner(request, compiles.compile_module(request, module), seed=8, inputs_of=first)
         assert len(made) == of_first + 16
 
     compile_with("sharing_step", handle)

@@ -11,7 +11,7 @@ from disco_hlo.profiler.promises import Promises
 
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.costing import costs_of
-from disco_hlo.plugin.second_look import estimates_ns, unknown_kernels, with_kernels
+from disco_hlo.plugin.phases.second_look import estimates_ns, unknown_kernels, with_kernels
 from tests.estimator.steps import transformer
 
 PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.read import read
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.sharding import advice_for
+from disco_hlo.plugin.phases.sharding import advice_for
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.simulator.costs import CPU, GPU
 from tests.report import plans
 from tests.search.cost_models import TrafficCosts
@@ -28,7 +28,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def captured(step: Step) -> CanonicalModule:
-    return canonicalize(intercept(*step, jaxlink.capture))
+    return canonicalize(intercept(*step, compiles.capture))
 
 
 def advised(step: Step) -> Sharding | None:

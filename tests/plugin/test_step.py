@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from disco_hlo.plugin import step as steps
-from disco_hlo.plugin.jaxlink import CompileRequest, Handler
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step, why_none
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
 Install = Callable[[Handler], None]
 

@@ -20,9 +20,8 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.structure_search import Best, inside_share, restructured_trials, why_not
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -34,7 +33,8 @@ from disco_hlo.plugin.structure import (
     refuse_unsupported,
     restructured,
 )
-from disco_hlo.plugin.structure_search import Best, inside_share, restructured_trials, why_not
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.hlo.test_transfers_gpu import STEP
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -72,12 +72,12 @@ def on_step(look: Callable[[CompileRequest], Any]) -> Any:
 def test_every_named_schedule_computes_the_same() -> None:
     def look(request: CompileRequest) -> dict[str, float]:
         early = early_module(request)
-        runner = Runner(request, jaxlink.compile_module(request, None))
+        runner = Runner(request, compiles.compile_module(request, None))
         expected = runner.outputs()
         found = {}
         for name, moves in named_schedules(early).items():
             made = restructured(request, early, name, moves)
-            executable = jaxlink.compile_module(request, None, None, made.early)
+            executable = compiles.compile_module(request, None, None, made.early)
             got = Runner(request, executable, inputs_of=runner).outputs()
             found[name] = float(np.abs(got[0][0] - expected[0][0]).max())
         return found
@@ -96,7 +96,7 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
         for field in ("fingerprint", "result"):
             with pytest.raises(PlanError, match="search again"):
                 enacted(request, msgspec.structs.replace(record, **{field: "0" * 64}))
-        return made, again, jaxlink.capture(request)
+        return made, again, compiles.capture(request)
 
     made, again, default = on_step(look)
     assert again.early == made.early
@@ -146,13 +146,13 @@ def profile(backend: str, ns_per_byte: float) -> Profile:
 
 def test_a_data_parallel_step_has_nothing_between_its_transfers() -> None:
     step, arguments = models.mlp()
-    graph = intercept(step, arguments, lambda r: canonicalize(jaxlink.capture(r))).graph
+    graph = intercept(step, arguments, lambda r: canonicalize(compiles.capture(r))).graph
     assert len(graph.all_reduces) > 1
     assert inside_share(graph, [1] * len(graph)) == 0.0
 
 
 def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
-    graph = on_step(lambda request: canonicalize(jaxlink.capture(request))).graph
+    graph = on_step(lambda request: canonicalize(compiles.capture(request))).graph
     assert inside_share(graph, [node.flops for node in graph.nodes]) > 0.3
 
 
@@ -172,9 +172,9 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         raise AssertionError("the early module was captured")
 
     def look(request: CompileRequest) -> list[Any]:
-        monkeypatch.setattr(jaxlink, "capture_structure", never)
+        monkeypatch.setattr(compiles, "capture_structure", never)
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         step = Step(module, canonicalize(module))
         slot = PlanStore(tmp_path).slot(step.source.graph.fingerprint, "cpu", "cpu", 2)
         best = Best(unfused(step.source.graph), 1, profile("cpu", 1.0))
@@ -188,7 +188,7 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
 ) -> None:
     def look(request: CompileRequest) -> list[Any]:
         session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
-        module = jaxlink.capture(request)
+        module = compiles.capture(request)
         step = Step(module, canonicalize(module))
         slot = PlanStore(tmp_path).slot(step.source.graph.fingerprint, "cpu", "cpu", 2)
         best = Best(unfused(step.source.graph), 1, profile("cpu", 1.0))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.executables import Parameter
-from disco_hlo.plugin.runner import synthetic_values
+from disco_hlo.plugin.measuring.runner import synthetic_values
+from disco_hlo.plugin.xla.executables import Parameter
 from tests.ports import free_port
 
 RANK = Path(__file__).with_name("rank.py")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from disco_hlo.plugin.candidates import Trial
-from disco_hlo.plugin.winner import winning
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.phases.winner import winning
 
 
 def trial(predicted_ms: int, *times_ms: float, error: str = "") -> Trial:

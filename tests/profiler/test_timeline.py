@@ -13,9 +13,9 @@ from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_s
 from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin import executables, jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.xla import compiles, executables
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.report import plans
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -29,7 +29,7 @@ STEP = MeasuredStep(
 
 def measured(request: CompileRequest) -> MeasuredStep:
     """XLA's default of a step on two CPU devices, as it ran."""
-    executable = jaxlink.compile_module(request, None)
+    executable = compiles.compile_module(request, None)
     runner = Runner(request, executable)
     trace = tracing.read(tracing.collect(lambda: runner.run() and None, 3))
     return measured_step("XLA default", trace, executables.read_executable(executable))

@@ -32,7 +32,7 @@ from disco_hlo.plan.plan import (
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import jaxlink
+from disco_hlo.plugin.xla import compiles
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -53,7 +53,7 @@ def h200() -> CanonicalModule:
 @functools.cache
 def cpu_module(name: str = "mlp") -> bytes:
     """XLA's own module of a step of ``tests/steps/models.py``, compiled for two CPU devices."""
-    module: bytes = intercept(*getattr(models, name)(), jaxlink.capture)
+    module: bytes = intercept(*getattr(models, name)(), compiles.capture)
     return module
 
 

@@ -11,7 +11,7 @@ import pytest
 from evaluation.measure import at_once
 from evaluation.record import CellName, Record, read
 
-from disco_hlo.plugin.step_time import time_once
+from disco_hlo.plugin.measuring.step_time import time_once
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_structure.py"
 

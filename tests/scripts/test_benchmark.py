@@ -28,9 +28,9 @@ from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
 from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plan.small_graphs import graph as small_graph
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -167,7 +167,7 @@ def test_bad_arguments_are_refused_in_one_line(arguments: list[str], message: st
 def request_and_module() -> tuple[CompileRequest, bytes]:
     made, arguments = models.mlp()
     request: CompileRequest = intercept(made, arguments, lambda request: request)
-    return request, jaxlink.capture(request)
+    return request, compiles.capture(request)
 
 
 def profile() -> Profile:

@@ -10,7 +10,7 @@ from evaluation import ranks
 from evaluation.tables import cpu_plans, fidelity
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.candidates import DEFAULT, Trial
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 
 
 @pytest.mark.parametrize(

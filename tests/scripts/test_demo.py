@@ -17,7 +17,8 @@ from rich.console import Console
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin import candidates, finding
+from disco_hlo.plugin.measuring import candidates
+from disco_hlo.plugin.phases import finding
 
 MODULE = b"module"
 BEST = "plan 2"

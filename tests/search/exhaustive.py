@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, combinations, product
 from random import Random
 
-from disco_hlo.search.state import written_group
+from disco_hlo.search.boundary.state import written_group
 
 from disco_hlo.errors import CircleError, DiscoError
 from disco_hlo.hlo.graph import Graph, Kind

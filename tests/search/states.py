@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import State, copy_state, new_scratch
-from disco_hlo.search.costing import UnitCosts
-from disco_hlo.search.entries import make_one, schedule
-from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
-from disco_hlo.search.starts import prepare
-from disco_hlo.search.state import members_of, to_strategy
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, copy_state, new_scratch
+from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.entries import make_one, schedule
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.boundary.state import members_of, to_strategy
+from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal

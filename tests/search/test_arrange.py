@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.arrange import list_order, regroup
-from disco_hlo.search.board import copy_state
-from disco_hlo.search.climber import Climber
-from disco_hlo.search.starts import prepare
-from disco_hlo.search.step import transfers_before
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import copy_state
+from disco_hlo.search.arrays.step import transfers_before
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.moves.arrange import list_order, regroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

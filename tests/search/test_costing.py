@@ -6,10 +6,10 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.climber import MOST_DRAWS, Climber
-from disco_hlo.search.island import KERNEL_MOVES
-from disco_hlo.search.starts import prepare
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
+from disco_hlo.search.methods.island import KERNEL_MOVES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

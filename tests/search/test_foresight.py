@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import new_scratch, roll_back
-from disco_hlo.search.foresight import never_joined, never_recomputed, never_without
-from disco_hlo.search.legality import most_owned
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import new_scratch, roll_back
+from disco_hlo.search.arrays.rng import draw, seeded
+from disco_hlo.search.arrays.views import open_draws, open_views
+from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.moves.duplicate import needed
+from disco_hlo.search.moves.foresight import never_joined, never_recomputed, never_without
+from disco_hlo.search.moves.proposals import DUPLICATE, FUSE, SIBLING, UNFUSE, random_move
 from disco_hlo.search.moves.unfuse import stays
-from disco_hlo.search.ordering import reseat, settle
-from disco_hlo.search.proposals import DUPLICATE, FUSE, SIBLING, UNFUSE, random_move
-from disco_hlo.search.results import join, part, read_again, recompute
-from disco_hlo.search.rng import draw, seeded
-from disco_hlo.search.starts import prepare
-from disco_hlo.search.upkeep import adopt_orphans, all_stand, drop_idle_copies
-from disco_hlo.search.views import open_draws, open_views
+from disco_hlo.search.rules.legality import most_owned
+from disco_hlo.search.rules.ordering import reseat, settle
+from disco_hlo.search.rules.results import join, part, read_again, recompute
+from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, drop_idle_copies
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.canonical import canonicalize

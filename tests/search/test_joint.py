@@ -12,12 +12,12 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from disco_hlo.search import child, island, joint
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.climber import Climber
-from disco_hlo.search.island import KERNEL_MOVES
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods import child, island, joint
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.search.run import search
-from disco_hlo.search.starts import prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import empty_state, new_scratch
-from disco_hlo.search.entries import refusal_of
-from disco_hlo.search.legality import LEGAL
-from disco_hlo.search.results import count_results
-from disco_hlo.search.state import given as kept_of
-from disco_hlo.search.state import own, written_group
-from disco_hlo.search.step import build_step
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import empty_state, new_scratch
+from disco_hlo.search.arrays.step import build_step
+from disco_hlo.search.boundary.entries import refusal_of
+from disco_hlo.search.boundary.state import given as kept_of
+from disco_hlo.search.boundary.state import own, written_group
+from disco_hlo.search.rules.legality import LEGAL
+from disco_hlo.search.rules.results import count_results
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,10 +6,10 @@ import gzip
 from pathlib import Path
 from random import Random
 
-from disco_hlo.search import layout as at
-from disco_hlo.search.board import MAXIMUM_MEMBERS
-from disco_hlo.search.entries import undo
-from disco_hlo.search.proposals import FUSE, UNFUSE
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
+from disco_hlo.search.boundary.entries import undo
+from disco_hlo.search.moves.proposals import FUSE, UNFUSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from disco_hlo.search import layout as at
-from disco_hlo.search.entries import undo
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import undo
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
@@ -15,9 +15,9 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin import jaxlink
-from disco_hlo.plugin.jaxlink import CompileRequest
-from disco_hlo.plugin.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.simulator.costs import CPU
 from tests.search.states import Bench
 from tests.steps import models
@@ -29,9 +29,9 @@ def test_any_moves_leave_a_module_with_the_same_numbers(start: str) -> None:
     step, arguments = models.mlp()
 
     def body(request: CompileRequest) -> None:
-        source = canonicalize(jaxlink.capture(request))
+        source = canonicalize(compiles.capture(request))
         graph = source.graph
-        expected = Runner(request, jaxlink.compile_module(request, None), seed=1).outputs()
+        expected = Runner(request, compiles.compile_module(request, None), seed=1).outputs()
         first = unfused(graph) if start == "unfused" else read(source)
         for seed in range(3):
             bench = Bench(graph, CPU, start=first)
@@ -41,7 +41,7 @@ def test_any_moves_leave_a_module_with_the_same_numbers(start: str) -> None:
             assert strategy != before
             module = apply(strategy, source)
             verify(source, module, strategy)
-            found = Runner(request, jaxlink.compile_module(request, module), seed=1).outputs()
+            found = Runner(request, compiles.compile_module(request, module), seed=1).outputs()
             for want, got in zip(expected, found, strict=True):
                 for one, other in zip(want, got, strict=True):
                     scale = float(np.max(np.abs(one), initial=0.0)) or 1.0

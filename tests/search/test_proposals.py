@@ -7,12 +7,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from disco_hlo.search import layout as at
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.rng import seeded
+from disco_hlo.search.arrays.views import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of
-from disco_hlo.search.neighbours import mark_copies, predecessors
-from disco_hlo.search.proposals import FUSE, random_move
-from disco_hlo.search.rng import seeded
-from disco_hlo.search.views import open_draws, open_views
+from disco_hlo.search.moves.proposals import FUSE, random_move
+from disco_hlo.search.rules.neighbours import mark_copies, predecessors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.explore import evaluate
-from disco_hlo.search.table import new_table
+from disco_hlo.search.arrays.table import new_table
+from disco_hlo.search.methods.explore import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

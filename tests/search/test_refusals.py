@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.entries import undo
-from disco_hlo.search.proposals import ABSORB, DUPLICATE, FUSE, UNFUSE, make_move
-from disco_hlo.search.refusals import refusal_key, remember_refusal, renew, was_refused
-from disco_hlo.search.views import open_views
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.views import open_views
+from disco_hlo.search.boundary.entries import undo
+from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, UNFUSE, make_move
+from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew, was_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search import layout as at
-from disco_hlo.search.entries import count_order, recount_order, run_order, undo
-from disco_hlo.search.proposals import FUSE, REORDER
-from disco_hlo.search.running_sums import ORDER_DIGEST, Segments, new_segments
-from disco_hlo.search.timeline import new_stage
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
+from disco_hlo.search.moves.proposals import FUSE, REORDER
+from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.times.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

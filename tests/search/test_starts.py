@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.board import new_scratch
-from disco_hlo.search.costing import UnitCosts
-from disco_hlo.search.entries import refusal_of, run_order
-from disco_hlo.search.legality import LEGAL
+from disco_hlo.search.arrays.board import new_scratch
+from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.entries import refusal_of, run_order
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.boundary.state import signatures, to_strategy
+from disco_hlo.search.rules.legality import LEGAL
 from disco_hlo.search.run import search
-from disco_hlo.search.starts import prepare
-from disco_hlo.search.state import signatures, to_strategy
-from disco_hlo.search.timeline import new_stage
+from disco_hlo.search.times.timeline import new_stage
 
 from disco_hlo.cli.costs import costs_for
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize

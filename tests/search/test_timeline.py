@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.entries import run_order
-from disco_hlo.search.state import to_strategy
-from disco_hlo.search.timeline import new_stage
+from disco_hlo.search.boundary.entries import run_order
+from disco_hlo.search.boundary.state import to_strategy
+from disco_hlo.search.times.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

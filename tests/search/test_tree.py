@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.backtracking import Backtracking
-from disco_hlo.search.entries import schedule
-from disco_hlo.search.tree import CANDIDATES, QUEUED, go_to, grown, new_tree
+from disco_hlo.search.boundary.entries import schedule
+from disco_hlo.search.methods.backtracking import Backtracking
+from disco_hlo.search.methods.tree import CANDIDATES, QUEUED, go_to, grown, new_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import xla
 from numpy.typing import NDArray
 
-from disco_hlo.plugin import hook
+from disco_hlo.plugin.xla import hook
 from disco_hlo.structure.moves import Move, apply_moves
 from disco_hlo.structure.program import Program
 

@@ -1,0 +1,337 @@
+"""Compile strategies on every rank, check their numbers, and time them one after another.
+
+DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
+default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
+same bytes; a candidate that fails anywhere is out everywhere. One that ends the process, because XLA
+crashes on it, leaves its mark in the plan's folder, and is not tried a second time; of several that were
+being compiled at once, each is first tried alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.activation.agree import PlanBytes, broadcast_plan
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
+from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
+from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import Restructured
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.job import available_bytes
+
+DEFAULT = "XLA default"
+_RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
+"""How far, relative to its norm, an output may be from the default's, by bytes of its type."""
+_ROUNDS = (5, 25)
+_COMPILES_AT_ONCE = 8
+
+
+@dataclass
+class Trial:
+    """One strategy on the way to being measured."""
+
+    name: str
+    strategy: Strategy | None
+    """None: XLA's default, untouched."""
+    predicted_ns: int
+    module: bytes = b""
+    marks: PlanSlot | None = None
+    """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
+    restructured: Restructured | None = None
+    """What the strategy is for, where it is not the step with the structure XLA gives it."""
+    executable: Any = None
+    runner: Runner | None = None
+    times_ns: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def median_ns(self) -> int:
+        """Median step time; 0 where it did not run."""
+        return int(statistics.median(self.times_ns)) if self.times_ns else 0
+
+    @property
+    def spread_ns(self) -> int:
+        """Half the distance between the quartiles."""
+        if len(self.times_ns) < 2:
+            return 0
+        low, _, high = statistics.quantiles(self.times_ns, n=4)
+        return int((high - low) / 2)
+
+    def source(self, whole: CanonicalModule) -> CanonicalModule:
+        """The module whose nodes the strategy speaks of; ``whole`` is the step as XLA has it."""
+        return whole if self.restructured is None else self.restructured.source
+
+    @property
+    def structure(self) -> bytes | None:
+        """What takes the place of the step's early module."""
+        return None if self.restructured is None else self.restructured.early
+
+
+def ratio_to(trial: Trial, reference: Trial) -> float:
+    """Median over the rounds of this trial's step time over the reference's in the same round."""
+    return statistics.median(a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True))
+
+
+def ratio_noise(trial: Trial, reference: Trial) -> float:
+    """How uncertain :func:`ratio_to` is: two standard errors, from the rounds' own spread."""
+    ratios = [a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True)]
+    if len(ratios) < 2:
+        return 1.0
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return float(2 * (high - low) / 1.349 / len(ratios) ** 0.5)
+
+
+def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
+    """The bytes this rank compiles: the master's, unless they hold calls into the master's Python."""
+    if calls_python(received):
+        return apply(strategy, source)
+    return received
+
+
+def compile_trials(
+    session: Session,
+    source: CanonicalModule,
+    trials: Sequence[Trial],
+    *,
+    tag: str,
+    extra_options: Mapping[str, str] | None = None,
+) -> None:
+    """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
+
+    Where one process has all the devices, several are compiled at once: XLA uses one core for each. The
+    processes of a larger job share cores, and may autotune together, so they compile in lockstep.
+
+    Raises:
+        jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
+    """
+    for number, trial in enumerate(trials):
+        _hand_out(session, source, trial, tag=f"{tag} {number}")
+    waiting = [trial for trial in trials if not trial.error]
+    started = time.monotonic()
+    alone = any(trial.marks is not None and trial.marks.suspects() for trial in waiting)
+    with ThreadPoolExecutor(1 if alone else compiles_at_once(session), "disco-compile") as pool:
+        failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
+    LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
+    for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
+        try:
+            with session.stage(f"{tag} {number}: compile"):
+                if failure is not None:
+                    raise failure
+        except Exception as error:
+            if trial.strategy is None:
+                raise
+            trial.error = one_line(error)
+            LOGGER.debug("%s: %s", trial.name, trial.error)
+
+
+def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: str) -> None:
+    """Write a trial's module on rank 0 and send it to the others."""
+    if trial.strategy is None:
+        return
+    mine, why = None, ""
+    if session.leads:
+        try:
+            mine = PlanBytes(b"{}", apply(trial.strategy, trial.source(source)))
+            banned = trial.marks.is_banned(mine.module_sha256) if trial.marks is not None else ""
+            mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
+        except Exception as error:  # the others wait for what is sent here
+            why = one_line(error)
+    sent, trial.error = broadcast_plan(
+        session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag
+    )
+    if sent is not None:
+        trial.module, trial.error = sent.module, ""
+
+
+def compiles_at_once(session: Session) -> int:
+    """How many compiles of a large module at once: each takes a core and some gigabytes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _COMPILES_AT_ONCE) if session.channel.size == 1 else 1
+
+
+def _compile(
+    session: Session, source: CanonicalModule, trial: Trial, extra_options: Mapping[str, str] | None
+) -> Exception | None:
+    """Compile a trial's module on this rank; returns what went wrong."""
+    try:
+        if trial.strategy is None:
+            trial.executable = compiles.compile_module(session.request, None, extra_options)
+            return None
+        own = trial.source(source)
+        trial.module = local_module(own, trial.strategy, trial.module)
+        verify(own, trial.module, trial.strategy)
+        with marked(session, trial):
+            trial.executable = compiles.compile_module(
+                session.request, trial.module, extra_options, trial.structure
+            )
+    except Exception as error:
+        return error
+    return None
+
+
+def marked(session: Session, trial: Trial) -> contextlib.AbstractContextManager[None]:
+    """Rank 0's mark of a candidate under way: left behind by a process that died, it bans the candidate."""
+    if trial.marks is None or not session.leads or not trial.module:
+        return contextlib.nullcontext()
+    return trial.marks.compiling(hashlib.sha256(trial.module).hexdigest())
+
+
+def measure(
+    session: Session, trials: Sequence[Trial], *, budget_s: float, stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Run the compiled trials alternately and note their times; check their outputs first. On GPU several
+    steps are run in a row, as a training loop does.
+
+    Args:
+        stop: asked on rank 0 between rounds; the measurement ends on all ranks once it answers True.
+
+    Returns:
+        Whether it went to its end.
+
+    Raises:
+        UnsupportedError: the step cannot be run on made-up inputs, or XLA's default failed on the way.
+    """
+    alive = [trial for trial in trials if trial.executable is not None and not trial.error]
+    expected: Outputs | None = None
+    for trial in alive:
+        expected = _first_run(session, trial, expected, alive[0].runner)
+    alive = _still_alive(alive)
+    complete = True
+    at_once = _at_once(session, alive[0].runner)
+    for _ in range(_rounds(session, alive, at_once, budget_s)):
+        if session.tell(stop(), "interrupted"):
+            complete = False
+            break
+        alive = _still_alive(alive)
+        _round(session, alive, at_once)
+    _still_alive(alive)
+    for trial in trials:
+        trial.runner = None
+    return complete
+
+
+def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
+    """Time each once. One that fails on any rank is out on all of them."""
+    for trial in alive:
+        assert trial.runner is not None
+        timed = functools.partial(time_once, trial.runner, at_once)
+        try:
+            trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
+        except Exception as error:
+            trial.error = one_line(error)
+            trial.times_ns.clear()
+
+
+def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that have not failed; nothing can be said of them without the first, XLA's default."""
+    if trials[0].error:
+        raise UnsupportedError(f"{trials[0].name}: {trials[0].error}")
+    return [trial for trial in trials if not trial.error]
+
+
+def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_of: Runner | None) -> Outputs:
+    """What the first trial, XLA's default, computes. Another that fails or computes something else is out."""
+    try:
+        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+        with session.stage(f"inputs of {trial.name}"):
+            seed = session.settings.seed
+            trial.runner = Runner(
+                session.request,
+                trial.executable,
+                seed,
+                inputs_of=inputs_of,
+                together=lambda: all_have(session, "inputs"),
+            )
+        with marked(session, trial):
+            outputs = run_on_all(session, f"first run of {trial.name}", lambda: _checked(trial, expected))
+    except Exception as error:
+        if expected is None:
+            raise
+        trial.error = one_line(error)
+        return expected
+    return outputs if expected is None else expected
+
+
+def _checked(trial: Trial, expected: Outputs | None) -> Outputs:
+    """What a trial computes, if that is what is expected."""
+    assert trial.runner is not None
+    outputs = _thinned(trial.runner.outputs())
+    unlike = "" if expected is None else difference(expected, outputs)
+    if unlike:
+        raise IllegalStrategyError(unlike)
+    return outputs
+
+
+def _at_once(session: Session, default: Runner | None) -> int:
+    """How many steps each measurement takes; the same on every rank."""
+    if default is None or session.facts.backend != "gpu":
+        return 1
+    free_bytes = available_bytes(session.request)
+    mine = run_on_all(session, "first runs", lambda: at_once_of(default, free_bytes))
+    return int(session.tell(mine if session.leads else None, "steps at once"))
+
+
+def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: float) -> int:
+    """How often to measure each, from one warm-up round; the same on every rank."""
+    started = time.monotonic()
+    _round(session, alive, at_once)
+    for trial in alive:
+        trial.times_ns.clear()
+    round_s = max(time.monotonic() - started, 1e-6)
+    wanted = int(budget_s / round_s)
+    return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))
+
+
+def difference(expected: Outputs, got: Outputs) -> str:
+    """Why two runs on equal inputs do not compute the same, in one line; empty where they do.
+
+    Another order of rounding is allowed for; what this catches is a wrong program.
+    """
+    for number, (want, have) in enumerate(zip(expected, got, strict=True)):
+        for left, right in zip(want, have, strict=True):
+            if left.dtype != right.dtype or left.shape != right.shape:
+                return f"output {number} is {right.dtype}{right.shape}, expected {left.dtype}{left.shape}"
+            error = _relative_error(left, right)
+            if error > _RELATIVE_ERROR.get(left.dtype.itemsize, 1e-2):
+                return f"output {number} differs from XLA's default by {error:.2g} of its norm"
+    return ""
+
+
+def _thinned(outputs: Outputs) -> Outputs:
+    """At most some 250,000 elements of each output, evenly spread: gigabytes of parameters need neither be
+    kept nor compared whole."""
+    return tuple(
+        tuple(np.ascontiguousarray(part.reshape(-1)[:: max(1, part.size >> 18)]) for part in output)
+        for output in outputs
+    )
+
+
+def _relative_error(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
+    if left.dtype.kind in "biu":
+        return 0.0 if np.array_equal(left, right) else 1.0
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return float("inf")
+    finite = np.isfinite(a)
+    norm = float(np.linalg.norm(a[finite]))
+    error = float(np.linalg.norm(a[finite] - b[finite]))
+    return 0.0 if error == 0.0 else error / max(norm, 1e-30)

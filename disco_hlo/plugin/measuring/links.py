@@ -1,0 +1,186 @@
+"""What connects the devices of a step, and how long an all-reduce takes over it (DisCo, section 4.2).
+
+Rewritten all-reduces are always the communication library's: XLA:GPU's own kernels for small ones
+(one-shot, two-shot, up to 4 MiB) are made by passes that run before the hook. So they are switched
+off while sweeping, or the line would tell of transfers that no plan contains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin.measuring.runner import Chain, Runner, Together, all_reduce_runner
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler.contention import is_transfer
+from disco_hlo.profiler.trace import Execution, Trace
+
+REPEATS = 7
+AFTER_COMPUTE = "after compute"
+"""Label of the CPU's link: all-reduces were measured as a step has them, each after compute."""
+_NOT_A_LINK = ("NCCL_DEBUG", "NCCL_VERSION")
+_LONG_CHAIN_BYTES = 1 << 20
+_ROUNDS, _STEP_CHAIN = 9, 6
+_TOGETHER_BYTES = 1 << 24
+"""Larger messages are not kept in memory beside others, but measured one size after another."""
+TRACED_CHAIN = 5
+_CHAIN, _LONG_CHAIN = 3, 16
+"""All-reduces in one run, each waiting for the one before: more of them where one is over in microseconds."""
+
+
+def link_label() -> str:
+    """What the environment says of the link between GPUs: NCCL's settings, which choose between NVLink,
+    shared memory and sockets. Times measured under others are of another link."""
+    settings = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("NCCL_") and not name.startswith(_NOT_A_LINK)
+    )
+    return ",".join(settings)
+
+
+def all_reduce_times(
+    request: CompileRequest,
+    size_bytes: int,
+    seed: int,
+    *,
+    without_call: bool,
+    together: Together = contextlib.nullcontext,
+) -> Sequence[int]:
+    """Repeated times in ns of an all-reduce of ``size_bytes`` a device, over the devices of ``request``.
+
+    In a multi-process job every process calls this with the same arguments.
+
+    Args:
+        without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
+            runs with several. A GPU's link is done with a small one sooner than its host with the call.
+        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+
+    Raises:
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+    """
+    length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
+    chain = all_reduce_runner(
+        request, size_bytes, repeats=length + without_call, seed=seed, together=together
+    )
+    chain.run()
+    if not without_call:
+        return [max(1, chain.run() // length) for _ in range(REPEATS)]
+    single = all_reduce_runner(request, size_bytes, repeats=1, seed=seed, inputs_of=chain, together=together)
+    single.run()
+    pairs = [(single.run(), chain.run()) for _ in range(REPEATS)]
+    call_ns = median(alone for alone, _ in pairs)
+    return [max(1, round((whole - call_ns) / length)) for _, whole in pairs]
+
+
+class TransferChains:
+    """A chain of all-reduces for each size, run one size after the other.
+
+    In a multi-process job every process makes and runs them with the same arguments.
+
+    Raises:
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+    """
+
+    def __init__(
+        self, request: CompileRequest, sizes_bytes: Sequence[int], seed: int, together: Together
+    ) -> None:
+        self.sizes_bytes = tuple(sizes_bytes)
+        self._runners = [
+            all_reduce_runner(request, size, repeats=TRACED_CHAIN, seed=seed, together=together)
+            for size in sizes_bytes
+        ]
+
+    def run(self) -> int:
+        """Wall time in ns."""
+        return sum(runner.run() for runner in self._runners)
+
+
+def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dict[int, Sequence[int]]:
+    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size.
+
+    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the
+    others the time on the device that arrived last counts.
+
+    Raises:
+        ProfileError: the trace holds another number of transfers than ``runs`` runs make.
+    """
+    by_device: dict[int, list[Execution]] = {}
+    for item in sorted(trace.executions, key=lambda item: item.start_ns):
+        if is_transfer(item):
+            by_device.setdefault(item.device, []).append(item)
+    expected = runs * len(sizes_bytes) * TRACED_CHAIN
+    counts = {device: len(items) for device, items in by_device.items()}
+    if not counts or set(counts.values()) != {expected}:
+        raise ProfileError(f"expected {expected} transfers on each device in the trace, found {counts}")
+    lengths = np.array([[item.end_ns - item.start_ns for item in items] for items in by_device.values()])
+    shaped = lengths.min(axis=0).reshape(runs, len(sizes_bytes), TRACED_CHAIN)[:, :, 1:]
+    return {size: [max(1, int(ns)) for ns in shaped[:, i].flat] for i, size in enumerate(sizes_bytes)}
+
+
+Chains = dict[int, tuple[Runner, Runner]]
+"""By size: compute alone, and with an all-reduce after each piece of it."""
+
+
+def all_reduce_times_in_steps(
+    request: CompileRequest,
+    sizes_bytes: Sequence[int],
+    seed: int,
+    kept: Chains | None = None,
+    together: Together = contextlib.nullcontext,
+) -> dict[int, Sequence[int]]:
+    """Repeated times in ns of all-reduces where they block the rank that issues them (CPU), by size.
+
+    What one adds to a step is measured: a chain in which compute on all cores stands before each, less the
+    same compute without them; up to a half more than back to back. Whether a waiting rank is woken at once
+    (0.3 ms) or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
+
+    In a multi-process job every process calls this with the same arguments.
+
+    Args:
+        kept: chains of an earlier call, which are run again; those made now are added.
+        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+
+    Raises:
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+    """
+    small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
+    batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
+    found: dict[int, Sequence[int]] = {}
+    for batch in batches:
+        found |= _in_turn(request, batch, seed, {} if kept is None else kept, together)
+    return found
+
+
+def _in_turn(
+    request: CompileRequest, sizes_bytes: Sequence[int], seed: int, pairs: Chains, together: Together
+) -> dict[int, Sequence[int]]:
+    for size in sizes_bytes:
+        if size in pairs:
+            continue
+        make = functools.partial(
+            all_reduce_runner, request, size, repeats=_STEP_CHAIN, seed=seed, together=together
+        )
+        chain = make(chain=Chain.AFTER_WORK)
+        work = make(inputs_of=chain, chain=Chain.WORK_ALONE)
+        pairs[size] = work, chain
+        for runner in pairs[size]:
+            runner.run()
+    times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
+    for _ in range(_ROUNDS):
+        for size in sizes_bytes:
+            work, chain = pairs[size]
+            times[size].append((work.run(), chain.run()))
+    return {size: _added_ns(taken) for size, taken in times.items()}
+
+
+def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
+    """What each all-reduce of a chain added to the compute's own time."""
+    work_ns = median(alone for alone, _ in taken)
+    return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]

@@ -1,0 +1,421 @@
+"""Measure what the cost model needs, on the step's own devices (DisCo, sections 4.2 and 5.2).
+
+Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
+kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
+takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
+All-reduces are swept over sizes between the very devices of the step. What
+the store already knows of this platform is not measured again, so a second model is profiled faster,
+and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
+everything; rank 0's clock counts.
+
+On GPU both modules run their transfers alone, so that no kernel is slowed by one; a third run of
+XLA's kernels, transfers beside them, tells by how much they slow each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
+from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.links import (
+    AFTER_COMPUTE,
+    REPEATS,
+    Chains,
+    TransferChains,
+    all_reduce_times,
+    all_reduce_times_in_steps,
+    link_label,
+    traced_transfers,
+)
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
+from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
+from disco_hlo.plugin.measuring.runner import Runner, Together, memory
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import Restructured
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.hook import module_name
+from disco_hlo.plugin.xla.job import available_bytes
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.adding_up import scaled, stretch
+from disco_hlo.profiler.allreduce import SweepPoint, point_of
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.contention import bucket_totals_ns, contention, launch_gap_ns
+from disco_hlo.profiler.costs import group_times
+from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
+from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.store import ProfileStore
+
+_RUNS = {"cpu": 12, "gpu": 5}
+"""Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
+_WARM_UPS = 2
+_PLANS_KERNELS = "plan's kernels"
+_UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
+GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
+"""Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
+_NO_CONTENTION = Contention(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What profiling found; on ranks other than 0 nothing."""
+
+    profile: Profile
+    measured: str
+    """What was measured anew, for the log."""
+
+
+@dataclass
+class Kept:
+    """What one profiling of a step compiled, for another one of it: to see how a machine changes."""
+
+    trials: list[Trial] = field(default_factory=list)
+    chains: Chains = field(default_factory=dict)
+    constants: DeviceConstants | None = None
+
+
+def platform_of(session: Session) -> Platform:
+    """What times measured in this session are valid for."""
+    facts = session.facts
+    gpu = facts.backend == "gpu"
+    return Platform(
+        device_kind=facts.device_kind if gpu else host_cpu_kind(),
+        backend=facts.backend,
+        driver=facts.runtime_version.splitlines()[0][:200] if gpu else "",
+        jax=facts.jax_version,
+        jaxlib=facts.jaxlib_version,
+    )
+
+
+def profile_step(
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    store: ProfileStore | None,
+    marks: PlanSlot | None = None,
+    kept: Kept | None = None,
+    restructured: Restructured | None = None,
+) -> Profiled | None:
+    """Measure what ``store`` does not know yet; returns the profile on rank 0, None elsewhere.
+
+    Args:
+        marks: where rank 0 notes which module is being tried, so that one that kills the process is left
+            out the next time.
+        kept: what an earlier profiling of the same step compiled (CPU), to be run again; filled in.
+        restructured: what ``source`` is, where it is not the step with the structure XLA gives it.
+
+    Raises:
+        UnsupportedError: the step cannot be run on made-up inputs.
+        ProfileError: traces cannot be taken or make no sense.
+    """
+    platform = platform_of(session)
+    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
+    link = Link(session.facts.device_count, session.facts.process_count, label)
+    known = KnownTimes(platform, link, store) if session.leads else None
+    with session.stage("known times"):
+        lacking = known.lacks(source, xla) if known is not None else None
+    wanted = session.tell(lacking, "to profile")
+    if wanted["device"]:
+        with session.stage("device constants"):
+            constants = kept.constants if kept is not None else None
+            constants = constants or measure_constants(session)
+            if known is not None and constants is not None:
+                known.add_constants(constants)
+        if kept is not None:
+            kept.constants = constants
+    trials = _to_trace(session, source, xla, wanted, marks)
+    for trial in trials:
+        trial.restructured = restructured
+    if kept is not None and kept.trials:
+        trials = kept.trials
+    else:
+        compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
+    launch_ns = known.launch_ns if known is not None else 0
+    taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
+    if kept is not None:
+        kept.trials = trials
+    # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
+    with session.stage("times of ops"):
+        if known is not None:
+            _take_in(known, source.graph.fingerprint, taken, wanted, blocks=_ranks_block(session))
+    swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
+    with session.stage("the step's profile"):
+        if known is None:
+            return None
+        if swept:
+            known.add_sweep(swept)
+        measured = " and ".join(what for what, lacking in wanted.items() if lacking)
+        together = bucket_sizes(source.graph, xla if platform.backend == "gpu" else one_bucket(source.graph))
+        found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
+        return Profiled(found, measured or "nothing: all known")
+
+
+def kernel_times(
+    session: Session, source: CanonicalModule, plan: Strategy, launch_ns: int, marks: PlanSlot | None = None
+) -> dict[str, OpTime]:
+    """Times of a plan's kernels, under the keys they are asked for by; empty on ranks other than 0.
+
+    Args:
+        launch_ns: launch cost, as far as it is known.
+        marks: as for :func:`profile_step`.
+
+    Raises:
+        ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
+    """
+    gpu = session.facts.backend == "gpu"
+    trial = Trial(_PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
+    compile_trials(session, source, [trial], tag="look", extra_options=profiling_options(session))
+    with session.stage("look: compile"):
+        if trial.error:
+            raise ProfileError(trial.error)
+    first_runs = FirstRuns(session, "inputs for the look")
+    with session.stage("look: memory"):
+        runner = _runner(session, trial, None, first_runs)
+    with session.stage("look: profile"), marked(session, trial):
+        trace, walls = traced_on_all(session, trial.name, runner, _RUNS[session.facts.backend], first_runs)
+        if not session.leads:
+            return {}
+        return dict(_read(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What a trace of one module shows; nothing where it could not be taken."""
+
+    trace: tracing.Trace | None = None
+    module_name: str = ""
+    """Modules that are compiled at once go by different names."""
+    walls_ns: Sequence[int] = ()
+    times: Mapping[str, OpTime] = field(default_factory=dict)
+    waits_ns: Sequence[int] = ()
+    """By run, how long all-reduces ran, where they block (CPU)."""
+    gap_ns: int | None = None
+    """Between two kernels (GPU); None where none followed another."""
+    buckets_ns: Sequence[int] = ()
+    """By run, how long all buckets ran (GPU)."""
+
+
+def _to_trace(
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    wanted: Mapping[str, Any],
+    marks: PlanSlot | None,
+) -> list[Trial]:
+    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two."""
+    gpu = session.facts.backend == "gpu"
+    strategies: dict[str, Strategy] = {}
+    if wanted["ops"]:
+        strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
+    if wanted["ops"] or wanted["contention"]:
+        strategies[_ALONE] = xla
+    if gpu:
+        strategies = {name: one_at_a_time(source.graph, one) for name, one in strategies.items()}
+    if wanted["contention"]:
+        strategies[_BESIDE] = beside_transfers(source.graph, xla)
+    return [Trial(name, strategy, 0, marks=marks) for name, strategy in strategies.items()]
+
+
+def _trace(
+    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, keep: bool
+) -> dict[str, _Traced]:
+    """Run each compiled module a few times under the profiler, on all ranks."""
+    found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
+    runner: Runner | None = None
+    first_runs = FirstRuns(session, "inputs for profiling")
+    for trial in trials:
+        if trial.error:
+            session.say("%s: not profiled: %s", trial.name, trial.error)
+            continue
+        with session.stage(f"memory for the {trial.name}"):
+            runner = _runner(session, trial, runner, first_runs)
+        with session.stage(f"profile {trial.name}"), marked(session, trial):
+            runs = _RUNS[session.facts.backend]
+            trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
+            one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
+            launch_ns = launch_ns if one.gap_ns is None else min(launch_ns, one.gap_ns)
+        found[trial.name] = one
+        if not keep:
+            trial.executable = None
+    wanted_times = any(trial.name == _UNFUSED for trial in trials)
+    with session.stage("profile"):
+        if session.leads and wanted_times and not _op_times(found):
+            raise ProfileError("neither the unfused step nor XLA's own could be profiled")
+    return found
+
+
+def _take_in(
+    known: KnownTimes,
+    fingerprint: str,
+    taken: Mapping[str, _Traced],
+    wanted: Mapping[str, Any],
+    blocks: bool,
+) -> None:
+    """What the traces tell, on rank 0."""
+    gaps = [one.gap_ns for one in taken.values() if one.gap_ns is not None]
+    if gaps:
+        known.add_gap(min(gaps))
+    if wanted["ops"]:
+        known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
+    if wanted["ops"] and blocks:
+        known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
+    if wanted["contention"]:
+        known.add_contention(_slow_downs(taken), fingerprint)
+        known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
+
+
+def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
+    """A training step's kernels follow each other sooner than the links of a chain, which are all long."""
+    if trace.backend != "gpu":
+        return None
+    try:
+        return launch_gap_ns(trace, name)
+    except ProfileError:
+        return None
+
+
+def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:
+    return {**taken[_UNFUSED].times, **taken[_ALONE].times}
+
+
+def _slow_downs(taken: Mapping[str, _Traced]) -> Contention:
+    """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
+    alone, beside = taken[_ALONE], taken[_BESIDE]
+    if alone.trace is None or beside.trace is None:
+        return _NO_CONTENTION
+    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name)
+    if found is None:
+        LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
+    return found or _NO_CONTENTION
+
+
+def profiling_options(session: Session) -> dict[str, str]:
+    """Compile options without which a trace does not name every kernel."""
+    return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
+
+
+def _runner(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
+    needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
+    if free is not None and needed > 0.9 * free:
+        raise ProfileError(f"the {trial.name} needs {needed >> 20} MiB a device, {free >> 20} MiB are free")
+    return Runner(
+        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
+    )
+
+
+def traced_on_all(
+    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
+
+    Args:
+        first_runs: what ``runner`` makes its inputs with.
+    """
+    first_runs.begin(_WARM_UPS)
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs))
+
+
+def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
+
+    Raises:
+        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
+    """
+    walls: list[int] = []
+    try:
+        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
+    except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
+        while len(walls) < _WARM_UPS + runs:
+            walls.append(runner.run())
+        raise
+    return tracing.read(trace), walls[-runs:]
+
+
+def _read(
+    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int, blocks: bool
+) -> _Traced:
+    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too."""
+    executed = executables.read_executable(trial.executable)
+    name = module_name(executed)
+    gap_ns = _gap_ns(taken, name)
+    launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)
+    if trial.name == _BESIDE:
+        return _Traced(taken, name, walls_ns, gap_ns=gap_ns)
+    written, inside = canonicalize(executed), owners(executed)
+    on_cpu = taken.backend == "cpu"
+    talks = _talks(written) if on_cpu else frozenset()
+    times = instruction_times(taken, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
+    seen: Coverage = coverage(taken, name, inside)
+    LOGGER.debug(
+        "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
+        trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
+    )  # fmt: skip
+    if on_cpu:
+        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
+        LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
+        times = scaled(times, factor)
+    found = keyed_times(written.graph, written.origins, times)
+    # A plan's nodes are the source's: what is written may hold some of them twice.
+    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
+    buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
+    buckets_ns = bucket_totals_ns(taken, name, buckets) if buckets else ()
+    return _Traced(taken, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
+
+
+def _talks(module: CanonicalModule) -> frozenset[str]:
+    """Instructions that communicate."""
+    return frozenset(one.name for one in module.origins if _communicates(module, one))
+
+
+def _communicates(module: CanonicalModule, origin: Origin) -> bool:
+    return any(module.graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
+
+
+def _ranks_block(session: Session) -> bool:
+    """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
+    return session.facts.backend == "cpu" and session.facts.process_count > 1
+
+
+def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
+    request, seed = session.request, session.settings.seed
+    together = functools.partial(all_have, session, "all-reduces to time")
+    if _ranks_block(session):
+        chains = None if kept is None else kept.chains
+        with session.stage(f"all-reduces of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
+            found = run_on_all(
+                session,
+                "timing all-reduces",
+                lambda: all_reduce_times_in_steps(request, sizes_bytes, seed, chains, together),
+            )
+            return tuple(point_of(size, times) for size, times in found.items())
+    gpu = session.facts.backend == "gpu"
+    try:
+        if gpu:
+            with session.stage("all-reduces, traced"):
+                transfers = TransferChains(request, sizes_bytes, seed, together)
+                trace, _ = run_on_all(session, "traced all-reduces", lambda: traced(transfers, REPEATS))
+                times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
+                return tuple(point_of(size, taken) for size, taken in times.items())
+    except Exception as error:
+        session.say("all-reduces are timed by the host's clock, small ones badly: %s", one_line(error))
+    points = []
+    for size in sizes_bytes:
+        with session.stage(f"all-reduce of {size} bytes"):
+            timed = functools.partial(
+                all_reduce_times, request, size, seed, without_call=gpu, together=together
+            )
+            points.append(point_of(size, run_on_all(session, "timing all-reduces", timed)))
+    return tuple(points)

@@ -1,0 +1,391 @@
+"""Runs compiled modules on made-up inputs, on the step's devices (DisCo, section 5.2: the profiler's runs).
+
+The user's arrays are never touched. Inputs depend on the seed alone: floats are positive and of a size at
+which sums neither overflow nor become subnormal, integers are 0 or 1, so that a loop that counts ends. What a
+sharding replicates is equal on every device, so that all devices take the same branches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+Outputs = tuple[tuple[NDArray[Any], ...], ...]
+"""``[output][local device]``."""
+
+Result = TypeVar("Result")
+
+Together = Callable[[], contextlib.AbstractContextManager[None]]
+"""In its body something is made on every rank; where any rank cannot, it raises on all."""
+
+_KERNELS_OFF = (
+    ("xla_gpu_experimental_use_collective_kernels", ""),
+    ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
+)
+_PATTERN_ELEMENTS = 1 << 16
+_WORK_WIDTH = 384
+_PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
+
+
+class Chain(enum.Enum):
+    """What stands between the all-reduces of a chain."""
+
+    TIGHT = "nothing"
+    AFTER_WORK = "compute before each"
+    """As in a training step: the ranks meet with busy cores, one of them later than the other."""
+    WORK_ALONE = "the same compute, without the all-reduces"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one execution needs on each device, as XLA's buffer assignment says."""
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    aliased_bytes: int
+    """Outputs that take the storage of donated arguments."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, outputs that are not aliased, and temporaries."""
+        return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes
+
+
+def memory(executable: LoadedExecutable) -> Memory:
+    """Per-device memory of one execution of ``executable``."""
+    stats = executable.get_compiled_memory_stats()
+    return Memory(
+        arguments_bytes=int(stats.argument_size_in_bytes),
+        outputs_bytes=int(stats.output_size_in_bytes),
+        temporaries_bytes=int(stats.temp_size_in_bytes),
+        aliased_bytes=int(stats.alias_size_in_bytes),
+    )
+
+
+def calls_python(module: bytes) -> bool:
+    """Whether a serialized module calls back into Python (``jax.debug.print``, ``io_callback``, ...)."""
+    return _PYTHON_CALLBACK.search(module) is not None
+
+
+class _Inputs:
+    """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
+    a large model's take gigabytes and seconds to make."""
+
+    def __init__(
+        self, request: CompileRequest, parameters: Sequence[Parameter], seed: int, together: Together
+    ) -> None:
+        self.request = request
+        self._together = together
+        self.parameters = parameters
+        self.seed = seed
+        self._values = [self._make(index) for index in range(len(parameters))]
+        self._taken: set[int] = set()
+        """Parameters whose storage some executable takes over; these are handed out as copies."""
+
+    def fresh(self) -> list[Any]:
+        """Arguments for one execution."""
+        return self.several(1)[0]
+
+    def several(self, count: int) -> list[list[Any]]:
+        """Arguments for so many executions, once every rank has its own."""
+        import jax
+
+        with self._together():
+            with jax.transfer_guard("allow"):
+                prepared = [
+                    [
+                        jax.device_put(value, value.sharding, may_alias=False)
+                        if index in self._taken
+                        else value
+                        for index, value in enumerate(self._values)
+                    ]
+                    for _ in range(count)
+                ]
+            jax.block_until_ready(prepared)
+        return prepared
+
+    def donated_bytes(self) -> int:
+        """What the copies for one execution take on each device, as far as runs have shown."""
+        taken = [self.parameters[index] for index in self._taken]
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
+
+    def learn_donation(self, arguments: Sequence[Any]) -> None:
+        """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
+        for index, value in enumerate(arguments):
+            if index not in self._taken and value.is_deleted():
+                self._taken.add(index)
+                self._values[index] = self._make(index)
+
+    def _make(self, index: int) -> Any:
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        parameter, devices = self.parameters[index], self.request.devices
+        with jax.transfer_guard("allow"):
+            buffers = [
+                jax.device_put(synthetic_values(parameter, self.seed, index, place), device, may_alias=False)
+                for place, device in enumerate(devices)
+                if device.process_index == self.request.backend.process_index()
+            ]
+        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
+        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
+        mesh = Mesh(np.array(devices, dtype=object), ("device",))
+        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
+        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+
+
+class _Meeting:
+    """Where the ranks of a CPU job wait for each other before a clock starts.
+
+    Copying the donated inputs takes one rank milliseconds longer than the other. The earlier one would spend them in
+    its step's first all-reduce, which blocks, and count them as the step's: of a step of 9 ms it was up to a half. On
+    GPU the devices wait, and steps are timed several in a row.
+    """
+
+    def __init__(self, request: CompileRequest) -> None:
+        self._executable: LoadedExecutable | None = None
+        if request.backend.platform != "cpu" or len(request.process_indices) == 1:
+            return
+        self._executable = in_clean_thread(
+            lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
+        )
+        parameters = executables.parameters(self._executable)
+        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext).fresh()
+
+    def wait(self) -> None:
+        """Return once every rank is here: when a tiny all-reduce has ended."""
+        if self._executable is not None:
+            executables.wait(executables.execute(self._executable, self._arguments))
+
+
+class Runner:
+    """One executable with synthetic inputs on its devices. In a multi-process job every process has its own,
+    and runs it when the others do.
+
+    Args:
+        inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
+            are equal.
+        together: how inputs are made where a rank that cannot must not leave the others in an all-reduce; of no
+            account where they are another runner's.
+
+    Raises:
+        UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
+            cannot be made here (:func:`disco_hlo.plugin.xla.executables.parameters`).
+    """
+
+    def __init__(
+        self,
+        request: CompileRequest,
+        executable: LoadedExecutable,
+        seed: int = 0,
+        *,
+        allow_callbacks: bool = False,
+        inputs_of: Runner | None = None,
+        together: Together = contextlib.nullcontext,
+    ) -> None:
+        if not allow_callbacks and calls_python(executables.read_executable(executable)):
+            raise UnsupportedError(
+                f"{request.module_name} calls back into Python: made-up inputs could have effects there"
+            )
+        self._executable = executable
+        parameters = executables.parameters(executable)
+        shared = None if inputs_of is None else inputs_of._inputs
+        if (
+            shared is None
+            or shared.request is not request
+            or (shared.parameters, shared.seed) != (parameters, seed)
+        ):
+            shared = _Inputs(request, parameters, seed, together)
+        self._inputs: _Inputs = shared
+        known = inputs_of is not None and inputs_of._inputs.request is request
+        self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
+        self._has_run = False
+
+    def inputs(self) -> list[Any]:
+        """Arguments for one execution; what an execution takes over is not among those of the next."""
+        return self._inputs.fresh()
+
+    def run(self) -> int:
+        """Run once; returns wall nanoseconds from dispatch until every local device has finished.
+
+        Where collectives block (CPU processes), all ranks begin together.
+        """
+        arguments = self._inputs.fresh()
+        self._meeting.wait()
+        start = time.perf_counter_ns()
+        result = executables.execute(self._executable, arguments)
+        executables.wait(result)
+        elapsed_ns = time.perf_counter_ns() - start
+        self._inputs.learn_donation(arguments)
+        self._has_run = True
+        return elapsed_ns
+
+    def run_in_a_row(self, count: int) -> int:
+        """Run ``count`` times as a training loop does, which does not wait for a step before it starts the next;
+        returns wall nanoseconds of one.
+
+        A single run of a short step is mostly the way from the host to the devices and back. All arguments are
+        there before the clock starts, ``count`` times :meth:`donated_bytes` of them.
+        """
+        if not self._has_run:  # What a step takes over must be known before it is handed out more than once.
+            self.run()
+        prepared = self._inputs.several(count)
+        start = time.perf_counter_ns()
+        tokens = [executables.token_of(executables.execute(self._executable, one)) for one in prepared]
+        for token in tokens:
+            token.block_until_ready()
+        return (time.perf_counter_ns() - start) // count
+
+    def donated_bytes(self) -> int:
+        """Device memory that one more set of arguments takes, as the runs so far have shown."""
+        return self._inputs.donated_bytes()
+
+    def outputs(self) -> Outputs:
+        """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
+        import jax
+
+        arguments = self._inputs.fresh()
+        arrays = executables.result_arrays(executables.execute(self._executable, arguments))
+        with jax.transfer_guard("allow"):
+            values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
+        self._inputs.learn_donation(arguments)
+        return values
+
+
+def synthetic_values(parameter: Parameter, seed: int, index: int, place: int) -> NDArray[Any]:
+    """Values of entry parameter ``index`` on the device at ``place``: a function of its arguments alone."""
+    import ml_dtypes
+
+    is_integer = parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
+    own = place if parameter.sharded and not is_integer else 0
+    random = np.random.default_rng([seed, index, own])
+    count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
+    if is_integer:
+        pattern = random.integers(0, 2, count).astype(parameter.dtype)
+    else:
+        longest = max(*parameter.shape[-2:], 1, 1)
+        smallest = 4 * float(ml_dtypes.finfo(parameter.dtype).smallest_normal)
+        pattern = (random.uniform(0.5, 1.5, count) * max(1 / longest, smallest)).astype(parameter.dtype)
+    return np.resize(pattern, parameter.shape)
+
+
+def all_reduce_runner(
+    request: CompileRequest,
+    size_bytes: int,
+    dtype: str = "f32",
+    repeats: int = 1,
+    seed: int = 0,
+    inputs_of: Runner | None = None,
+    chain: Chain = Chain.TIGHT,
+    together: Together = contextlib.nullcontext,
+) -> Runner:
+    """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
+
+    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
+    a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+    On GPU they go through the communication library, as those of a plan do.
+
+    Args:
+        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
+
+    Raises:
+        UnsupportedError: XLA did not keep the all-reduces apart.
+    """
+    element = np.dtype(jax_dtype(dtype))
+    count = max(1, -(-size_bytes // element.itemsize))
+    with together():
+        executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
+
+
+def jax_dtype(name: str) -> Any:
+    """The numpy dtype of an HLO element type name such as ``bf16``."""
+    import jax.numpy as jnp
+
+    if name not in JAX_NAMES:
+        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(JAX_NAMES))}")
+    return jnp.dtype(JAX_NAMES[name])
+
+
+def _compile_all_reduces(
+    request: CompileRequest, count: int, element: np.dtype[Any], repeats: int, chain: Chain
+) -> LoadedExecutable:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(request.devices, dtype=object), ("device",))
+    everywhere = PartitionSpec("device")
+
+    def disco_all_reduce(value: Any) -> Any:
+        for _ in range(repeats):
+            if chain is not Chain.TIGHT:
+                value = value + _some_work(value)
+            if chain is not Chain.WORK_ALONE:
+                value = jax.lax.psum(value, "device")
+        return value
+
+    mapped = jax.shard_map(
+        disco_all_reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    argument = jax.ShapeDtypeStruct(
+        (count * len(request.devices),), element, sharding=NamedSharding(mesh, everywhere)
+    )
+    passes = "all-reduce-simplifier,all-reduce-folder,all-reduce-reassociate,all-reduce-splitter"
+    options: dict[str, str | bool] = {"xla_disable_hlo_passes": passes}
+    compiled = _compile_without_kernels(jax.jit(mapped).lower(argument), options, request)
+    executable: LoadedExecutable = compiled.runtime_executable()
+    found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
+    expected = 0 if chain is Chain.WORK_ALONE else repeats
+    if found != expected:
+        raise UnsupportedError(f"expected XLA to keep {expected} all-reduces apart, it made {found}")
+    return executable
+
+
+def _some_work(value: Any) -> Any:
+    """A scalar of ``value``'s type that takes a millisecond of all cores, and that no compiler sees through."""
+    import jax
+
+    first = value[0].astype(jax.numpy.float32)
+    places = jax.lax.iota(jax.numpy.float32, _WORK_WIDTH**2).reshape(_WORK_WIDTH, _WORK_WIDTH)
+    matrix = jax.numpy.cos(places + first)
+    return (matrix @ matrix).max().astype(value.dtype)
+
+
+def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
+    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it."""
+    switches = () if request.backend.platform == "cpu" else _KERNELS_OFF
+    for name, value in switches:
+        try:
+            return lowered.compile(compiler_options={**options, name: value})
+        except Exception as error:
+            if "No such compile option" not in str(error):
+                raise
+    return lowered.compile(compiler_options=options)
+
+
+def in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:
+    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread."""
+
+    def marked() -> LoadedExecutable:
+        with jaxlink.ours():
+            return work()
+
+    with ThreadPoolExecutor(1, "disco-compile") as clean:
+        return clean.submit(marked).result()

@@ -1,0 +1,1 @@
+"""The three phases, capturing, searching and enacting, and what only they need."""

@@ -1,0 +1,173 @@
+"""The enactment phase, ``ENABLE_SEARCH=0`` (DisCo, sections 4.1 and 5.1).
+
+Rank 0 reads plan and optimized module, every rank receives them, checks that they are its own step,
+and says what it would enact. All enact the same module, or all use XLA's default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
+from disco_hlo.errors import ActivationError, PlanError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.measuring.runner import calls_python
+from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.structure import enacted
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+_NO_PLAN = "there is no plan for it in"
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What this rank would enact, or why nothing."""
+
+    plan: Plan | None
+    module: bytes
+    reason: str
+    structure: bytes | None = None
+    """What takes the place of the step's early module, where the plan changes the step's structure."""
+
+
+def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
+    """Enact the plan of the request's step if there is one; None leaves it to XLA."""
+    step = training_step(request, settings, or_planned=True)
+    return None if step is None else enact(request, settings, step)
+
+
+def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExecutable | None:
+    """Enact the plan of ``step`` if there is one and all ranks have it; None leaves it to XLA."""
+    session = join(request, settings)
+    slot = session.slot(step.source.graph.fingerprint)
+    proposed = _propose(session, step, slot)
+    digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
+    proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
+    agreement = agree(session.channel, proposal, session.timeout_s)
+    if not agreement.enact or proposed.plan is None:
+        alone = proposed.reason if session.channel.size == 1 else ""
+        reason = alone or agreement.reason
+        quiet = not step.chosen and _NO_PLAN in reason
+        level = logging.DEBUG if quiet else logging.WARNING
+        LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
+        return None
+    return _enact(session, step, slot, proposed)
+
+
+def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
+    try:
+        received, reason = _receive(session, slot)
+        if received is None:
+            return Proposed(None, b"", reason)
+        plan = plans.decode(
+            received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
+        )
+        _check_target(session, step.source, plan)
+        restructured = None
+        if plan.structure is not UNSET and plan.chosen != DEFAULT:
+            restructured = enacted(session.request, plan.structure)
+        source = step.source if restructured is None else restructured.source
+        module = _own_module(source, plan, received)
+        return Proposed(plan, module, "", None if restructured is None else restructured.early)
+    except Exception as error:
+        return Proposed(None, b"", one_line(error))
+
+
+def _receive(session: Session, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
+    """Rank 0's plan and module on every rank, or None and the reason."""
+    mine, reason = None, ""
+    if session.leads:
+        try:
+            stored = slot.load()
+            mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
+            reason = f"{_NO_PLAN} {slot.path}; search first (ENABLE_SEARCH=1)" if stored is None else ""
+            banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
+            mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
+        except PlanError as error:
+            mine, reason = None, one_line(error)
+    return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
+
+
+def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None:
+    target, facts = plan.target, session.facts
+    for what, wanted, found in (
+        ("another step: fingerprint", target.fingerprint[:16], source.graph.fingerprint[:16]),
+        ("another backend:", target.backend, facts.backend),
+        ("other devices:", target.device_kind, facts.device_kind),
+        ("another job: devices", target.device_count, facts.device_count),
+        ("another job: processes", target.process_count, facts.process_count),
+    ):
+        if wanted != found:
+            raise PlanError(f"the plan was made for {what} {wanted}, this is {found}; search again")
+
+
+def _own_module(source: CanonicalModule, plan: Plan, received: PlanBytes) -> bytes:
+    """The bytes this rank hands to XLA: the master's where they are this rank's step executed by the
+    plan, and its own rewrite where the module calls this process's Python."""
+    if received.module_sha256 != plan.module_sha256:
+        raise PlanError("the optimized module is not the one the plan was saved with; search again")
+    module = apply(plan.strategy, source) if calls_python(received.module) else received.module
+    verify(source, module, plan.strategy)
+    return module
+
+
+def _comparable(proposed: Proposed) -> bytes:
+    """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own."""
+    assert proposed.plan is not None
+    if calls_python(proposed.module):
+        return plans.encode(proposed.plan)
+    return proposed.module
+
+
+def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
+    assert proposed.plan is not None
+    plan = proposed.plan
+    say = LOGGER.debug if step.again else session.say
+    if plan.chosen == DEFAULT:
+        say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
+        return None
+    digest = hashlib.sha256(proposed.module).hexdigest()
+    try:
+        with session.stage("enact"), _guarded(session, slot, digest):
+            executable = compiles.compile_module(session.request, proposed.module, None, proposed.structure)
+    except ActivationError as error:
+        LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
+        return None
+    warn_of_lost_donation(session, step)
+    say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
+    LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
+    return executable
+
+
+def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.AbstractContextManager[None]:
+    """The mark of a compile that may crash. The plan directory is rank 0's; others may have none."""
+    return slot.compiling(digest) if session.leads else contextlib.nullcontext()
+
+
+def describe(plan: Plan) -> str:
+    """What a plan promises, in half a line."""
+    strategy = plan.strategy
+    shape = f"{len(strategy.groups)} op groups, {len(strategy.buckets)} all-reduce buckets"
+    if plan.structure is not UNSET:
+        shape = f"{plan.structure.name}, {shape}"
+    times = {one.name: one.median_ns for one in plan.measured.candidates} if plan.measured else {}
+    default, chosen = times.get(DEFAULT, 0), times.get(plan.chosen, 0)
+    if not default or not chosen:
+        return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
+    return f"{shape}, {default / chosen:.2f}x faster when measured"

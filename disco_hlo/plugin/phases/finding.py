@@ -1,0 +1,127 @@
+"""What rank 0 finds: the search for the best plan, and what is to be measured beside it (DisCo, section 4.5)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.logs import progress_wanted
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.phases.progress import search_progress
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
+from disco_hlo.plugin.phases.sharding import advice_for
+from disco_hlo.plugin.session import Interruption, Session
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.search.schedule import with_order
+from disco_hlo.search.sharding_advice import sentence
+from disco_hlo.search.warm import warm_up
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.timeline import simulate
+
+NO_FUSION = "no fusion"
+ONE_BUCKET = "one bucket, XLA's op fusion"
+PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
+OUR_ORDER = "our order, XLA's op fusion and buckets"
+"""Where transfers run beside kernels their order alone gains, and nothing but it is changed."""
+PLAN = plans.SEARCHED
+
+
+@dataclass(frozen=True)
+class Found:
+    """What rank 0's search hands to the measurement."""
+
+    result: SearchResult
+    trials: tuple[tuple[str, Strategy | None, int], ...]
+    """(name, strategy, predicted ns) of everything to measure; the strategy None is XLA's default."""
+    prediction: plans.Prediction
+    profile: Profile
+    search_s: float
+    sharding: plans.Sharding | None = None
+    """What splitting the optimizer's state would gain, where there is some to split."""
+    earlier: tuple[tuple[int, float], ...] = ()
+    """(evaluations, seconds) of the searches before this one, each made again after a look at its plan."""
+
+
+def find(
+    session: Session,
+    step: Step,
+    xla: Strategy,
+    profile: Profile,
+    stop: Interruption,
+    also: Sequence[Strategy] = (),
+) -> Found:
+    """Search and name what to measure; of ``session`` only the settings and the voice are used.
+
+    Args:
+        also: plans of an earlier search, to be ranked with those of this one.
+    """
+    graph, settings = step.source.graph, session.settings
+    costs, machine = costs_of(profile, [graph]), machine_of(profile)
+    started = time.monotonic()
+    chosen = replace(
+        search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)
+    )
+    warm_up(graph, costs, machine, chosen)
+    with search_progress(progress_wanted()) as on_progress:
+        result = search(
+            graph, costs, machine, start=searchable(graph, xla), settings=chosen,
+            on_progress=on_progress, stop=lambda: bool(stop),
+        )  # fmt: skip
+    plans_found = ranked(step.source, xla, result, costs, machine, also)
+    search_s = time.monotonic() - started
+    best = plans_found[0]
+    default = simulate(build(graph, xla, costs, machine).problem)
+    session.say(
+        "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
+        result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
+    )  # fmt: skip
+    plain = unfused(graph)
+    lonely = with_order(graph, plain, costs, machine)
+    trials: list[tuple[str, Strategy | None, int]] = [(DEFAULT, None, default.makespan_ns)]
+    for name, strategy in (
+        (OUR_ORDER, replace(xla, order=())) if machine.asynchronous else (NO_FUSION, plain),
+        (ONE_BUCKET, one_bucket(graph, xla.groups)),
+        (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
+    ):
+        with contextlib.suppress(IllegalStrategyError):
+            baseline = with_order(graph, strategy, costs, machine)
+            trials.append((name, baseline.strategy, baseline.predicted_ns))
+    for number, one in enumerate(plans_found[: settings.finalists]):
+        trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
+    kernels = (xla.groups, best.strategy.groups)
+    limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
+    predicted = prediction(
+        plan_ns=best.predicted_ns,
+        peak_bytes=best.peak_bytes,
+        default=default,
+        unfused_ns=lonely.predicted_ns,
+        limit=limit,
+    )
+    advice = advice_for(step.source, best.strategy, costs, machine)
+    if advice is not None:
+        session.say("%s", sentence(advice))
+    return Found(result, tuple(trials), predicted, profile, search_s, advice)
+
+
+def search_settings(settings: Settings) -> SearchSettings:
+    """What the user's settings say to the search."""
+    return SearchSettings(
+        alpha=settings.alpha,
+        beta=settings.beta,
+        seed=settings.seed,
+        unchanged=settings.patience,
+        seconds=settings.budget_s,
+        finalists=settings.finalists,
+    )

@@ -1,0 +1,199 @@
+"""The plan of a search, on rank 0: saved when something was measured, or the search was interrupted.
+
+The other ranks wait for what comes next, so nothing here raises: what cannot be saved is a line in the log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import UNSET
+
+from disco_hlo.errors import PlanError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.files import replace_files
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_to
+from disco_hlo.plugin.phases.finding import PLAN, Found, search_settings
+from disco_hlo.plugin.session import Session, target, versions
+from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
+from disco_hlo.profiler.timeline import encode as encode_timelines
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to, as far as rank 0 knows it."""
+
+    session: Session
+    step: Step
+    slot: PlanSlot
+    found: Found
+    trials: Sequence[Trial]
+    """XLA's default first."""
+    profile_s: float
+    measure_s: float
+
+
+def save_interrupted(outcome: Outcome) -> None:
+    """Save the search's best so far, unless it promises nothing or would replace a measured plan."""
+    session, slot, found = outcome.session, outcome.slot, outcome.found
+    goes_on = "this run goes on with XLA's default"
+    if found.prediction.plan_ns >= found.prediction.default_ns:
+        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
+    elif _is_measured(slot):
+        session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
+    elif save(outcome, _searched(outcome.trials)):
+        session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
+
+
+def _is_measured(slot: PlanSlot) -> bool:
+    try:
+        stored = slot.load()
+        plan = None if stored is None else plans.decode(stored.plan_json, str(slot.path))
+    except PlanError:
+        return False
+    return plan is not None and plan.measured is not None and any(c.samples for c in plan.measured.candidates)
+
+
+def _searched(trials: Sequence[Trial]) -> Trial:
+    """The plan that the search itself puts first."""
+    return next(trial for trial in trials if trial.name == PLAN)
+
+
+def save(outcome: Outcome, winner: Trial) -> bool:
+    """Save on rank 0; whether that worked. The other ranks count on this one: it does not raise."""
+    session, slot = outcome.session, outcome.slot
+    try:
+        _write(outcome, winner)
+    except Exception as error:
+        LOGGER.warning("the plan cannot be saved: %s", one_line(error))
+        return False
+    if winner.strategy is None:
+        session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
+    elif winner.times_ns:
+        session.say(
+            "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
+            1 / ratio_to(winner, outcome.trials[0]),
+            shlex.quote(str(slot.path)),
+        )
+    return True
+
+
+def _write(outcome: Outcome, winner: Trial) -> None:
+    step, found, trials = outcome.step, outcome.found, outcome.trials
+    source, facts = step.source, outcome.session.facts
+    strategy = winner.strategy if winner.strategy is not None else read(source)
+    module = winner.module or apply(strategy, winner.source(source))
+    plan = plans.Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=target(source.graph, facts),
+        versions=versions(facts),
+        strategy=strategy,
+        chosen=winner.name,
+        prediction=found.prediction,
+        search=_search_record(outcome.session, found),
+        module_sha256=hashlib.sha256(module).hexdigest(),
+        notes=_notes(step, winner, trials),
+        measured=_measured(outcome),
+        searched=_searched_instead(trials, winner),
+        structure=UNSET if winner.restructured is None else winner.restructured.record,
+        sharding=UNSET if found.sharding is None else found.sharding,
+    )
+    outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
+    save_profile(found.profile, outcome.slot.path / PROFILE_NAME)
+
+
+def save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredStep]) -> None:
+    """Put the measured steps beside the plan. They name its module, so those of another are known as such."""
+    try:
+        digest = hashlib.sha256(winner.module).hexdigest()
+        replace_files(slot.path, {FILE_NAME: encode_timelines(digest, timelines)})
+    except Exception as error:  # as in :func:`save`
+        LOGGER.info("the measured timelines are not kept: %s", one_line(error))
+
+
+def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:
+    """What the search put first, where the measurement chose something else."""
+    own = _searched(trials)
+    if own is winner or own.strategy is None or not own.module:
+        return None
+    return plans.Searched(own.strategy, hashlib.sha256(own.module).hexdigest())
+
+
+def _search_record(session: Session, found: Found) -> plans.SearchRecord:
+    settings = search_settings(session.settings)
+    before = [evaluations for evaluations, _ in found.earlier]
+    counts = (*before, found.result.evaluations)
+    return plans.SearchRecord(
+        method=settings.method,
+        settings={
+            "alpha": settings.alpha, "beta": settings.beta, "seed": settings.seed,
+            "unchanged": settings.unchanged, "seconds": settings.seconds, "finalists": settings.finalists,
+        },
+        evaluations=sum(counts),
+        improvements=tuple((sum(before) + one.evaluation, one.cost_ns) for one in found.result.trace),
+        searches=counts if before else UNSET,
+    )  # fmt: skip
+
+
+def _measured(outcome: Outcome) -> plans.Measured:
+    found = outcome.found
+    seconds = tuple(round(search_s, 3) for search_s in (*(s for _, s in found.earlier), found.search_s))
+    evaluations = found.result.evaluations + sum(count for count, _ in found.earlier)
+    fitted = found.profile.transfers
+    pieces = fitted.pieces if fitted is not None else ()
+    return plans.Measured(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        candidates=tuple(
+            plans.Candidate(
+                name=trial.name,
+                predicted_ns=trial.predicted_ns,
+                median_ns=trial.median_ns,
+                spread_ns=trial.spread_ns,
+                samples=len(trial.times_ns),
+                error=trial.error[:4000],
+            )
+            for trial in outcome.trials
+        ),
+        all_reduce=tuple(plans.Line(p.from_bytes, p.ns_per_byte, p.base_ns) for p in pieces),
+        profile_s=round(outcome.profile_s, 3),
+        search_s=round(sum(seconds), 3),
+        measure_s=round(outcome.measure_s, 3),
+        evaluations_per_s=round(evaluations / max(sum(seconds), 1e-9), 1),
+        searches_s=seconds if found.earlier else UNSET,
+    )
+
+
+def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
+    notes = []
+    if winner.strategy is None:
+        notes.append(
+            "Nothing found beats XLA's default beyond the measurement's noise; this plan is XLA's default."
+        )
+    if winner.restructured is not None:
+        notes.append(f"The plan changes the step's structure: {winner.restructured.record.name}.")
+    if not jaxlink.keeps_donation():
+        notes.append("This version of jax loses buffer donation in a rewritten step.")
+    loops = sum(node.opcode == "while" for node in step.source.graph.nodes)
+    if loops:
+        notes.append(f"{loops} loops stay as XLA compiled them; what runs inside is not part of the plan.")
+    notes += [f"{trial.name} could not be measured: {trial.error}"[:4000] for trial in trials if trial.error]
+    return tuple(notes)
+
+
+def _shown(path: Path) -> str:
+    home = str(Path.home())
+    text = str(path)
+    return "~" + text[len(home) :] if text.startswith(home + "/") else text

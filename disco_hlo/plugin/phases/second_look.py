@@ -1,0 +1,149 @@
+"""Look again at what the search chose: measure the kernels it made up, and search with their times.
+
+A search over estimates ends where they are too low: of all kernels that never ran it takes those that the estimator
+flatters most. On H200 plans took up to 11 % of the step longer than they had been promised to, XLA's own kernels,
+which had been measured, up to 4 % (docs/benchmarks.md). DisCo (section 4.3) leaves it at one estimate. Here the best
+plan's kernels are run under the profiler, as XLA's were before the search, and the search is made once more: now they
+cost what they cost, and what it takes instead has to be better than that by as much as such promises fell short
+(``profiler.promises``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.costing import costs_of
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.profiling import kernel_times
+from disco_hlo.plugin.phases.finding import PLAN, Found, find
+from disco_hlo.plugin.session import Interruption, Session
+from disco_hlo.plugin.step import Step
+from disco_hlo.profiler.costs import Estimator, fused_key
+from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.profiler.promises import Promises
+from disco_hlo.simulator.build import groups_ns
+
+
+def look_again(
+    session: Session,
+    step: Step,
+    xla: Strategy,
+    found: Found | None,
+    slot: PlanSlot,
+    interruption: Interruption,
+    *,
+    search_takes_s: float,
+) -> Found | None:
+    """What a search finds that knows the times of the kernels of ``found``'s best plan; on all ranks at once.
+
+    ``found`` itself, where all of them were known, or they could not be measured. Its plans are among those that the
+    new search ranks.
+
+    Args:
+        found: what the search found; None on ranks other than 0.
+        search_takes_s: how long rank 0 may keep the others waiting.
+
+    Raises:
+        ActivationError: a rank failed in the new search.
+    """
+    raw = None
+    if found is not None and not interruption:
+        best = plans_in(found.trials)[0]
+        lacking = unknown_kernels(step.source.graph, found.profile, best)
+        LOGGER.debug("%d of %d kernels of the plan were never run", lacking, len(best.groups))
+        raw = msgspec.to_builtins(best) if lacking else None
+    told = session.tell(raw, "plan to look at")
+    if told is None:
+        return found
+    times = _measured(session, step, msgspec.convert(told, Strategy), slot, found)
+    if not session.tell(bool(times), "looked at"):
+        return found
+    with session.stage("search again", takes_s=search_takes_s):
+        if found is None or interruption:
+            return found
+        plans = plans_in(found.trials)
+        profile, newly = with_kernels(found.profile, times, step.source.graph, plans[0])
+        promises = profile.promises
+        session.say(
+            "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
+            newly, promises.measured_ns / 1e6, promises.estimated_ns / 1e6,
+        )  # fmt: skip
+        again = find(session, step, xla, profile, interruption, also=plans)
+        return replace(again, earlier=(*found.earlier, (found.result.evaluations, found.search_s)))
+
+
+def plans_in(trials: Iterable[tuple[str, Strategy | None, int]]) -> list[Strategy]:
+    """The search's own plans among what is to be measured (name, strategy, predicted ns), the best first."""
+    return [
+        strategy
+        for name, strategy, _ in trials
+        if strategy is not None and (name == PLAN or name.startswith(f"{PLAN} "))
+    ]
+
+
+def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
+    """How many kernels of ``plan`` no trace has shown."""
+    return sum(fused_key(graph, group) not in profile.ops for group in plan.groups)
+
+
+def with_kernels(
+    profile: Profile, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
+) -> tuple[Profile, int]:
+    """The profile with ``times`` of what it does not know, and of how many kernels of ``plan`` these tell.
+
+    What these kernels were estimated at and what they take is added to its promises.
+    """
+    known = replace(profile, ops={**times, **profile.ops})
+    keys = [fused_key(graph, group) for group in plan.groups]
+    told = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
+    if not told:
+        return known, 0
+    promises = Promises(
+        int(estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)[told].sum()),
+        sum(times[keys[i]].median_ns for i in told),
+    )
+    return replace(known, promises=profile.promises + promises), len(told)
+
+
+def estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+    """Of each group what the search is told, as the simulator asks for it."""
+    return groups_ns(graph, plan, unit_graph(graph, plan), estimator, estimator.nodes_ns(graph))
+
+
+def _measured(
+    session: Session, step: Step, plan: Strategy, slot: PlanSlot, found: Found | None
+) -> Mapping[str, OpTime]:
+    """Times of the plan's kernels, on rank 0; nothing where they could not be measured, and elsewhere."""
+    launch_ns = found.profile.launch_ns if found is not None else 0
+    try:
+        times = kernel_times(session, step.source, plan, launch_ns, slot)
+    except Exception as error:  # the same on every rank, by the stages it goes through
+        session.say("the plan's kernels are not measured: %s", one_line(error))
+        return {}
+    if found is not None:
+        _keep(session, found.profile, times)
+    return times
+
+
+def _keep(session: Session, profile: Profile, times: Mapping[str, OpTime]) -> None:
+    """Add what is new to the store. One that fails is done without: the error would be rank 0's alone, and the
+    others would wait for it."""
+    new = {key: time for key, time in times.items() if key not in profile.ops}
+    with measured_times(session) as store:
+        if store is None or not store.writable:
+            return
+        try:
+            store.add_ops(profile.platform, new)
+        except DiscoError as error:
+            LOGGER.warning("measured times are not kept: %s", one_line(error))

@@ -1,0 +1,245 @@
+"""Search over the step's structure: named schedules of moves, each searched like a step of its own.
+
+It begins where order and buckets end: only if the best plan found leaves communication exposed that lies inside the
+layer is any schedule tried. Each is handed to XLA, predicted with what is known of its ops, the most promising are
+profiled and searched, and those that are predicted to beat the plan are measured with the finalists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, compiles_at_once
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.search.schedule import Scheduled, best_buckets
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.timeline import simulate
+
+EXPOSED_SHARE = 0.03
+"""Share of a step that its communication must leave exposed before any structure is tried."""
+INSIDE_SHARE = 0.02
+"""Share of a step's op time that must lie between transfers; a data-parallel step has none there."""
+MOST_PROFILED = 3
+"""Schedules that are profiled and searched."""
+SEARCH_SHARE = 0.1
+"""Share of the search's time that each of them gets."""
+_TAKES_S = 300.0
+
+
+@dataclass(frozen=True)
+class Best:
+    """What the search over order and buckets found, on rank 0."""
+
+    strategy: Strategy
+    predicted_ns: int
+    profile: Profile
+
+
+def restructured_trials(
+    session: Session, step: Step, slot: PlanSlot, store: ProfileStore | None, best: Best | None
+) -> list[Trial]:
+    """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
+    all go on without."""
+    try:
+        return _trials(session, step, slot, store, best)
+    except Exception as error:
+        session.say("no structure of the step is tried: %s", one_line(error))
+        return []
+
+
+def why_not(graph: Graph, best: Best) -> str:
+    """Why no other structure is tried, as a sentence's end; empty where one is."""
+    costs, machine = costs_of(best.profile, [graph]), machine_of(best.profile)
+    if not machine.asynchronous:
+        return "collectives block here, nothing can hide them"
+    timeline = simulate(build(graph, best.strategy, costs, machine).problem)
+    exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
+    if exposed < EXPOSED_SHARE:
+        return f"the plan leaves {exposed:.1%} of the step to communication alone"
+    inside = inside_share(graph, [int(ns) for ns in costs.nodes_ns(graph)])
+    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1:
+        return f"only {inside:.1%} of the ops' time lies between transfers"
+    return ""
+
+
+def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
+    """Share of the ops' time in ops that wait for one transfer and that another waits for."""
+    after = [False] * len(graph)
+    for node in graph.nodes:
+        after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
+    before = [False] * len(graph)
+    for node in reversed(graph.nodes):
+        users = graph.users[node.id]
+        before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
+    inside = sum(ns for ns, a, b in zip(nodes_ns, after, before, strict=True) if a and b)
+    return inside / max(1, sum(nodes_ns))
+
+
+def _trials(
+    session: Session, step: Step, slot: PlanSlot, store: ProfileStore | None, best: Best | None
+) -> list[Trial]:
+    settings = session.settings
+    if settings.structure == "off":
+        return []
+    with session.stage("structure"):
+        mine = ""
+        if best is not None and settings.forced_structure is None:
+            mine = why_not(step.source.graph, best)
+    reason = session.tell(mine if session.leads else None, "structure")
+    if reason:
+        LOGGER.debug("no structure of the step is tried: %s", reason)
+        return []
+    made = _restructured(session)
+    promising = session.tell(_most_promising(session, made, best), "promising structures")
+    found: dict[str, Scheduled] = {}
+    for name in promising:
+        one = _searched(session, made[name], slot, store)
+        if one is not None:
+            found[name] = one
+    return _told(session, found, made, slot, best)
+
+
+def _restructured(session: Session) -> dict[str, Restructured]:
+    """The step by each schedule that it has the pattern for, the same on all ranks."""
+    with session.stage("schedules", takes_s=_TAKES_S):
+        early = early_module(session.request)
+        schedules = _wanted(session, named_schedules(early)) if session.leads else None
+    fingerprint, schedules = session.tell([early.fingerprint, schedules], "schedules")
+    with session.stage("early module"):
+        if early.fingerprint != fingerprint:
+            raise ProfileError("the ranks compile different early modules")
+    made = _made(session, early, schedules)
+    agreed = {}
+    for name, one in made.items():
+        try:
+            with session.stage(f"structure {name}"):
+                if isinstance(one, Exception):
+                    raise one
+                agreed[name] = one
+        except Exception as error:
+            _say_left_out(session, name, error)
+    return agreed
+
+
+def _say_left_out(session: Session, name: str, error: Exception) -> None:
+    """A schedule that does not work is nothing to the user, unless it is the one asked for."""
+    if name == session.settings.forced_structure:
+        session.say("%s is not tried: %s", name, one_line(error))
+    else:
+        LOGGER.debug("%s: %s", name, one_line(error))
+
+
+def _wanted(session: Session, schedules: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    forced = session.settings.forced_structure
+    if forced is None:
+        return schedules
+    if forced not in schedules:
+        listed = ", ".join(schedules) or "none"
+        LOGGER.warning("DISCO_STRUCTURE is %s; this step has the pattern for %s", forced, listed)
+        return {}
+    return {forced: schedules[forced]}
+
+
+def _made(
+    session: Session, early: Early, schedules: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Restructured | Exception]:
+    def make(name: str) -> Restructured | Exception:
+        try:
+            with jaxlink.ours():
+                return restructured(session.request, early, name, schedules[name])
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(compiles_at_once(session), "disco-structure") as pool:
+        return dict(zip(schedules, pool.map(make, schedules), strict=True))
+
+
+def _most_promising(
+    session: Session, made: Mapping[str, Restructured], best: Best | None
+) -> list[str] | None:
+    """Names of the schedules worth profiling, on rank 0: by what is known of their ops so far."""
+    if not session.leads or best is None:
+        return [] if session.leads else None
+    predicted: dict[str, int] = {}
+    for name, one in made.items():
+        graph = one.source.graph
+        try:
+            costs, machine = costs_of(best.profile, [graph]), machine_of(best.profile)
+            predicted[name] = best_buckets(graph, read(one.source).groups, costs, machine).predicted_ns
+        except Exception as error:
+            _say_left_out(session, name, error)
+    LOGGER.debug("structures as predicted before profiling: %s ns", predicted)
+    return sorted(predicted, key=lambda name: (predicted[name], name))[:MOST_PROFILED]
+
+
+def _searched(
+    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None
+) -> Scheduled | None:
+    """The best plan for a schedule, on rank 0; None elsewhere, and where there is none."""
+    name = one.record.name
+    try:
+        profiled = profile_step(session, one.source, read(one.source), store, slot, restructured=one)
+        with session.stage(f"search of {name}", takes_s=session.settings.budget_s + _TAKES_S):
+            return None if profiled is None else _best_plan(session, one, profiled.profile)
+    except Exception as error:
+        _say_left_out(session, name, error)
+        return None
+
+
+def _best_plan(session: Session, one: Restructured, profile: Profile) -> Scheduled:
+    graph, settings = one.source.graph, session.settings
+    costs, machine, xla = costs_of(profile, [graph]), machine_of(profile), read(one.source)
+    chosen = SearchSettings(
+        alpha=settings.alpha,
+        beta=settings.beta,
+        seed=settings.seed,
+        unchanged=settings.patience,
+        seconds=settings.budget_s * SEARCH_SHARE,
+        finalists=1,
+    )
+    chosen = replace(chosen, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine))
+    result = search(graph, costs, machine, start=searchable(graph, xla), settings=chosen)
+    return ranked(one.source, xla, result, costs, machine)[0]
+
+
+def _told(
+    session: Session,
+    found: Mapping[str, Scheduled],
+    made: Mapping[str, Restructured],
+    slot: PlanSlot,
+    best: Best | None,
+) -> list[Trial]:
+    """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
+    kept = [
+        [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
+        for name, one in found.items()
+        if session.settings.forced_structure or (best is not None and one.predicted_ns < best.predicted_ns)
+    ]
+    trials = []
+    for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):
+        plan = msgspec.convert(strategy, Strategy)
+        trials.append(Trial(name, plan, predicted_ns, marks=slot, restructured=made[name]))
+    if trials:
+        session.say("structures to measure: %s", ", ".join(trial.name for trial in trials))
+    return trials

@@ -1,0 +1,208 @@
+"""Compiles of our own: with a module of ours in the place of XLA's, or ended once XLA's is seen.
+
+(DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.xla import hook
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.hook import OwnCompile
+from disco_hlo.plugin.xla.jaxlink import (
+    EARLY,
+    LATE,
+    CompileOptionValue,
+    CompileRequest,
+    compile_past_cache,
+    register_hook,
+    renamed,
+    unsupported,
+)
+
+_CPU_PASSES_OFF = (
+    "fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"
+    "simplification after layout assignment"
+)
+"""What XLA:CPU does before its early stage, and what there would hide the ops that moves are about. The last must
+go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers are wrong
+(jax 0.10.2 to 0.12: ``einsum("bsd,dthe->btshe", x, w)`` with ``fusion,fusion-wrapper`` off)."""
+_GPU_COMBINERS = (
+    "xla_gpu_all_gather_combine_threshold_bytes",
+    "xla_gpu_all_reduce_combine_threshold_bytes",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes",
+)
+"""XLA:GPU's thresholds up to which it puts parts that shall travel apart together again."""
+
+
+def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
+    """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
+
+    The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
+    depend on the request alone: the number XLA gives each module it compiles is left out.
+
+    Args:
+        structure: what to put in the place of the module that :func:`capture_structure` gives; what XLA makes
+            of that is captured.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        IllegalStrategyError: XLA refused ``structure``.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
+    """
+    own = OwnCompile(stop=True, structure=structure)
+    try:
+        _own_compile(request, own, {})
+    except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart below
+        if own.seen is None and structure is not None and own.seen_early is not None:
+            raise IllegalStrategyError(
+                f"XLA refused the restructured {request.module_name}: {error}"
+            ) from error
+        if own.seen is None:
+            raise
+    if own.seen is None:
+        raise UnsupportedError(_silent_hook(request))
+    _check_early_stage(request, own)
+    return hook.named(hook.without_id(own.seen), request.module_name)
+
+
+def capture_structure(request: CompileRequest) -> bytes:
+    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on.
+
+    A serialized HloModuleProto without a schedule, of one device's part of the program (after sharding). The
+    compile is ended there.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
+    """
+    own = OwnCompile(stop_early=True)
+    try:
+        _own_compile(request, own, {})
+    except Exception:  # as in :func:`capture`
+        if own.seen_early is None:
+            raise
+    if own.seen_early is None:
+        raise UnsupportedError(_silent_hook(request))
+    return hook.named(hook.without_id(own.seen_early), request.module_name)
+
+
+def compile_module(
+    request: CompileRequest,
+    module: bytes | None,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+    structure: bytes | None = None,
+) -> LoadedExecutable:
+    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own.
+
+    ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
+    ``extra_options`` are debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
+    ``structure`` takes the place of the early module, as in :func:`capture`.
+
+    Raises:
+        UnsupportedError: the hook was not called.
+        IllegalStrategyError: XLA refused ``module`` or ``structure``.
+        jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
+    """
+    if module is None and structure is None:
+        with hook.ordinary_compile(request.module_name):
+            return compile_past_cache(request, request.mlir_module, extra_options or {})
+    return _compiled(request, OwnCompile(replacement=module, structure=structure), extra_options)
+
+
+def compile_seen(
+    request: CompileRequest,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+    structure: bytes | None = None,
+) -> tuple[LoadedExecutable, bytes]:
+    """Compile the request past the persistent cache as XLA would, and capture what it runs on the way.
+
+    Returns:
+        The executable, and what :func:`capture` gives.
+
+    Raises:
+        As :func:`compile_module`.
+    """
+    own = OwnCompile(structure=structure)
+    executable = _compiled(request, own, extra_options)
+    assert own.seen is not None
+    return executable, hook.named(hook.without_id(own.seen), request.module_name)
+
+
+def _compiled(
+    request: CompileRequest, own: OwnCompile, extra_options: Mapping[str, CompileOptionValue] | None
+) -> LoadedExecutable:
+    try:
+        executable = _own_compile(request, own, extra_options or {})
+    except Exception as error:
+        if own.seen is None and own.seen_early is None:
+            raise
+        raise IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}") from error
+    if own.seen is None:
+        raise UnsupportedError(_silent_hook(request))
+    _check_early_stage(request, own)
+    return executable
+
+
+def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:
+    if own.structure is not None and own.seen_early is None:
+        raise UnsupportedError(_silent_hook(request))
+
+
+def _own_compile(
+    request: CompileRequest, own: OwnCompile, extra: Mapping[str, CompileOptionValue]
+) -> LoadedExecutable:
+    """Compile the request's module under a name that the hook knows as ours."""
+    register_hook(request.backend, LATE)
+    if own.structure is not None or own.stop_early:
+        register_hook(request.backend, EARLY)
+        extra = _early_options(request, extra)
+    with hook.own_compile(request.module_name, own) as name:
+        module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
+        try:
+            return compile_past_cache(request, module, extra)
+        except Exception:  # Ctrl-C inside the hook reaches us as an XLA error
+            if own.interrupt is not None:
+                raise own.interrupt from None
+            raise
+
+
+def _early_options(
+    request: CompileRequest, extra: Mapping[str, CompileOptionValue]
+) -> Mapping[str, CompileOptionValue]:
+    """``extra`` for a compile with an early stage: what would undo or hide moves is off.
+
+    What the user said of this very step (``compiler_options``) holds. Of what ``XLA_FLAGS`` say of all steps the
+    passes that are off stay off; the thresholds of the combiners, chosen for XLA's plan, not for this one, do not hold.
+    """
+    users = dict(request.options.env_option_overrides)
+    if request.backend.platform != "cpu":
+        off = tuple(name for name in _GPU_COMBINERS if name not in users)
+        if request.backend.process_index() == 0:
+            _say_what_does_not_hold(off)
+        return {**dict.fromkeys(off, 0), **extra}
+    option = "xla_disable_hlo_passes"
+    flags = getattr(request.options.executable_build_options.debug_options, option, "")  # XLA_FLAGS
+    named_already = [str(one) for one in (flags, users.get(option), extra.get(option)) if one]
+    return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
+
+
+@functools.cache
+def _say_what_does_not_hold(options: tuple[str, ...]) -> None:
+    """Say once a process which of these, turned off here, ``XLA_FLAGS`` set."""
+    flags = {flag.lstrip("-").partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    overruled = [option for option in options if option in flags]
+    if overruled:
+        LOGGER.info(
+            "a step whose structure is changed is compiled without %s of XLA_FLAGS: the plan decides",
+            ", ".join(overruled),
+        )
+
+
+def _silent_hook(request: CompileRequest) -> str:
+    return unsupported(f"XLA did not call the HLO hook while compiling {request.module_name}")

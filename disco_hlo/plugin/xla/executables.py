@@ -1,0 +1,99 @@
+"""Executables that XLA loaded: what they run, what they take, how they are run.
+
+With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jaxlib's private names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.errors import UnsupportedError
+
+LoadedExecutable = Any
+"""``jaxlib`` loaded executable; jaxlib ships no types for it."""
+
+
+def read_executable(executable: LoadedExecutable) -> bytes:
+    """The module an executable runs, as a serialized HloModuleProto, after everything XLA did to it.
+
+    Raises:
+        UnsupportedError: the executable holds no HLO (some deserialized ones do not) or several modules.
+    """
+    modules = executable.hlo_modules()
+    if len(modules) != 1:
+        raise UnsupportedError(f"expected an executable with one HLO module, found {len(modules)}")
+    return bytes(modules[0].as_serialized_hlo_module_proto())
+
+
+def module_text(module: bytes) -> str:
+    """A serialized HloModuleProto as text, for people (large constants are left out)."""
+    from jaxlib import _hlo
+
+    return str(_hlo.HloModule.from_serialized_hlo_module_proto(module).to_string())
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An entry parameter of a compiled module, as one device holds it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharded: bool
+    """Each device holds other values; where false, some hold copies and all must agree."""
+
+
+def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
+    """The entry parameters of ``executable`` with their per-device shapes.
+
+    Raises:
+        UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
+    """
+    import jaxlib._hlo as _hlo
+
+    shapes = _hlo.XlaComputation(read_executable(executable)).program_shape().parameter_shapes()
+    shardings = executable.get_parameter_shardings() or [None] * len(shapes)
+    return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
+
+
+def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
+    import jaxlib._hlo as _hlo
+
+    if not _is_plain_array(shape):
+        raise UnsupportedError(f"parameter {index} is {shape}: expected a row-major array in device memory")
+    sharded = False
+    if sharding is not None:
+        hlo = _hlo.HloSharding.from_proto(sharding)
+        sharded = hlo.is_tiled() and not hlo.replicate_on_last_tile_dim() and not hlo.subgroup_types()
+    return Parameter(tuple(shape.dimensions()), np.dtype(shape.numpy_dtype()), sharded)
+
+
+def _is_plain_array(shape: Any) -> bool:
+    if not shape.is_array():
+        return False
+    row_major = tuple(reversed(range(len(shape.dimensions()))))
+    return tuple(shape.layout().minor_to_major()) == row_major and "S(" not in str(shape.layout())
+
+
+def execute(executable: LoadedExecutable, arguments: Sequence[Any]) -> Any:
+    """Start ``executable`` on its local devices; :func:`wait` and :func:`result_arrays` take the result."""
+    return executable.execute_sharded(arguments, with_tokens=True)
+
+
+def wait(result: Any) -> None:
+    """Block until the execution has ended on every local device."""
+    token_of(result).block_until_ready()
+
+
+def token_of(result: Any) -> Any:
+    """What is ready when the execution has ended; unlike ``result`` it does not keep the outputs alive."""
+    return result.consume_token()
+
+
+def result_arrays(result: Any) -> list[list[Any]]:
+    """Outputs of an execution as single-device arrays: ``[output][local device]``."""
+    arrays: list[list[Any]] = result.disassemble_into_single_device_arrays()
+    return arrays

@@ -1,0 +1,298 @@
+"""Where the plugin meets JAX: the one file that touches private jax names.
+
+Three things of stock JAX are used, without a fork:
+
+* ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
+  through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler.
+* the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
+  replace it. It does nothing except during a compile of ours (``compiles``). Where the structure of a step is to
+  change, it is also registered at stage PRE_SCHEDULER: on GPU after sharding and before layouts and fusion, on CPU
+  after the last pass, so that there the fusing and combining passes are off for such compiles alone.
+* ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows
+  nothing of hooks.
+
+(DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import io
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import hook
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+
+Handler = Callable[["CompileRequest"], LoadedExecutable | None]
+CompileOptionValue = str | bool | int | float
+
+_HOOK_NAME = "disco-hlo"
+_WRAPPED = "_disco_hlo_original"
+_REQUEST_ARGUMENTS = (
+    "backend",
+    "computation",
+    "devices",
+    "compile_options",
+    "host_callbacks",
+    "executable_devices",
+)
+EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
+"""Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
+_registering = threading.Lock()
+_registered: set[tuple[str, str]] = set()
+_COMPILE_ARGUMENTS = ("backend", "module", "executable_devices", "options", "host_callbacks")
+
+
+@dataclass(eq=False)
+class CompileRequest:
+    """One compile that JAX asked for: what it would compile, on which devices, and how."""
+
+    module_name: str
+    """Name of the module, for instance ``jit_train_step``."""
+    backend: Any
+    """The PJRT client."""
+    mlir_module: Any
+    """The StableHLO module. Never changed."""
+    devices: tuple[Any, ...]
+    """Every device the module runs on, in partition order, those of other processes included."""
+    options: Any
+    """jaxlib CompileOptions. Never changed; copies are."""
+    host_callbacks: Sequence[Any]
+    executable_devices: Any
+    """jaxlib DeviceList."""
+    _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
+    _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
+
+    @functools.cached_property
+    def stablehlo(self) -> bytes:
+        """``mlir_module`` as MLIR bytecode."""
+        written = io.BytesIO()
+        self.mlir_module.operation.write_bytecode(written)
+        return written.getvalue()
+
+    @property
+    def local_devices(self) -> tuple[Any, ...]:
+        """The devices of this process, in partition order."""
+        here = self.backend.process_index()
+        return tuple(device for device in self.devices if device.process_index == here)
+
+    @property
+    def process_indices(self) -> tuple[int, ...]:
+        """Process indices that take part, ascending."""
+        return tuple(sorted({device.process_index for device in self.devices}))
+
+    def call_default(self) -> LoadedExecutable:
+        """Compile as JAX would without us, persistent cache included. Later calls return the same."""
+        if self._default is None:
+            with hook.ordinary_compile(self.module_name):
+                self._default = self._compile_default()
+        return self._default
+
+
+# --- interception ---------------------------------------------------------------------------------
+
+
+class _Ours(threading.local):
+    depth = 0
+
+
+_ours = _Ours()
+
+
+@contextlib.contextmanager
+def ours() -> Iterator[None]:
+    """Mark what this thread compiles as the plugin's own, so that it is not intercepted.
+
+    The handler's thread is marked already; a thread that the handler starts must mark itself.
+    """
+    _ours.depth += 1
+    try:
+        yield
+    finally:
+        _ours.depth -= 1
+
+
+def install(handler: Handler) -> None:
+    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default.
+
+    An exception of the handler is logged and the default compiled. Installing again replaces the handler.
+
+    Raises:
+        UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
+    """
+    compiler = compiler_module()
+    _hook_extension()
+    uninstall()
+    original = compiler.compile_or_get_cached
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_or_get_cached(*args: Any, **kwargs: Any) -> LoadedExecutable:
+        if _ours.depth:
+            return original(*args, **kwargs)
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+            request = _request(arguments, lambda: original(*args, **kwargs))
+        except Exception as error:  # a compile that we do not understand is JAX's alone
+            LOGGER.warning("a module runs as XLA compiles it: %s", one_line(error))
+            return original(*args, **kwargs)
+        executable = _ask(handler, request)
+        return request.call_default() if executable is None else executable
+
+    setattr(compile_or_get_cached, _WRAPPED, original)
+    compiler.compile_or_get_cached = compile_or_get_cached
+
+
+def uninstall() -> None:
+    """Give JAX its own compile function back. Does nothing if it was not wrapped."""
+    compiler = compiler_module()
+    compiler.compile_or_get_cached = getattr(
+        compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
+    )
+
+
+def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
+    try:
+        with ours():
+            return handler(request)
+    except Exception as error:  # no failure of ours may stop the training
+        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True)
+        return None
+
+
+def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedExecutable]) -> CompileRequest:
+    module = arguments["computation"]
+    return CompileRequest(
+        module_name=str(module.operation.attributes["sym_name"].value),
+        backend=arguments["backend"],
+        mlir_module=module,
+        devices=tuple(np.asarray(arguments["devices"]).flatten()),
+        options=arguments["compile_options"],
+        host_callbacks=arguments["host_callbacks"],
+        executable_devices=arguments["executable_devices"],
+        _compile_default=compile_default,
+    )
+
+
+def compiler_module() -> Any:
+    """jax's own module of compile functions. Raises :class:`UnsupportedError` where they are not those known here."""
+    from jax._src import compiler
+
+    expected = {"compile_or_get_cached": _REQUEST_ARGUMENTS, "backend_compile_and_load": _COMPILE_ARGUMENTS}
+    for name, wanted in expected.items():
+        function = getattr(compiler, name, None)
+        if function is None:
+            raise UnsupportedError(unsupported(f"jax._src.compiler.{name} is missing"))
+        missing = set(wanted) - set(inspect.signature(function).parameters)
+        if missing:
+            lacking = ", ".join(sorted(missing))
+            raise UnsupportedError(unsupported(f"jax._src.compiler.{name} takes no {lacking}"))
+    return compiler
+
+
+def unsupported(what: str) -> str:
+    """What an error says of a jax that lacks ``what``."""
+    import jax
+
+    return f"jax {jax.__version__} is not supported: {what}; use jax 0.10.2 to 0.12"
+
+
+# --- the HLO hook ---------------------------------------------------------------------------------
+
+
+def _hook_extension() -> Any:
+    try:
+        import jax.extend.xla as extension
+    except ImportError as error:
+        raise UnsupportedError(unsupported("jax.extend.xla is missing")) from error
+    if not hasattr(extension, "register_hlo_module_transformation"):
+        raise UnsupportedError(unsupported("jax.extend.xla.register_hlo_module_transformation is missing"))
+    return extension
+
+
+def register_hook(backend: Any, stage_name: str) -> None:
+    """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
+    platform = "cuda" if backend.platform == "gpu" else backend.platform
+    with _registering:
+        if (platform, stage_name) in _registered:
+            return
+        if platform not in ("cpu", "cuda"):
+            raise UnsupportedError(f"platform {platform} is not supported: expected cpu or cuda")
+        extension = _hook_extension()
+        stage = extension.PipelineStage[stage_name]
+        callback = hook.on_module if stage_name == LATE else hook.on_early_module
+        # Each stage has a name of its own: early versions of the hook keep one callback per name.
+        name = _HOOK_NAME if stage_name == LATE else f"{_HOOK_NAME}-structure"
+        if platform == "cuda" and _jax_version() < (0, 11):
+            import jaxlib._xla as _xla
+
+            _xla.register_xla_transform_c_api(backend, name, stage.value, callback)
+        else:
+            extension.register_hlo_module_transformation(callback, name=name, stage=stage, platforms=platform)
+        _registered.add((platform, stage_name))
+
+
+# --- a compile past the cache ---------------------------------------------------------------------
+
+
+def compile_past_cache(
+    request: CompileRequest, module: Any, extra: Mapping[str, CompileOptionValue]
+) -> LoadedExecutable:
+    """Compile ``module`` as the request would be, with debug options for this compile alone."""
+    compiler = compiler_module()
+    options = copy.deepcopy(request.options)
+    options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
+    with ours():
+        return compiler.backend_compile_and_load(
+            backend=request.backend,
+            module=module,
+            executable_devices=request.executable_devices,
+            options=options,
+            host_callbacks=request.host_callbacks,
+        )
+
+
+def renamed(stablehlo: bytes, name: str) -> Any:
+    """A copy of a module, in an MLIR context of its own: several threads may compile theirs at once."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    with mlir.make_ir_context() as context:
+        module = ir.Module.parse(stablehlo, context=context)
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    return module
+
+
+# --- what this jax does ------------------------------------------------------------------------------
+
+
+def keeps_donation() -> bool:
+    """Whether a module that the hook replaces keeps its donated arguments (jax 0.11 and later)."""
+    return _jax_version() >= (0, 11)
+
+
+def _jax_version() -> tuple[int, ...]:
+    import jax
+
+    return tuple(jax.__version_info__)
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+def distributed_job() -> tuple[Any, str] | None:
+    """Client and coordinator address of the ``jax.distributed`` job, or None where there is none."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return None if state.client is None else (state.client, str(state.coordinator_address))

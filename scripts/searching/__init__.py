@@ -1,0 +1,1 @@
+"""What the search is measured by: the steps, the runs, and the record of what they gave."""

@@ -1,0 +1,1 @@
+"""The step and the strategy as flat arrays that compiled code changes in place, and can change back."""

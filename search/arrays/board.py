@@ -1,0 +1,382 @@
+"""The strategy being searched, as arrays that compiled code changes in place and can change back.
+
+Every write goes through :func:`put`, which logs what stood there before; so a move that turns out to
+be illegal, and a candidate that was only looked at, are undone in the time they took
+(:func:`roll_back`), and a state is copied in one piece.
+
+Throughout the compiled files ``g``, ``s`` and ``w`` are the views of the graph, the state and the
+working space (``views``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
+from disco_hlo.search.arrays.rng import mix
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import address_of, pointer_to
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import inner
+
+MAXIMUM_MEMBERS: Final = 512
+"""Most nodes in one unit. It bounds what one move writes."""
+VERDICTS: Final = 1 << 15
+"""Kernels whose legality is remembered; a power of two."""
+REFUSALS: Final = 1 << 16
+"""Proposals whose refusal is remembered; a power of two."""
+PRODUCERS: Final = 1 << 17
+"""How many producers of units are kept between draws; a power of two."""
+_MOVE_WORDS: Final = 1 << 19
+_NODE_WORDS: Final = 64
+"""Room in the log: for one move among units of that size, and for moving every unit in the order."""
+
+
+class State(NamedTuple):
+    """A strategy on a step."""
+
+    word: NDArray[np.int64]
+    """``[STATE_ROWS, nodes]``; see ``layout``."""
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """``[nodes, TIME_COLUMNS]``"""
+        return self.word[at.TIMES :].reshape(-1, at.TIME_COLUMNS)
+
+
+class Scratch(NamedTuple):
+    """Working space of one search thread."""
+
+    row: NDArray[np.int64]
+    """``[SCRATCH_ROWS, nodes]``; see ``layout``."""
+    number: NDArray[np.int64]
+    """``[NUMBERS]``"""
+    log: NDArray[np.int64]
+    """Pairs of an address and what stood there."""
+    changed: NDArray[np.int64]
+    """Nodes whose units may have other members or results than when they were last looked at."""
+    verdict: NDArray[np.int64]
+    """``[2 * VERDICTS]``: digests of kernels and why each may not stand, as far as nothing pushed them out."""
+    keyed: NDArray[np.int64]
+    """``[2 * VERDICTS]``: digests of kernels and the keys of their prices, as far as nothing pushed them out."""
+    refused: NDArray[np.int64]
+    """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
+    producer: NDArray[np.int64]
+    """``[PRODUCERS]``: for units that were drawn, what each may be fused with, as far as nothing pushed it out
+    (``producers``)."""
+
+
+def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
+    """Working space for states of ``step``; without ``logs`` only for reading them."""
+    width = _width(step)
+    if not logs:
+        rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
+        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *6 * (nothing,))
+    return Scratch(
+        np.zeros((at.SCRATCH_ROWS, width), np.int64),
+        np.zeros(at.NUMBERS, np.int64),
+        np.empty(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),  # written before it is read
+        np.empty(_NODE_WORDS * width + 4096, np.int64),
+        np.zeros(2 * VERDICTS, np.int64),
+        np.zeros(2 * VERDICTS, np.int64),
+        np.zeros(REFUSALS, np.int64),
+        np.zeros(PRODUCERS, np.int64),
+    )
+
+
+def empty_state(step: Step, copies: int = 0) -> State:
+    """A state of the right size without any unit, with room for ``copies`` duplicates and more."""
+    width = _width(step) + copies
+    word = np.full((at.STATE_ROWS, width), -1, np.int64)
+    word[at.COUNT] = word[at.TOTAL] = word[at.DIGEST] = word[at.WAITS] = 0
+    word[at.NEXT_OF_UNIT, :-1] = np.arange(1, width)
+    return State(word)
+
+
+def copy_state(state: State) -> State:
+    """An independent copy."""
+    return State(state.word.copy())
+
+
+def _width(step: Step) -> int:
+    return max(int(step.node.shape[1]) - 1, at.TOTALS)
+
+
+@inner
+def put(w: Any, row: Any, x: Any, value: Any) -> None:
+    """Write ``row[x]`` and log what stood there."""
+    entry = 2 * w.number[at.LOGGED]
+    w.log[entry] = address_of(row) + 8 * x
+    w.log[entry + 1] = row[x]
+    w.number[at.LOGGED] += 1
+    row[x] = value
+
+
+@inner
+def roll_back(w: Any, mark: Any) -> None:
+    """Undo all writes since the log had ``mark`` entries."""
+    for entry in range(w.number[at.LOGGED] - 1, mark - 1, -1):
+        pointer_to(w.log[2 * entry])[0] = w.log[2 * entry + 1]
+    w.number[at.LOGGED] = mark
+
+
+@inner
+def has_room(g: Any, w: Any) -> Any:
+    """Whether the working space can take another move, however large. Otherwise it is refused."""
+    words = w.number[at.LOGGED] + 16 * g.nodes
+    changes = w.number[at.CHANGES] + 16 * g.nodes
+    return words < _NODE_WORDS * g.nodes and changes < _NODE_WORDS * g.nodes
+
+
+@inner
+def fresh_stamp(w: Any) -> Any:
+    """A number that no mark holds yet."""
+    w.number[at.STAMP] += 1
+    return w.number[at.STAMP]
+
+
+@inner
+def note_change(w: Any, node: Any) -> None:
+    """Remember that the unit that owns ``node`` must be looked at again."""
+    w.changed[w.number[at.CHANGES]] = node
+    w.number[at.CHANGES] += 1
+
+
+@inner
+def retire(s: Any, w: Any, unit: Any) -> None:
+    """Take a unit out of the totals: it is no more, or no longer what it was."""
+    if s.digest[unit] != 0:
+        _count(s, w, unit, -1)
+        put(w, s.digest, unit, 0)
+
+
+@inner
+def enlist(s: Any, w: Any, unit: Any, digest: Any) -> None:
+    """Count a unit, whose times are filled in, in the totals."""
+    put(w, s.digest, unit, digest)
+    _count(s, w, unit, 1)
+
+
+@inner
+def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
+    share = np.int64(mix(np.uint64(s.digest[unit])))
+    put(w, s.total, at.DIGEST_SUM, s.total[at.DIGEST_SUM] + sign * share)
+    first = at.TIME_COLUMNS * unit
+    compute_ns = max(0, s.time_ns[first + at.PACK]) + max(0, s.time_ns[first + at.UNPACK])
+    if s.time_ns[first + at.ON_CHANNEL]:
+        put(w, s.total, at.TRANSFER_NS, s.total[at.TRANSFER_NS] + sign * s.time_ns[first + at.MAIN])
+    else:
+        compute_ns += s.time_ns[first + at.MAIN]
+    put(w, s.total, at.COMPUTE_NS, s.total[at.COMPUTE_NS] + sign * compute_ns)
+
+
+@inner
+def holds_copy(s: Any, unit: Any, node: Any) -> Any:
+    """Whether ``unit`` recomputes ``node`` that another owns; looked for in the shorter of both lists."""
+    of_node, of_unit = s.copiers[node], s.copies[unit]
+    while of_node != -1 and of_unit != -1:
+        if s.cell_unit[of_node] == unit or s.cell_node[of_unit] == node:
+            return True
+        of_node, of_unit = s.next_of_node[of_node], s.next_of_unit[of_unit]
+    return False
+
+
+@inner
+def computes(s: Any, unit: Any, node: Any) -> Any:
+    """Whether ``unit`` owns ``node`` or recomputes it."""
+    return s.owner[node] == unit or holds_copy(s, unit, node)
+
+
+@inner
+def link(s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Make one unit of two and return its head; it stands at the place of ``b``, if that has one."""
+    place_a, place_b = s.place[a], s.place[b]
+    retire(s, w, a)
+    retire(s, w, b)
+    head, other = min(a, b), max(a, b)
+    put(w, s.computed, head, s.computed[a] + s.computed[b] - NOTHING)
+    put(w, s.returned, head, s.returned[a] + s.returned[b])
+    x = other
+    while x != -1:
+        put(w, s.owner, x, head)
+        x = s.next[x]
+    _merge_nodes(s, w, head, other)
+    put(w, s.count, head, s.count[head] + s.count[other])
+    put(w, s.count, other, 0)
+    _merge_copies(s, w, head, other)
+    if place_a != -1:
+        put(w, s.order, place_a, -1)
+        put(w, s.total, at.UNITS, s.total[at.UNITS] - 1)
+    put(w, s.place, other, -1)
+    put(w, s.place, head, place_b)
+    if place_b != -1:
+        put(w, s.order, place_b, head)
+    note_change(w, head)
+    return head
+
+
+@inner
+def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
+    tail, left, right = head, s.next[head], other
+    while right != -1:
+        if left != -1 and left < right:
+            tail, left = left, s.next[left]
+            continue
+        following = s.next[right]
+        put(w, s.next, tail, right)
+        put(w, s.next, right, left)
+        tail, right = right, following
+
+
+@inner
+def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
+    """Give ``head`` the duplicates of ``other``, then drop those that the unit owns itself."""
+    cell = s.copies[other]
+    before, after = -1, s.copies[head]
+    put(w, s.copies, other, -1)
+    while cell != -1:
+        following, node = s.next_of_unit[cell], s.cell_node[cell]
+        while after != -1 and s.cell_node[after] < node:
+            before, after = after, s.next_of_unit[after]
+        if s.owner[node] == head or (after != -1 and s.cell_node[after] == node):
+            note_change(w, node)
+            put(w, s.computed, head, s.computed[head] - copy_share(node))
+            _unlink_from_node(s, w, cell)
+            _free_cell(s, w, cell)
+        else:
+            put(w, s.cell_unit, cell, head)
+            put(w, s.next_of_unit, cell, after)
+            if before == -1:
+                put(w, s.copies, head, cell)
+            else:
+                put(w, s.next_of_unit, before, cell)
+            before = cell
+        cell = following
+    cell = s.copies[head]
+    while cell != -1:
+        following = s.next_of_unit[cell]
+        if s.owner[s.cell_node[cell]] == head:
+            remove_copy(s, w, head, s.cell_node[cell])
+        cell = following
+
+
+@inner
+def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
+    node = s.cell_node[cell]
+    after = s.next_of_node[cell]
+    if s.copiers[node] == cell:
+        put(w, s.copiers, node, after)
+        return
+    before = s.copiers[node]
+    while s.next_of_node[before] != cell:
+        before = s.next_of_node[before]
+    put(w, s.next_of_node, before, after)
+
+
+@inner
+def _free_cell(s: Any, w: Any, cell: Any) -> None:
+    put(w, s.cell_node, cell, -1)
+    put(w, s.cell_unit, cell, -1)
+    put(w, s.next_of_node, cell, -1)
+    put(w, s.next_of_unit, cell, s.total[at.FREE_CELL])
+    put(w, s.total, at.FREE_CELL, cell)
+
+
+@inner
+def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
+    """Let ``unit`` recompute nodes, ascending; False where there is no room left for so many duplicates.
+
+    Follow it up with ``upkeep.adopt_orphans``: their owners may have lost the last readers.
+    """
+    computed = s.computed[unit]
+    before, after = -1, s.copies[unit]
+    for i in range(count):
+        cell, node = s.total[at.FREE_CELL], nodes[i]
+        if cell == -1:
+            return False
+        put(w, s.total, at.FREE_CELL, s.next_of_unit[cell])
+        put(w, s.cell_node, cell, node)
+        put(w, s.cell_unit, cell, unit)
+        put(w, s.next_of_node, cell, s.copiers[node])
+        put(w, s.copiers, node, cell)
+        while after != -1 and s.cell_node[after] < node:
+            before, after = after, s.next_of_unit[after]
+        put(w, s.next_of_unit, cell, after)
+        if before == -1:
+            put(w, s.copies, unit, cell)
+        else:
+            put(w, s.next_of_unit, before, cell)
+        before = cell
+        computed += copy_share(node)
+    put(w, s.computed, unit, computed)
+    note_change(w, unit)
+    return True
+
+
+@inner
+def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
+    """Let ``unit`` no longer recompute ``node``."""
+    before, cell = -1, s.copies[unit]
+    while s.cell_node[cell] != node:
+        before, cell = cell, s.next_of_unit[cell]
+    after = s.next_of_unit[cell]
+    if before == -1:
+        put(w, s.copies, unit, after)
+    else:
+        put(w, s.next_of_unit, before, after)
+    _unlink_from_node(s, w, cell)
+    _free_cell(s, w, cell)
+    put(w, s.computed, unit, s.computed[unit] - copy_share(node))
+    note_change(w, unit)
+    note_change(w, node)
+
+
+@inner
+def take_out(s: Any, w: Any, node: Any) -> Any:
+    """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
+    unit, after = s.owner[node], s.next[node]
+    computed = s.computed[unit] - owned_share(node)
+    own = result_share(node) if s.leaves[node] else np.int64(0)
+    returned = s.returned[unit] - own
+    put(w, s.next, node, -1)
+    if unit == node:
+        rest = after
+        _rename(s, w, node, rest)
+    else:
+        rest, before = unit, unit
+        while s.next[before] != node:
+            before = s.next[before]
+        put(w, s.next, before, after)
+        put(w, s.count, unit, s.count[unit] - 1)
+        put(w, s.owner, node, node)
+    put(w, s.count, node, 1)
+    put(w, s.computed, node, NOTHING + owned_share(node))
+    put(w, s.returned, node, own)
+    put(w, s.computed, rest, computed)
+    put(w, s.returned, rest, returned)
+    put(w, s.place, node, -1)
+    note_change(w, node)
+    note_change(w, rest)
+    return rest
+
+
+@inner
+def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
+    """Hand everything a unit goes by from its old head, which has left it, to the new one."""
+    retire(s, w, old)
+    x = new
+    while x != -1:
+        put(w, s.owner, x, new)
+        x = s.next[x]
+    put(w, s.count, new, s.count[old] - 1)
+    put(w, s.place, new, s.place[old])
+    put(w, s.order, s.place[old], new)
+    cell = s.copies[old]
+    put(w, s.copies, new, cell)
+    put(w, s.copies, old, -1)
+    while cell != -1:
+        put(w, s.cell_unit, cell, new)
+        cell = s.next_of_unit[cell]

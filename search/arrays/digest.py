@@ -1,0 +1,71 @@
+"""Hashes of units: each is a sum of what its nodes add, so that it follows a change in one addition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import numpy as np
+from disco_hlo.search.arrays.rng import mix
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
+from disco_hlo.hlo.flat_graph import flat_lists
+
+_OWNED: Final = 1
+_COPY: Final = 2
+_RESULT: Final = 3
+NOTHING: Final = 1
+"""The hash of what a unit without any node computes."""
+
+
+@compiled
+def _share(x: Any, role: Any) -> Any:
+    return np.int64(mix(np.uint64(8 * x + role)))
+
+
+@inner
+def owned_share(x: Any) -> Any:
+    """What owning ``x`` adds to the hash of what a unit computes (row ``COMPUTED``)."""
+    return _share(x, _OWNED)
+
+
+@inner
+def copy_share(x: Any) -> Any:
+    """What recomputing ``x`` adds to it."""
+    return _share(x, _COPY)
+
+
+@inner
+def result_share(x: Any) -> Any:
+    """What returning ``x`` adds to the hash of what a unit returns (row ``RETURNED_SUM``)."""
+    return _share(x, _RESULT)
+
+
+def signature_digests(units: Collection[tuple[Sequence[int], Sequence[int]]]) -> NDArray[np.int64]:
+    """The hashes of what units that own and duplicate these nodes compute."""
+    flat = *flat_lists([owned for owned, _ in units]), *flat_lists([copies for _, copies in units])
+    found: NDArray[np.int64] = _digests_of(*flat)
+    return found
+
+
+@compiled
+def _digests_of(owned_at: Any, owned: Any, copy_at: Any, copies: Any) -> Any:
+    found = np.full(owned_at.size - 1, NOTHING)
+    for i in range(found.size):
+        for x in owned[owned_at[i] : owned_at[i + 1]]:
+            found[i] += owned_share(x)
+        for x in copies[copy_at[i] : copy_at[i + 1]]:
+            found[i] += copy_share(x)
+    return found
+
+
+@inner
+def special_slot(g: Any, computed: Any) -> Any:
+    """Where ``Step.special`` has a kernel that computes this, -1 where it has none."""
+    slot = computed & g.special_mask
+    while g.special[3 * slot] != computed:
+        if g.special[3 * slot] == 0:
+            return -1
+        slot = (slot + 1) & g.special_mask
+    return slot

@@ -1,0 +1,352 @@
+"""The graph as the compiled search reads it: flat arrays, built once per search.
+
+Free nodes disappear here: a node's *sources* are the executing nodes whose values it reads through
+any tuples and bitcasts between. Parameters and constants are there from the start and are nobody's
+source. Bitcasts are no units and belong to no group in the search; a group that holds both ends of
+one takes it along (see ``state.to_strategy``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.rng import mixed
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo import gpu_facts as fact
+from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
+from disco_hlo.hlo.gpu_facts import gpu_facts
+from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.legality import LIMITS, is_joinable, keeps_own_buffer
+from disco_hlo.hlo.opcodes import ELEMENTWISE
+
+UNSUPPORTED = ("stochastic-convert",)
+"""Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
+MAXIMUM_NODES = (1 << 24) - 2
+"""Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
+_FEW: Final = 32
+_NEVER_JOINS = 1 << 20
+"""Beside the bits of ``FLAGS``: no kernel may hold ops of this key."""
+_JOINS = 1 << 21
+"""A kernel may hold ops of this key, unless something else forbids it."""
+_ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
+_FLAG_OF_OPCODE = {
+    **dict.fromkeys(ELEMENTWISE, at.ELEMENTWISE),
+    **dict.fromkeys(("concatenate", "reduce-window", "gather"), at.SINGLE_RESULT),
+    "bitcast": at.BITCAST,
+    "reduce": at.REDUCE,
+}
+
+
+class Step(NamedTuple):
+    """One training step, read only. See ``layout`` for the rows."""
+
+    node: NDArray[np.int64]
+    """``[NODE_ROWS, nodes + 1]``"""
+    edge: NDArray[np.int64]
+    """All adjacency lists, one after the other."""
+    special: NDArray[np.int64]
+    """``[slots, 3]``, slots a power of two: kernels that stand as they are whatever the rules say, by
+    the hash of what they compute (0: empty slot), as long as what they return has this one; last column: 1
+    where they may not stand with other results even if the rules allow it (Triton's tiles)."""
+    limits: NDArray[np.int64]
+    """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's
+    rules hold; how many kernels in ``special`` are larger than any other may be, and how many ops each owns."""
+
+
+def build_step(graph: Graph) -> Step:
+    """Flat arrays of ``graph``; :class:`DiscoError` where it has more nodes than the search can number."""
+    count = len(graph)
+    if count > MAXIMUM_NODES:
+        raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
+    flat = flat_graph(graph)
+    active = np.isin(flat.kind, _ACTIVE)
+    sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
+    earlier = _earlier(graph)
+    node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
+    edges: list[NDArray[np.int64]] = []
+    placed = 0
+    for row, (begin, items) in (
+        (at.OPERANDS_AT, (flat.operand_at, flat.operand)),
+        (at.SOURCES_AT, sources),
+        (at.READERS_AT, _reversed(*sources)),
+        (at.EARLIER_AT, earlier),
+        (at.LATER_AT, _reversed(*earlier)),
+        (at.BUFFERS_AT, _buffers(graph)),
+        (at.USERS_AT, flat_users(graph)),
+    ):
+        node[row] = placed + begin
+        edges.append(items)
+        placed += items.size
+    alike, shapes = flat.of_key, flat_shapes(graph)
+    node[at.FLAGS, :count] = _flags(graph, flat, active, _flags_of_keys(graph)[alike])
+    node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
+    node[at.SHAPE, :count] = shapes.of_key[alike]
+    node[at.GEOMETRY, :count] = shapes.geometry[shapes.of_key][alike]
+    gradients = list(graph.all_reduces)
+    node[at.CHANNEL, gradients] = _numbered(
+        (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
+    )
+    node[at.KEY, :count] = alike
+    node[at.MIXED, :count] = mixed(np.arange(count))
+    node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
+    limits = LIMITS[graph.backend]
+    is_gpu = graph.backend == "gpu"
+    if is_gpu:
+        _add_gpu_facts(graph, node)
+    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0], np.int64)
+    return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), bounds)
+
+
+def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
+    facts = gpu_facts(graph)
+    for row, values in (
+        (at.GPU_FLAGS, facts.flags),
+        (at.REDUCTION, facts.reduction),
+        (at.TRANSPOSE, facts.transpose),
+        (at.LOOP, facts.loop),
+        (at.OPERAND_LOOP, facts.operand_loop),
+        (at.ELEMENTS, facts.elements),
+        (at.SHARED_BYTES, facts.shared_bytes),
+    ):
+        node[row, : len(graph)] = values
+    for x in np.flatnonzero((facts.reduction >= 0) & (facts.flags & fact.LONG_REDUCE != 0)).tolist():
+        if not any(facts.flags[user] & fact.CHAIN for user in graph.users[x]):
+            node[at.FLAGS, x] |= at.BLOCK_ALONE
+
+
+def production_order(
+    graph: Graph, source_at: NDArray[np.int64], source: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """All-reduces in the order in which backpropagation produces their gradients.
+
+    By the number of ops on the longest path before each, ties by node id. In the paper's words
+    (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
+    of the op that produces it; here that is the next and the previous one in this order.
+
+    Args:
+        source_at: where the sources of each node begin in ``source``.
+    """
+    gradients = np.array(graph.all_reduces, np.int64)
+    return gradients[np.argsort(_depths(source_at, source)[gradients], kind="stable")]
+
+
+@compiled
+def _depths(source_at: Any, source: Any) -> Any:
+    """For each node the number of ops on the longest path to it, itself included."""
+    depth = np.ones(source_at.size - 1, np.int64)
+    for x in range(depth.size):
+        for e in range(source_at[x], source_at[x + 1]):
+            depth[x] = max(depth[x], depth[source[e]] + 1)
+    return depth
+
+
+def transfers_before(graph: Graph) -> NDArray[np.int64]:
+    """For each node, how many all-reduces lie one behind the other on the way to it
+    (``plan.baselines.all_reduce_depths`` on the arrays)."""
+    flat = flat_graph(graph)
+    found: NDArray[np.int64] = _transfers_before(flat.kind == Kind.ALL_REDUCE, flat.operand_at, flat.operand)
+    return found
+
+
+@compiled
+def _transfers_before(is_transfer: Any, operand_at: Any, operand: Any) -> Any:
+    depth = np.zeros(is_transfer.size, np.int64)
+    for x in range(depth.size):
+        for e in range(operand_at[x], operand_at[x + 1]):
+            depth[x] = max(depth[x], depth[operand[e]] + is_transfer[operand[e]])
+    return depth
+
+
+def is_active(node: Node) -> bool:
+    """Whether the node executes."""
+    return node.kind in _ACTIVE
+
+
+def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = list(starts)
+    while pending:
+        x = pending.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        node = graph.nodes[x]
+        if is_active(node):
+            found.add(x)
+        elif node.kind is Kind.FREE:
+            pending += node.operands
+    return sorted(found)
+
+
+@compiled
+def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
+    """What each executing node reads, nothing for the others: where each list begins, and all of them."""
+    count = active.size
+    begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    read, filled = np.empty(2 * operand.size + 64, np.int64), 0
+    seen = np.full(count, -1)
+    total = 0
+    for x in range(count):
+        if not active[x] and not free[x]:
+            continue
+        only = operand[operand_at[x]] if operand_at[x + 1] == operand_at[x] + 1 else -1
+        if only >= 0 and not active[only]:  # a chain shares its list
+            begin[x], end[x] = begin[only], end[only]
+            if active[x]:
+                total += end[x] - begin[x]
+            continue
+        begin[x] = filled
+        for e in range(operand_at[x], operand_at[x + 1]):
+            y = operand[e]
+            first, last = begin[y], end[y]
+            if filled + max(last - first, 1) > read.size:
+                larger = np.empty(2 * read.size + last - first, np.int64)
+                larger[:filled] = read[:filled]
+                read = larger
+            if active[y]:
+                if seen[y] != x:
+                    seen[y], read[filled] = x, y
+                    filled += 1
+                continue
+            for k in range(first, last):
+                if seen[read[k]] != x:
+                    seen[read[k]], read[filled] = x, read[k]
+                    filled += 1
+        end[x] = filled
+        _sort(read, begin[x], filled)
+        if active[x]:
+            total += filled - begin[x]
+    source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
+    for x in range(count):
+        own = end[x] - begin[x] if active[x] else 0
+        source[source_at[x] : source_at[x] + own] = read[begin[x] : begin[x] + own]
+        source_at[x + 1] = source_at[x] + own
+    return source_at, source
+
+
+@inner
+def _sort(items: Any, first: Any, end: Any) -> None:
+    """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
+    if end - first > _FEW:
+        items[first:end] = np.sort(items[first:end])
+        return
+    for place in range(first + 1, end):
+        item = items[place]
+        while place > first and items[place - 1] > item:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
+
+
+def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each node those that must run before it: where each list begins, and all of them."""
+    count = len(graph)
+    pairs = [
+        later * count + x
+        for first, second in graph.before
+        for later in _running(graph, second)
+        for x in _running(graph, first)
+        if x != later
+    ]
+    later, earlier = np.divmod(ascending(np.array(pairs, np.int64)), count)
+    return grouped(later, earlier, count)
+
+
+def _running(graph: Graph, node: int) -> set[int]:
+    """Nodes that execute when ``node`` does: itself, or whoever reads through it where it is free."""
+    if is_active(graph.nodes[node]):
+        return {node}
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [node]
+    while pending:
+        x = pending.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if is_active(graph.nodes[x]):
+            found.add(x)
+        elif graph.nodes[x].kind is Kind.FREE:
+            pending += graph.users[x]
+    return found
+
+
+def _buffers(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    pairs = np.array(graph.inplace, np.int64).reshape(-1, 2)
+    return grouped(pairs[:, 1], pairs[:, 0], len(graph))
+
+
+def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
+    """``[keys]``: what follows from a node's op and shapes, the same for all nodes of equal key."""
+    nodes = [graph.nodes[x] for x in flat_graph(graph).example.tolist()]
+    found = np.array([_FLAG_OF_OPCODE.get(node.opcode, 0) for node in nodes], np.int64)
+    found[~flat_shapes(graph).reads_in_place] &= ~at.ELEMENTWISE
+    is_gpu = graph.backend == "gpu"
+    for i, node in enumerate(nodes):
+        if node.shape.dtype == "tuple":
+            found[i] |= at.TUPLE
+        if is_joinable(node) or (is_gpu and node.opcode == "scatter"):
+            found[i] |= _JOINS
+        if (is_gpu and node.opcode in UNSUPPORTED) or (
+            node.opcode == "copy" and keeps_own_buffer(graph, node)
+        ):
+            found[i] |= _NEVER_JOINS
+    return found
+
+
+def _flags(
+    graph: Graph, flat: FlatGraph, active: NDArray[np.bool_], of_key: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Row ``FLAGS`` but for ``ORDERED``, ``[nodes]``."""
+    returned, through_tuple = np.zeros((2, len(graph)), np.bool_)
+    returned[_through_free(graph, (graph.root,))] = True
+    through_tuple[list(_tuples_of_fusible(graph))] = True
+    # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
+    fusible = active & ((of_key & (_JOINS | _NEVER_JOINS)) == _JOINS)
+    fusible[flat.reader[through_tuple[flat.operand]]] = False
+    is_read = np.zeros(len(graph), np.bool_)
+    is_read[flat.operand] = True
+    fusible &= returned | is_read
+    flags = of_key & ~(_JOINS | _NEVER_JOINS)
+    for bit, holds in (
+        (at.RETURNED, returned), (at.CLONED, flat.is_cloned), (at.ACTIVE, active), (at.FUSIBLE, fusible),
+    ):  # fmt: skip
+        flags |= np.where(holds, bit, 0)
+    for x in graph.all_reduces:
+        readers = {reader for user in graph.users[x] for reader in _running(graph, user)}
+        flags[x] |= at.ALL_REDUCE
+        if returned[x] or not all(fusible[reader] for reader in readers):
+            flags[x] |= at.UNPACKED
+    return flags
+
+
+def _tuples_of_fusible(graph: Graph) -> set[int]:
+    """Tuples, and what is taken out of them or shows it, through which one reads ops that may be fused."""
+    found: set[int] = set()
+    for x in np.flatnonzero(flat_graph(graph).kind == Kind.FREE).tolist():
+        node = graph.nodes[x]
+        if node.opcode == "bitcast":
+            if node.operands[0] in found:
+                found.add(node.id)
+        elif any(graph.nodes[y].kind is Kind.FUSIBLE for y in _through_free(graph, node.operands)):
+            found.add(node.id)
+    return found
+
+
+def _reversed(
+    begin: NDArray[np.int64], items: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each node those whose list has it, ascending: where each list begins, and all of them."""
+    return grouped(items, np.repeat(np.arange(begin.size - 1), np.diff(begin)), begin.size - 1)
+
+
+def _numbered(keys: Iterable[object]) -> NDArray[np.int64]:
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -1,0 +1,94 @@
+"""What Python calls of the compiled search: each opens the views and does one large piece of work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import roll_back
+from disco_hlo.search.arrays.views import open_views
+from disco_hlo.search.moves.proposals import make_move
+from disco_hlo.search.rules.legality import unit_refusal
+from disco_hlo.search.times.pricing import price_changed
+from disco_hlo.search.times.ready_queue import ready_queue
+from disco_hlo.search.times.running_sums import catch_up, count_all, open_segments
+from disco_hlo.search.times.segments import segments_ns
+from disco_hlo.search.times.timeline import order_ns
+
+from disco_hlo.compiled import compiled
+
+
+@compiled
+def make_one(step: Any, state: Any, scratch: Any, method: Any, a: Any, b: Any) -> Any:
+    """Make one move between the units with heads ``a`` and ``b``; whether it was legal."""
+    g, s, w = open_views(step, state, scratch)
+    return make_move(g, s, w, method, a, b)
+
+
+@compiled
+def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
+    """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
+    g, s, w = open_views(step, state, scratch)
+    return unit_refusal(g, s, w, unit)
+
+
+@compiled
+def digests_of(step: Any, state: Any, scratch: Any, units: Any) -> Any:
+    """``[units, 3]``: hashes of what each computes and of what it returns, and how many nodes it returns."""
+    _, s, _ = open_views(step, state, scratch)
+    found = np.zeros((units.size, 3), np.int64)
+    for i in range(units.size):
+        found[i, 0], found[i, 1] = s.computed[units[i]], s.returned[units[i]]
+        x = units[i]
+        while x != -1:
+            found[i, 2] += s.leaves[x]
+            x = s.next[x]
+    return found
+
+
+@compiled
+def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> Any:
+    """Fill in what the noted changes cost, as far as it is known; number of kernels listed as unknown."""
+    g, s, w = open_views(step, state, scratch)
+    return price_changed(g, s, w, prices, unknown, 0, True)
+
+
+@compiled
+def schedule(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) -> Any:
+    """Cost in ns of a priced state, and number of entries of its order in ``started``."""
+    g, s, w = open_views(step, state, scratch)
+    return ready_queue(g, s, w, speed_ppm, started)
+
+
+@compiled
+def run_order(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> Any:
+    """Cost in ns of a priced state in its own order, and number of entries in ``stage.order``."""
+    g, s, w = open_views(step, state, scratch)
+    return order_ns(g, s, w, stage, ranked)
+
+
+@compiled
+def count_order(step: Any, state: Any, scratch: Any, segments: Any) -> Any:
+    """What the order of a priced state takes by its segments, which are then ready to follow its changes."""
+    g, s, _ = open_views(step, state, scratch)
+    c = open_segments(segments)
+    count_all(g, s, c)
+    return segments_ns(g, s, c)
+
+
+@compiled
+def recount_order(step: Any, state: Any, scratch: Any, segments: Any, mark: Any) -> Any:
+    """The same after changes, which the log has from entry ``mark`` on."""
+    g, s, w = open_views(step, state, scratch)
+    c = open_segments(segments)
+    catch_up(g, s, w, c, mark)
+    return segments_ns(g, s, c)
+
+
+@compiled
+def undo(step: Any, state: Any, scratch: Any, mark: Any) -> None:
+    """Undo all writes since the log had ``mark`` entries, and forget the noted changes."""
+    _, _, w = open_views(step, state, scratch)
+    roll_back(w, mark)
+    w.number[at.CHANGES] = 0

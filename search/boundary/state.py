@@ -1,0 +1,422 @@
+"""Between a :class:`Strategy`, which people and files hold, and the arrays that the search changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, empty_state, new_scratch
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.moves.arrange import heads_by_position
+from numpy.typing import NDArray
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.legality import keeps_own_buffer
+from disco_hlo.hlo.legality_gpu import emitter_kind
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import unit_graph
+
+Signature = tuple[tuple[int, ...], tuple[int, ...]]
+"""Fusible nodes that a group owns and duplicates: what a group is to the search."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the search keeps of the strategies it starts from, so that untouched parts come out as they went in."""
+
+    groups: Mapping[Signature, Group]
+    """With their bitcasts, emitter kinds and settings."""
+    results: Mapping[Signature, tuple[int, ...]]
+    """What each of them returned."""
+    forms: Mapping[tuple[int, ...], Bucket]
+    """Buckets by their sorted all-reduces."""
+
+
+def given(
+    graph: Graph, strategies: Sequence[Strategy], memberships: Sequence[Sequence[Signature]] | None = None
+) -> Given:
+    """The groups and buckets of ``strategies`` as they were written; the first writer of one counts.
+
+    ``memberships`` are their :func:`signatures`, where these are at hand.
+    """
+    memberships = memberships or [signatures(graph, strategy) for strategy in strategies]
+    bitcasts = _bitcasts(graph)
+    groups: dict[Signature, Group] = {}
+    results: dict[Signature, tuple[int, ...]] = {}
+    forms: dict[tuple[int, ...], Bucket] = {}
+    for strategy, found in zip(strategies, memberships, strict=True):
+        returned = unit_graph(graph, strategy).results_of_groups
+        for number, signature in enumerate(found):
+            kept = _kept(graph, strategy.groups[number], bitcasts)
+            if kept is not None and signature not in groups:
+                groups[signature], results[signature] = kept, returned[number]
+        for bucket in strategy.buckets:
+            forms.setdefault(tuple(sorted(bucket.all_reduces)), bucket)
+    return Given(groups, results, forms)
+
+
+def _kept(graph: Graph, group: Group, bitcasts: Set[int]) -> Group | None:
+    """The same group, in which bitcasts of what it does not own are duplicates.
+
+    Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
+    """
+    borrowed = {x for x in bitcasts.intersection(group.nodes) if source_of(graph, x) not in group.nodes}
+    if not borrowed:
+        return group
+    nodes = tuple(x for x in group.nodes if x not in borrowed)
+    if not nodes:
+        return None
+    return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *borrowed})))
+
+
+def _bitcasts(graph: Graph) -> frozenset[int]:
+    return frozenset(np.flatnonzero(flat_graph(graph).is_bitcast).tolist())
+
+
+def source_of(graph: Graph, x: int) -> int:
+    """What a chain of bitcasts shows."""
+    while graph.nodes[x].opcode == "bitcast":
+        x = graph.nodes[x].operands[0]
+    return x
+
+
+def from_strategy(
+    graph: Graph, step: Step, strategy: Strategy, memberships: Sequence[Signature] | None = None
+) -> State:
+    """The state that stands for ``strategy``; its order becomes the order of the units.
+
+    A kernel that only writes down in other dimensions what another one owns is left out: bitcasts
+    cost nothing in the search. ``memberships`` are its :func:`signatures`, where these are at hand.
+
+    Raises:
+        IllegalStrategyError: as :func:`unit_graph`, or units wait for each other in a circle.
+    """
+    memberships = signatures(graph, strategy) if memberships is None else memberships
+    state = empty_state(step, sum(len(copies) for _, copies in memberships))
+    alone = np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE)
+    state.word[at.OWNER, alone], state.word[at.COUNT, alone] = alone, 1
+    own(state, [*(owned for owned, _ in memberships), *(bucket.all_reduces for bucket in strategy.buckets)])
+    _duplicate(state, [(owned[0], copies) for owned, copies in memberships if owned and copies])
+    _lay_out(state, _heads_in_order(step, state, strategy, memberships))
+    return state
+
+
+def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
+    """Each group as the search sees it: without bitcasts, and owning what nobody executes for it.
+
+    A group that owned bitcasts alone owns what they show, unless another gives it to others.
+    """
+    given_away = {*unit_graph(graph, strategy).result.tolist()}
+    bitcasts = _bitcasts(graph)
+    owning = [{*group.nodes} - bitcasts for group in strategy.groups]
+    executing = [
+        owned | ({*group.duplicates} - bitcasts) if group.duplicates else {*owned}
+        for owned, group in zip(owning, strategy.groups, strict=True)
+    ]
+    owner = {x: i for i, owned in enumerate(owning) for x in owned}
+    for i, group in enumerate(strategy.groups):
+        if owning[i]:
+            continue
+        for x in sorted({source_of(graph, node) for node in group.nodes} & executing[i] - given_away):
+            home = owner.get(x)
+            if home is not None and len(owning[home]) == 1:
+                continue  # what owns nothing else keeps it
+            if home is not None:
+                owning[home].discard(x)
+            owning[i].add(x)
+            owner[x] = i
+    shown = flat_graph(graph).shown.tolist()
+    stripped = [_signature(graph, shown, *pair) for pair in zip(owning, executing, strict=True)]
+    idle = _idle(graph, stripped)
+    return [_adopting(signature, idle) for signature in stripped]
+
+
+def _idle(graph: Graph, memberships: Sequence[Signature]) -> set[int]:
+    """Ops that kernels recompute, that no kernel owns, and that nobody runs: all who read them recompute them."""
+    owned_by_some = {x for owned, _ in memberships for x in owned}
+    unowned = {x for _, copies in memberships for x in copies} - owned_by_some
+    if not unowned:
+        return set()
+    homes: dict[int, list[int]] = {}
+    for i, (owned, copies) in enumerate(memberships):
+        for x in (*owned, *copies):
+            homes.setdefault(x, []).append(i)
+    inside = [{*owned, *copies} for owned, copies in memberships]
+    idle: set[int] = set()
+    for x in sorted(unowned, reverse=True):
+        readers = _readers(graph, x)
+        runs = graph.nodes[x].kind is not Kind.FUSIBLE or not graph.users[x] or graph.root in readers
+        for reader in readers:
+            runs = runs or (reader not in owned_by_some and reader not in idle)
+            runs = runs or any(x not in inside[i] for i in homes.get(reader, ()))
+        if not runs:
+            idle.add(x)
+    return idle
+
+
+def _readers(graph: Graph, x: int) -> set[int]:
+    """Who reads a node, directly or through free nodes, and the root where it returns it."""
+    found: set[int] = set()
+    pending = [x]
+    while pending:
+        current = pending.pop()
+        if current == graph.root:
+            found.add(current)
+        for user in graph.users[current]:
+            if graph.nodes[user].kind is Kind.FREE:
+                pending.append(user)
+            else:
+                found.add(user)
+    return found
+
+
+def _signature(graph: Graph, shown: Sequence[int], owned: set[int], computed: set[int]) -> Signature:
+    """What a kernel owns, and what else of it that uses, directly or through bitcasts (``FlatGraph.shown``)."""
+    left = computed - owned
+    pending = [*owned] if left else []
+    copies: list[int] = []
+    while pending:
+        for operand in graph.nodes[pending.pop()].operands:
+            source = shown[operand]
+            if source in left:
+                left.remove(source)
+                copies.append(source)
+                pending.append(source)
+    return tuple(sorted(owned)), tuple(sorted(copies))
+
+
+def _adopting(signature: Signature, idle: set[int]) -> Signature:
+    """The first kernel that recomputes what nobody runs owns it."""
+    owned, copies = signature
+    if idle.isdisjoint(copies):
+        return signature
+    adopted = [x for x in copies if x in idle]
+    idle.difference_update(adopted)
+    return tuple(sorted((*owned, *adopted))), tuple(x for x in copies if x not in adopted)
+
+
+def _heads_in_order(
+    step: Step, state: State, strategy: Strategy, memberships: Sequence[Signature]
+) -> NDArray[np.int64]:
+    """Units in a topological order: that of the strategy as far as it is one, else by smallest node."""
+    position = np.full(state.word.shape[1], -1, np.int64)
+    for i, token in enumerate(strategy.order):
+        head = -1 if token.endswith(".done") else _head(strategy, memberships, token)
+        if head != -1:
+            position[head] = i
+    heads: NDArray[np.int64] = heads_by_position(step, state, new_scratch(step, logs=False), position)
+    if heads.size < np.sum(state.word[at.COUNT] > 0):
+        raise IllegalStrategyError("In the terms of the search units wait for each other in a circle.")
+    return heads
+
+
+def _head(strategy: Strategy, memberships: Sequence[Signature], token: str) -> int:
+    number = int(token.removesuffix(".start")[1:])
+    if token[0] == "n":
+        return number
+    if token[0] == "b":
+        return min(strategy.buckets[number].all_reduces)
+    return next(iter(memberships[number][0]), -1)
+
+
+def own(state: State, units: Iterable[Sequence[int]]) -> None:
+    """Make one unit of each of some lists of nodes, of which every one is a unit alone; it gets no place."""
+    filled = [sorted(unit) for unit in units if unit]
+    nodes = np.array([x for unit in filled for x in unit], np.int64)
+    heads = np.array([unit[0] for unit in filled], np.int64)
+    counts = np.array([len(unit) for unit in filled], np.int64)
+    state.word[at.OWNER, nodes], state.word[at.COUNT, nodes] = np.repeat(heads, counts), 0
+    state.word[at.NEXT, nodes[:-1]] = nodes[1:]
+    state.word[at.NEXT, nodes[np.cumsum(counts) - 1]] = -1
+    state.word[at.COUNT, heads] = counts
+
+
+def _duplicate(state: State, units: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Let some units, each given by its head, recompute nodes, in a state in which nothing is recomputed yet."""
+    word = state.word
+    start, nodes = flat_lists(
+        [copies[::-1] for _, copies in units]
+    )  # each cell is put before the last of its unit
+    cells, heads = np.arange(nodes.size), np.array([unit for unit, _ in units], np.int64)
+    word[at.CELL_NODE, cells], word[at.CELL_UNIT, cells] = nodes, np.repeat(heads, np.diff(start))
+    word[at.NEXT_OF_UNIT, cells] = cells - 1
+    word[at.NEXT_OF_UNIT, start[:-1]] = -1
+    word[at.COPIES, heads] = start[1:] - 1
+    by_node = np.argsort(nodes, kind="stable")
+    is_first = np.diff(nodes[by_node], prepend=-1) != 0
+    word[at.NEXT_OF_NODE, by_node[1:]] = by_node[:-1]
+    word[at.NEXT_OF_NODE, by_node[is_first]] = -1
+    word[at.COPIERS, nodes[by_node]] = by_node
+    word[at.TOTAL, at.FREE_CELL] = nodes.size
+
+
+def _lay_out(state: State, heads: NDArray[np.int64]) -> None:
+    """Give every unit as many slots as it has nodes, so that it can come apart again."""
+    word = state.word
+    ends = np.cumsum(word[at.COUNT, heads])
+    slots = ends - word[at.COUNT, heads]
+    word[at.ORDER, slots], word[at.PLACE, heads] = heads, slots
+    word[at.TOTAL, at.UNITS] = heads.size
+    word[at.TOTAL, at.SLOTS] = ends[-1] if heads.size else 0
+
+
+def to_strategy(
+    graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int64], asynchronous: bool
+) -> Strategy:
+    """The strategy a state stands for, not in normal form.
+
+    Args:
+        kept: the strategies that the search started from.
+        started: the order, as ``ready_queue`` and ``timeline`` write it; empty for the default order.
+        asynchronous: whether buckets have a start and a done.
+    """
+    heads = [x for x in range(len(graph)) if state.word[at.OWNER, x] == x]
+    groups: list[Group] = []
+    written: list[Signature] = []
+    buckets: list[Bucket] = []
+    tokens: dict[int, str] = {}
+    for head in heads:
+        owned, copies = members_of(state, head)
+        if step.node[at.FLAGS, head] & at.ALL_REDUCE:
+            tokens[head] = f"b{len(buckets)}"
+            buckets.append(_bucket(step, owned, kept))
+        elif len(owned) > 1 or copies or (owned, copies) in kept.groups or _cuts_bitcast(graph, state, head):
+            tokens[head] = f"g{len(groups)}"
+            written.append((owned, copies))
+            groups.append(kept.groups.get((owned, copies)) or written_group(graph, owned, copies))
+        else:
+            tokens[head] = f"n{head}"
+    order = tuple(_tokens(state, tokens, started, asynchronous))
+    strategy = Strategy(tuple(groups), tuple(buckets), order)
+    return _without_lone_ops(replace(strategy, groups=tuple(_settled(graph, strategy, written, kept))))
+
+
+def _without_lone_ops(strategy: Strategy) -> Strategy:
+    """A group of one op alone, as is left where a kernel no longer shows its value through a bitcast, is no
+    group: the op runs by itself."""
+    names: dict[str, str] = {}
+    groups: list[Group] = []
+    for i, group in enumerate(strategy.groups):
+        lone = len(group.nodes) == 1 and not group.duplicates and group.kind != "triton"
+        names[f"g{i}"] = f"n{group.nodes[0]}" if lone else f"g{len(groups)}"
+        groups += [] if lone else [group]
+    order = tuple(names.get(token, token) for token in strategy.order)
+    return Strategy(tuple(groups), strategy.buckets, order)
+
+
+def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kept: Given) -> Iterator[Group]:
+    """Groups as they were given where they still return what they did, else as the search writes them."""
+    returned = unit_graph(graph, strategy).results_of_groups
+    for group, signature, results in zip(strategy.groups, written, returned, strict=True):
+        same = signature not in kept.groups or results == kept.results[signature]
+        yield group if same else written_group(graph, *signature)
+
+
+def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
+    """Whether a single op reads, through a bitcast, a gradient that shares its bucket with others."""
+    if graph.nodes[x].kind is not Kind.FUSIBLE or keeps_own_buffer(graph, graph.nodes[x]):
+        return False
+    for operand in graph.nodes[x].operands:
+        chain = _bitcasts_to_source(graph, operand)
+        source = graph.nodes[chain[-1]].operands[0] if chain else x
+        if (
+            graph.nodes[source].kind is Kind.ALL_REDUCE
+            and state.word[at.COUNT, state.word[at.OWNER, source]] > 1
+        ):
+            return True
+    return False
+
+
+def _tokens(
+    state: State, names: Mapping[int, str], started: NDArray[np.int64], asynchronous: bool
+) -> Iterator[str]:
+    """Tokens in the order in which units start (and transfers are waited for)."""
+    for entry in started.tolist():
+        task = entry if entry >= 0 else -1 - entry
+        head, part = divmod(task, 3)
+        if part == at.UNPACK:  # a gradient cut out of its bucket is part of no unit's name
+            continue
+        name = names[head]
+        first = at.PACK if state.times[head, at.PACK] >= 0 else at.MAIN
+        if name[0] != "b" or not asynchronous:
+            if part == first:
+                yield name
+            continue
+        if entry >= 0 and part == first:
+            yield name + ".start"
+        if part == at.MAIN and (entry < 0 or not state.times[head, at.ON_CHANNEL]):
+            yield name + ".done"
+
+
+def members_of(state: State, head: int) -> Signature:
+    """What a unit owns and what it duplicates, ascending."""
+    word = state.word
+    owned = []
+    x = head
+    while x != -1:
+        owned.append(int(x))
+        x = word[at.NEXT, x]
+    copies = []
+    cell = word[at.COPIES, head]
+    while cell != -1:
+        copies.append(int(word[at.CELL_NODE, cell]))
+        cell = word[at.NEXT_OF_UNIT, cell]
+    return tuple(owned), tuple(copies)
+
+
+def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
+    if all_reduces in kept.forms:
+        return kept.forms[all_reduces]
+    return Bucket(tuple(sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x]))))
+
+
+def as_searched(graph: Graph, strategy: Strategy) -> Strategy:
+    """The units of a strategy in the terms of the search, without labels and order.
+
+    The search starts from a strategy for which this is legal (``plan.units.unit_graph``).
+    """
+    kernels = [written_group(graph, *pair, labelled=False) for pair in signatures(graph, strategy) if pair[0]]
+    return Strategy(tuple(kernels), strategy.buckets)
+
+
+def written_group(
+    graph: Graph, owned: Sequence[int], copies: Sequence[int], *, labelled: bool = True
+) -> Group:
+    """A group of the search as a :class:`Group`, with the bitcasts that belong to it.
+
+    These are the bitcasts between its members, and those through which it reads all-reduces (see
+    ``legality.add_bitcasts``). They are given as duplicates: outside readers see the value itself.
+    Without ``labelled`` XLA's label of the kernel, which takes longest to find, is left at ``loop``.
+    """
+    inside = {*owned, *copies}
+    bitcasts: set[int] = set()
+    for x in inside:
+        for operand in graph.nodes[x].operands:
+            chain = _bitcasts_to_source(graph, operand)
+            source = graph.nodes[chain[-1]].operands[0] if chain else operand
+            if source in inside or graph.nodes[source].kind is Kind.ALL_REDUCE:
+                bitcasts.update(chain)
+    duplicates = tuple(sorted({*copies, *bitcasts}))
+    return Group(
+        tuple(owned), duplicates, kind=_emitter(graph, owned, inside | bitcasts) if labelled else "loop"
+    )
+
+
+def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
+    chain = []
+    while graph.nodes[x].opcode == "bitcast":
+        chain.append(x)
+        x = graph.nodes[x].operands[0]
+    return chain
+
+
+def _emitter(graph: Graph, owned: Sequence[int], inside: Collection[int]) -> str:
+    """XLA's label of the kernel."""
+    if graph.backend != "gpu":
+        return "loop"
+    read = {x for x in owned if any(user not in inside for user in graph.users[x])}
+    return emitter_kind(graph, inside, sorted(read or owned))

@@ -1,0 +1,105 @@
+"""Islands of the joint search in processes of their own.
+
+A child is a fresh interpreter (no fork beside a training process's threads, and none of
+``multiprocessing``, which would run the user's script again). It is handed its island through its
+standard input and answers with reports through its standard output; both ends are ours, so pickle is
+safe here. A child that fails costs its share of the search, with a line in the log, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.island import Island, Report, reports
+from disco_hlo.search.undisturbed import without_collector
+
+LOGGER = logging.getLogger("disco_hlo")
+_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.methods.child")
+
+
+class Children:
+    """Islands that run elsewhere; :meth:`end` must be called."""
+
+    def __init__(self, islands: Sequence[Island]) -> None:
+        self.not_started: list[Island] = []
+        self._arrived: SimpleQueue[Report] = SimpleQueue()
+        self._started: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
+        for island in islands:
+            try:
+                self._start(island)
+            except (pickle.PicklingError, AttributeError, TypeError, OSError) as error:
+                LOGGER.debug("search seed %d runs in this process: %s", island.number, error)
+                self.not_started.append(island)
+
+    def _start(self, island: Island) -> None:
+        task = pickle.dumps(island)
+        environment = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        child = subprocess.Popen(
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+        reader = threading.Thread(target=self._read, args=(child, task, island.number), daemon=True)
+        reader.start()
+        self._started.append((child, reader))
+
+    def _read(self, child: subprocess.Popen[bytes], task: bytes, number: int) -> None:
+        """Feed a child and take what it says, until it ends."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            child.stdin.write(task)
+            child.stdin.close()
+            while True:
+                report: Report = pickle.load(child.stdout)  # noqa: S301  our own child
+                self._arrived.put(report)
+                if report.stopped:
+                    return
+        except (EOFError, OSError, pickle.UnpicklingError):
+            if child.wait() > 0:
+                words = child.stderr.read().decode(errors="replace").strip().splitlines()
+                LOGGER.warning("search seed %d ended early: %s", number, words[-1] if words else "no reason")
+
+    def running(self) -> bool:
+        """Whether a child may still report."""
+        return any(reader.is_alive() for _, reader in self._started)
+
+    def arrived(self) -> list[Report]:
+        """Reports since the last call."""
+        found = []
+        while not self._arrived.empty():
+            found.append(self._arrived.get())
+        return found
+
+    def end(self) -> None:
+        """End all children, at once."""
+        for child, reader in self._started:
+            child.terminate()
+            child.wait()
+            reader.join()
+            for pipe in (child.stdin, child.stdout, child.stderr):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
+        self._started.clear()
+
+
+def main() -> None:
+    """Search one island; its description comes in, its reports go out."""
+    island: Island = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
+    with without_collector():
+        starts = prepare(island.graph, island.strategies)
+    for report in reports(island, starts, lambda: False):
+        pickle.dump(report, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

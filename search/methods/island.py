@@ -1,0 +1,321 @@
+"""One seed of the joint search: a state, and what is done to it in turn.
+
+What is cheap comes first. Buckets and order for the kernels at hand follow by rule (``arrange``), in
+milliseconds. Kernels are chosen by the time of all units together, which a move changes in one addition:
+there a candidate costs a few dozen microseconds. Then everything is moved at once, and every candidate's
+order is simulated. An island depends on its seed, its start and its budget of evaluations alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from disco_hlo.search.api import Finalist, Improvement, SearchSettings
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, copy_state
+from disco_hlo.search.boundary.finalists import checked, kernels_of
+from disco_hlo.search.boundary.starts import Starts
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.moves.proposals import (
+    ABSORB,
+    DUPLICATE,
+    FUSE,
+    HAND_OVER,
+    MERGE,
+    REORDER,
+    SIBLING,
+    SPLIT,
+    UNFUSE,
+)
+from disco_hlo.search.undisturbed import without_collector
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.legal import Kernel
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.timeline import simulate
+
+LOGGER = logging.getLogger("disco_hlo")
+
+KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFUSE: 2, SIBLING: 2}
+"""How often each move is proposed, in proportion."""
+FIRST_MOVES: Final[Mapping[int, int]] = {FUSE: 1, DUPLICATE: 1}
+"""Of the very first climb: few kernels of XLA are better for losing an op, and all that are tried must be priced."""
+BUCKET_MOVES: Final[Mapping[int, int]] = {MERGE: 2, SPLIT: 1, HAND_OVER: 1}
+ORDER_MOVES: Final[Mapping[int, int]] = {REORDER: 4}
+KERNEL_DIVISORS: Final = (16, 64, 256, 0)
+"""Each climb begins by allowing a loss of the average unit's time over this; 0: no loss at all."""
+ORDER_DIVISORS: Final = (32, 256, 0)
+PROPOSALS_PER_OP: Final = 16
+FEWEST_PROPOSALS, MOST_PROPOSALS = 2_000, 120_000
+FIRST_CHUNK, CHUNK = 250, 4_000
+"""Proposals between two looks at the clock, at first and later."""
+FIRST_CLIMBS: Final = 8
+"""Parts of the first climb for kernels, in which what takes long is proposed more often; after each they are given
+buckets and order."""
+FIRST_CHECK_PER_OP: Final = 1 / 8
+CHECK_FACTOR: Final = 7
+CHECK_PER_OP: Final = 16
+"""Candidates per op of the step from one check of what was found to the next: at first; so many times those there
+were so far; and at most.
+
+A check takes 25 to 50 us an op and a candidate 15 to 300 us, so at the last pace checks take a fifth of the time at
+most. It is candidates that are counted, not seconds: where a state is refused the island goes on from another, and
+which one that is must not depend on a clock.
+"""
+GAIN: Final = 0.0005
+IDLE_CYCLES: Final = 2
+"""The island ends after so many cycles in a row that brought less than this share of its best."""
+
+
+@dataclass(frozen=True)
+class Island:
+    """What one seed is given."""
+
+    graph: Graph
+    costs: CostModel
+    machine: MachineModel
+    strategies: tuple[Strategy, ...]
+    """Where searches start from; this one takes number ``number`` modulo their count."""
+    settings: SearchSettings
+    number: int
+    evaluations: int | None
+    """Its share of the budget."""
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an island has found so far."""
+
+    number: int
+    evaluations: int
+    distinct: int
+    seconds: float
+    """Since the island began."""
+    best_ns: int
+    best: Finalist | None
+    """The best so far, where it is new since the last report."""
+    trace: tuple[Improvement, ...] = ()
+    """How it was reached, since the last report; seconds since the island began."""
+    finalists: tuple[Finalist, ...] = ()
+    """Only in the last report: the best distinct strategies."""
+    stopped: str = ""
+    """Only in the last report: why the island ended."""
+
+
+class _Run:
+    def __init__(self, island: Island, starts: Starts, halted: Callable[[], bool]) -> None:
+        self.island, self.halted = island, halted
+        self.began = time.perf_counter()
+        self.climber = Climber(
+            island.graph, island.costs, island.machine, starts, island.number % len(starts.states),
+            island.settings.seed * 1_000_003 + island.number,
+        )  # fmt: skip
+        self.proposals = min(
+            max(PROPOSALS_PER_OP * self.climber.fusible.size, FEWEST_PROPOSALS), MOST_PROPOSALS
+        )
+        self.wanted = max(1, island.settings.finalists)
+        self.found: dict[Strategy, Finalist] = {}
+        self.stopped = ""
+        self.best: tuple[State, int] | None = None
+        """The best state that was checked."""
+        self.noted: list[tuple[State, int]] = []
+        """The last states that were better than all before them and are still to be checked; the best is last."""
+        self.steps: list[Improvement] = []
+        """How the last of them was reached."""
+        self.checked_at = 0
+        """Candidates that had been looked at when something was checked last."""
+        self.news: Finalist | None = None
+        self.trace: tuple[Improvement, ...] = ()
+
+    @cached_property
+    def attested(self) -> set[Kernel]:
+        """The kernels of all starts, which need no rule."""
+        return set().union(*(kernels_of(self.island.graph, one) for one in self.island.strategies))
+
+    def reports(self) -> Iterator[Report]:
+        self._note()
+        yield self._report()
+        idle, improved_at = 0, 0
+        while not self.stopped:
+            before_ns, began_at = self.best_ns, self.climber.evaluations
+            for _ in self._cycle(idle):
+                self._offer()
+                yield self._report()
+                if self.stopped:
+                    break
+            idle = 0 if self.best_ns < before_ns * (1 - GAIN) else idle + 1
+            ended_at = self.climber.evaluations
+            improved_at = improved_at if idle else ended_at
+            patient = began_at < ended_at < improved_at + self.island.settings.unchanged
+            if idle >= IDLE_CYCLES and not patient and not self.stopped:
+                self.stopped = "unchanged"
+        self._offer()
+        yield self._report()
+
+    @property
+    def best_ns(self) -> int:
+        """Of the best state so far, checked or not."""
+        if self.noted:
+            return self.noted[-1][1]
+        return self.best[1] if self.best else 2**62
+
+    def _cycle(self, turn: int) -> Iterator[None]:
+        """One round of everything, from the best state; stops for breath after every phase."""
+        blocking = not self.island.machine.asynchronous
+        self._adopt_best()
+        if blocking:
+            for divisor in (0, *KERNEL_DIVISORS):
+                self._climb({**KERNEL_MOVES, **BUCKET_MOVES}, divisor, ordered=False)
+                yield
+            return
+        # A round that begins with a loss in every kernel finds others; every other round keeps them.
+        everything = {**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}
+        if self.climber.evaluations == 0:
+            yield from self._first()
+        for divisors in ((0,), KERNEL_DIVISORS) if turn % 2 == 0 else ((0,),):
+            for divisor in divisors:
+                self._climb(KERNEL_MOVES, divisor, ordered=False)
+            if self.stopped == "stop":
+                return
+            if turn % 2 == 0:
+                self._reschedule()
+            else:  # the rule makes many small buckets where these are in time; from there few large ones are far
+                self.climber.take_given_buckets()
+            yield
+        for _ in range(2):
+            for divisor in ORDER_DIVISORS:
+                self._climb(everything, divisor, ordered=True)
+                yield
+            self._reschedule()
+            yield
+            self._adopt_best()
+
+    def _first(self) -> Iterator[None]:
+        """Most of the gain lies in what takes least time: buckets and order by rule, kernels that only get better."""
+        self._reschedule()
+        yield
+        for part in range(FIRST_CLIMBS):
+            self.climber.draw_by_time()
+            self._climb(FIRST_MOVES if part == 0 else KERNEL_MOVES, 0, ordered=False, share=FIRST_CLIMBS)
+            self._reschedule()
+            yield
+            if self.stopped:
+                return
+        self.climber.draw_alike()
+        self._climb({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}, 0, ordered=True)
+        yield
+
+    def _reschedule(self) -> None:
+        self.climber.reschedule()
+        self._note()
+
+    def _climb(self, moves: Mapping[int, int], divisor: int, *, ordered: bool, share: int = 1) -> None:
+        climber, budget = self.climber, self.island.evaluations
+        units = max(1, int(climber.state.word[at.TOTAL, at.UNITS]))
+        threshold_ns = climber.total_ns() // units // divisor if divisor else 0
+        left = (self.proposals // 4 if ordered else self.proposals) // share
+        while left > 0 and not self._ended():
+            chunk = min(left, CHUNK, max(FIRST_CHUNK, climber.evaluations))
+            if budget is not None:
+                chunk = min(chunk, budget - climber.evaluations)
+            climber.climb(moves, chunk, threshold_ns, ordered=ordered)
+            self._note()
+            left -= chunk
+
+    def _ended(self) -> bool:
+        budget, seconds = self.island.evaluations, self.island.seconds
+        if budget is not None and self.climber.evaluations >= budget:
+            self.stopped = self.stopped or "evaluations"
+        elif seconds is not None and time.perf_counter() - self.began >= seconds:
+            self.stopped = self.stopped or "seconds"
+        elif self.halted():
+            self.stopped = self.stopped or "stop"
+        return bool(self.stopped)
+
+    def _adopt_best(self) -> None:
+        if self.noted:
+            self.climber.state = copy_state(self.noted[-1][0])
+        elif self.best is not None:
+            self.climber.state = copy_state(self.best[0])
+
+    def _note(self) -> None:
+        """Keep the state if it is the best so far."""
+        climber = self.climber
+        predicted_ns = climber.makespan_ns()
+        if predicted_ns >= self.best_ns:
+            return
+        self.noted = [*self.noted, (copy_state(climber.state), predicted_ns)][-self.wanted :]
+        seconds = time.perf_counter() - self.began
+        self.steps.append(Improvement(climber.evaluations, seconds, predicted_ns))
+
+    def _offer(self) -> None:
+        """Write down and check what was noted, if the last check was long enough ago or nothing comes after."""
+        ops = len(self.island.graph)
+        pause = min(max(FIRST_CHECK_PER_OP * ops, CHECK_FACTOR * self.checked_at), CHECK_PER_OP * ops)
+        if not self.noted or not (self.stopped or self.climber.evaluations >= self.checked_at + pause):
+            return
+        self.checked_at = self.climber.evaluations
+        noted, self.noted, steps, self.steps = self.noted, [], self.steps, []
+        best_ns = self.best_ns
+        for state, _ in reversed(noted):
+            found = self._checked(state)
+            if found is None:
+                continue
+            self.found[found.strategy] = found
+            if found.predicted_ns < best_ns:
+                best_ns = found.predicted_ns
+                self.best, self.news = (state, found.predicted_ns), found
+            if not self.stopped:
+                break
+        if self.best is not None and self.best[0] is not noted[-1][0]:
+            self._adopt_best()
+        self.trace += tuple(step for step in steps if step.cost_ns >= best_ns)
+        self.found = dict(sorted(self.found.items(), key=lambda item: item[1].predicted_ns)[: self.wanted])
+
+    def _checked(self, state: State) -> Finalist | None:
+        """What a state stands for, if it is legal and small enough."""
+        climber, island = self.climber, self.island
+        try:
+            written = climber.strategy(state)
+        except IllegalStrategyError as error:
+            LOGGER.debug("a state of the search is no strategy: %s", error)
+            return None
+        strategy = checked(island.graph, written, island.machine.asynchronous, self.attested)
+        if strategy is None:
+            return None
+        timeline = simulate(build(island.graph, strategy, island.costs, island.machine).problem)
+        limit = island.settings.memory_limit_bytes
+        if limit is not None and timeline.peak_bytes > limit:
+            return None
+        return Finalist(strategy, timeline.makespan_ns)
+
+    def _report(self) -> Report:
+        news, self.news = self.news, None
+        trace, self.trace = self.trace, ()
+        finalists = tuple(sorted(self.found.values(), key=lambda one: one.predicted_ns))
+        return Report(
+            self.island.number, self.climber.evaluations, self.climber.distinct,
+            time.perf_counter() - self.began, self.best_ns, news, trace,
+            finalists if self.stopped else (), self.stopped,
+        )  # fmt: skip
+
+
+def reports(island: Island, starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+    """Search; says what was found after every phase. The last report has the finalists.
+
+    Args:
+        starts: :func:`~disco_hlo.search.boundary.starts.prepare` of the island's strategies.
+        halted: asked a few times a second; the island ends once it answers True.
+    """
+    with without_collector():
+        run = _Run(island, starts, halted)
+    return run.reports()

@@ -1,0 +1,209 @@
+"""The joint search: op fusion, buckets and order together, from the unfused step and from XLA's plan.
+
+Several islands (``island``), each with a seed of its own, share the budget and nothing else; so it does
+not matter where they run, how many at once, or which of them ends first. The first runs here, the others
+in processes of their own (``child``), whose best so far is at hand whenever the search is ended. On the
+small graphs where starting a process takes longer than searching all run here, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from disco_hlo.search.api import (
+    Finalist,
+    Improvement,
+    OnBest,
+    OnProgress,
+    Progress,
+    SearchResult,
+    SearchSettings,
+    Stop,
+)
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.child import Children
+from disco_hlo.search.methods.island import Island, Report, reports
+from disco_hlo.search.undisturbed import without_collector
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.timeline import simulate
+
+WORTH_A_PROCESS = 500
+"""Ops of a step from which on islands run in processes of their own."""
+_POLL_S = 0.1
+
+
+def joint_search(
+    graph: Graph,
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    start: Strategy,
+    settings: SearchSettings,
+    on_progress: OnProgress | None = None,
+    on_best: OnBest | None = None,
+    stop: Stop | None = None,
+) -> SearchResult:
+    """Search from ``start`` and from the unfused step. Interrupting it (Ctrl-C) returns the best so far.
+
+    Raises:
+        IllegalStrategyError: ``start`` does not fit the graph.
+    """
+    return _Joint(graph, costs, machine, start, settings, on_progress, on_best, stop).run()
+
+
+class _Joint:
+    def __init__(
+        self,
+        graph: Graph,
+        costs: CostModel,
+        machine: MachineModel,
+        start: Strategy,
+        settings: SearchSettings,
+        on_progress: OnProgress | None,
+        on_best: OnBest | None,
+        stop: Stop | None,
+    ) -> None:
+        self.began = time.perf_counter()
+        self.settings, self.on_progress, self.on_best, self.stop = settings, on_progress, on_best, stop
+        strategies: tuple[Strategy, ...] = (start,)
+        if settings.seeds > 1 and start != unfused(graph):  # the first seed begins with what it is given
+            strategies = (start, unfused(graph))
+        with without_collector():
+            self.starts = prepare(graph, strategies)
+        self.found: Finalist | None = None
+        self.latest: dict[int, Report] = {}
+        self.finalists: dict[int, list[Finalist]] = {}
+        self.trace: list[tuple[float, int, int, int]] = []
+        self.stopped = ""
+        self.islands = [
+            Island(graph, costs, machine, strategies, settings, number, share, settings.seconds)
+            for number, share in enumerate(_shares(settings))
+        ]
+
+    @cached_property
+    def start_ns(self) -> int:
+        """Predicted time of the start. Not asked for before the first plan: that needs no simulation of this one."""
+        island = self.islands[0]
+        with without_collector():
+            built = build(island.graph, island.strategies[0], island.costs, island.machine)
+            return simulate(built.problem).makespan_ns
+
+    @property
+    def best(self) -> Finalist:
+        """The best of all islands, the start to begin with."""
+        return self.found or Finalist(self.islands[0].strategies[0], self.start_ns)
+
+    def run(self) -> SearchResult:
+        here, away = self._divided()
+        children = Children(away)
+        try:
+            here += children.not_started
+            for island in here:
+                seconds = island.seconds and island.seconds / len(here)
+                for report in self._reports(replace(island, seconds=seconds)):
+                    for one in (report, *children.arrived()):
+                        self._note(one)
+            while children.running() and not self._halted():
+                time.sleep(_POLL_S)
+                for report in children.arrived():
+                    self._note(report)
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        finally:
+            children.end()
+        for report in children.arrived():
+            self._note(report)
+        return self._result()
+
+    def _divided(self) -> tuple[list[Island], list[Island]]:
+        """Islands to run in this process, and in others."""
+        processes = self.settings.processes or _cores()
+        if processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
+            return list(self.islands), []
+        return self.islands[:1], self.islands[1:]
+
+    def _reports(self, island: Island) -> Iterator[Report]:
+        return reports(island, self.starts, self._halted)
+
+    def _halted(self) -> bool:
+        if self.stop is not None and self.stop():
+            self.stopped = "stop"
+        elif self.settings.seconds is not None and time.perf_counter() - self.began >= self.settings.seconds:
+            self.stopped = "seconds"
+        return bool(self.stopped)
+
+    def _note(self, report: Report) -> None:
+        self.latest[report.number] = report
+        found = self.finalists.setdefault(report.number, [])
+        found += [*report.finalists, *([report.best] if report.best else [])]
+        began = time.perf_counter() - self.began - report.seconds
+        self.trace += [
+            (began + step.seconds, step.evaluation, report.number, step.cost_ns) for step in report.trace
+        ]
+        if report.best is not None and report.best.predicted_ns < self.best.predicted_ns:
+            self.found = report.best
+            if self.on_best is not None:
+                self.on_best(report.best)
+        if self.on_progress is not None:
+            seconds, best_ns = time.perf_counter() - self.began, self.best.predicted_ns
+            self.on_progress(Progress(self._evaluations(), seconds, self.start_ns, best_ns, 0))
+
+    def _evaluations(self) -> int:
+        return sum(report.evaluations for report in self.latest.values())
+
+    def _result(self) -> SearchResult:
+        merged: dict[Strategy, int] = {}
+        for number in sorted(self.finalists):
+            for one in self.finalists[number]:
+                merged.setdefault(one.strategy, one.predicted_ns)
+        ranked = sorted(merged, key=lambda strategy: merged[strategy])  # stable: by island among equals
+        chosen = [Finalist(one, merged[one]) for one in ranked[: max(1, self.settings.finalists)]]
+        if not chosen or chosen[0].predicted_ns > self.start_ns:
+            chosen.insert(0, Finalist(self.islands[0].strategies[0], self.start_ns))
+        ends = {report.stopped for report in self.latest.values()} - {""}
+        return SearchResult(
+            strategy=chosen[0].strategy,
+            predicted_ns=chosen[0].predicted_ns,
+            start_ns=self.start_ns,
+            trace=self._trace(),
+            evaluations=self._evaluations(),
+            distinct_evaluations=sum(report.distinct for report in self.latest.values()),
+            wall_s=time.perf_counter() - self.began,
+            stopped=self.stopped or min(ends, default="stop"),
+            finalists=tuple(chosen),
+        )
+
+    def _trace(self) -> tuple[Improvement, ...]:
+        """Improvements of the best of all islands; evaluations are those of all, had they run abreast."""
+        found: list[Improvement] = []
+        for evaluations, cost_ns, seconds in sorted(
+            (evaluations * len(self.islands), cost_ns, seconds)
+            for seconds, evaluations, _, cost_ns in self.trace
+        ):
+            if cost_ns < (found[-1].cost_ns if found else self.start_ns):
+                found.append(Improvement(evaluations, seconds, cost_ns))
+        return tuple(found)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _shares(settings: SearchSettings) -> list[int | None]:
+    """The budget of evaluations, divided among the seeds."""
+    seeds = max(1, settings.seeds)
+    if settings.evaluations is None:
+        return [None] * seeds
+    return [(settings.evaluations + number) // seeds for number in range(seeds)]

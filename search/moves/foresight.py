@@ -1,0 +1,313 @@
+"""Kernels that may not stand, recognised before they are made.
+
+Where a plan leaves little to be fused most proposals are refused, and making a kernel, judging it and taking it back
+takes longer than all else. What two units would be together, and what is left of one that an op leaves, can be told
+from the units as they are: the kernel is looked up among the verdicts by its hash, or judged, before anything is
+written; making it then finds the verdict. Where duplicates would change hands as well the move is let pass, to be
+made and judged as ever. Of what a unit would be that recomputes more, only the number of ops is looked at, and
+whether a reduction would be left that no block of threads does (``hlo.legality_gpu``). Kernels of XLA's own stand
+whatever the rules say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
+from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot
+from disco_hlo.search.rules.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
+from disco_hlo.search.rules.neighbours import gather_members, is_read_inside, sort_runs
+
+from disco_hlo.compiled import inner
+from disco_hlo.hlo import gpu_facts as fact
+
+
+@inner
+def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Whether two units would be a kernel that may not stand; ``b`` comes first in the order."""
+    count, computed = _together(s, w, a, b)
+    is_special = g.special_mask and special_slot(g, computed) >= 0
+    if count > MAXIMUM_MEMBERS:
+        return not is_special
+    recomputes = s.copies[a] != -1 or s.copies[b] != -1
+    results, returned = _results_together(g, s, w, a, b)
+    verdict = known_verdict(w, computed + returned)
+    if verdict == LEGAL or (recomputes and not _gather_both(g, s, w, a, b)):
+        return False
+    if verdict == UNJUDGED:
+        if not is_special and _results_clash(g, s, w, a, b, results):
+            return True
+        if not recomputes:
+            _gather_both(g, s, w, a, b)
+        verdict = judge(g, w, computed, returned, count, results)
+    return verdict != LEGAL
+
+
+@inner
+def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any) -> Any:
+    """Whether a unit that computes so many ``members`` may not recompute the ``added`` nodes in row ``needed``."""
+    computed, hidden = s.computed[unit], False
+    for i in range(added):
+        computed += copy_share(w.needed[i])
+        hidden = hidden or g.flags[w.needed[i]] & at.BLOCK_ALONE != 0
+    if members + added <= MAXIMUM_MEMBERS and not hidden:
+        return False
+    return not g.special_mask or special_slot(g, computed) < 0
+
+
+@inner
+def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+    """Whether what is left of a unit may not stand without a node that it owns, or recomputes."""
+    owned = s.owner[node] == unit
+    computed, returned = s.computed[unit], s.returned[unit]
+    computed -= owned_share(node) if owned else copy_share(node)
+    read = fresh_stamp(w)
+    if owned:
+        if s.leaves[node]:
+            returned -= result_share(node)
+        for e in range(g.sources_at[node], g.sources_at[node + 1]):
+            x = g.edge[e]
+            w.mark[x] = read
+            if s.owner[x] == unit and not s.leaves[x]:
+                returned += result_share(x)
+    gone = fresh_stamp(w)
+    others = _copies_gone(g, s, w, unit, node, gone)
+    if not owned and others == 0 and _never_returned(g, s, w, unit, node):
+        return True
+    computed -= others
+    verdict = known_verdict(w, computed + returned)
+    if verdict == UNJUDGED:
+        count = results = 0
+        x = unit
+        while x != -1:
+            if w.reached[x] != gone:
+                w.members[count] = x
+                count += 1
+                if s.leaves[x] or w.mark[x] == read:
+                    w.results[results] = x
+                    results += 1
+            x = s.next[x]
+        cell = s.copies[unit]
+        while cell != -1:
+            if w.reached[s.cell_node[cell]] != gone:
+                w.members[count] = s.cell_node[cell]
+                count += 1
+            cell = s.next_of_unit[cell]
+        if count == 1:
+            return False
+        verdict = judge(g, w, computed, returned, count, results)
+    return verdict != LEGAL
+
+
+@inner
+def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+    """Whether the owner of a node may not stand where it returns the node as well, ``unit`` recomputing it no more."""
+    home = s.owner[node]
+    if s.leaves[node] or (s.count[home] == 1 and s.copies[home] == -1):
+        return False
+    returned = s.returned[home] + result_share(node)
+    lost = fresh_stamp(w)
+    for e in range(g.sources_at[node], g.sources_at[node + 1]):
+        x = g.edge[e]
+        if s.owner[x] == home and s.leaves[x] and not _is_read_besides(g, s, home, x, unit, node):
+            w.judging[x] = lost
+            returned -= result_share(x)
+    verdict = known_verdict(w, s.computed[home] + returned)
+    if verdict == UNJUDGED:
+        owned, count = gather_members(s, home, w.members)
+        results = 0
+        for i in range(owned):
+            x = w.members[i]
+            if x == node or (s.leaves[x] and w.judging[x] != lost):
+                w.results[results] = x
+                results += 1
+        verdict = judge(g, w, s.computed[home], returned, count, results)
+    return verdict != LEGAL
+
+
+@inner
+def _is_read_besides(g: Any, s: Any, home: Any, x: Any, unit: Any, node: Any) -> Any:
+    """Whether a value leaves the unit that owns it for another reader than a node as one unit recomputes it."""
+    if g.flags[x] & at.RETURNED:
+        return True
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        reader, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            here = g.edge[e] == node and reader == unit
+            if reader != home and not here and not computes(s, reader, x):
+                return True
+            if cell == -1:
+                break
+            reader = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return False
+
+
+@inner
+def _copies_gone(g: Any, s: Any, w: Any, unit: Any, node: Any, gone: Any) -> Any:
+    """Mark in row ``reached`` a node that leaves a unit, and what the unit recomputes for it alone; the hash of the
+    latter (see ``upkeep.drop_idle_copies``)."""
+    w.reached[node] = gone
+    share = np.int64(0)
+    if s.copies[unit] == -1:
+        return share
+    w.queue[0], pending = node, 1
+    while pending > 0:
+        pending -= 1
+        x = w.queue[pending]
+        for e in range(g.sources_at[x], g.sources_at[x + 1]):
+            source = g.edge[e]
+            if w.reached[source] == gone or not holds_copy(s, unit, source):
+                continue
+            if not _is_still_read(g, s, w, unit, source, gone):
+                w.reached[source] = gone
+                share += copy_share(source)
+                w.queue[pending] = source
+                pending += 1
+    return share
+
+
+@inner
+def _is_still_read(g: Any, s: Any, w: Any, unit: Any, x: Any, gone: Any) -> Any:
+    """Whether a unit uses the value of a node without those that are ``gone`` from it."""
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if w.reached[g.edge[e]] != gone and computes(s, unit, g.edge[e]):
+            return True
+    return False
+
+
+@inner
+def _together(s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Of two units as one: how many nodes it computes, and the hash of them."""
+    stamp = fresh_stamp(w)
+    computed, count = s.computed[a] + s.computed[b] - NOTHING, s.count[a] + s.count[b]
+    for unit, other in ((a, b), (b, a)):
+        cell = s.copies[unit]
+        while cell != -1:
+            x = s.cell_node[cell]
+            if s.owner[x] == other or w.inside[x] == stamp:
+                computed -= copy_share(x)
+            else:
+                w.inside[x] = stamp
+                count += 1
+            cell = s.next_of_unit[cell]
+    return count, computed
+
+
+@inner
+def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Row ``results``: what two units would return as one, ascending. How many these are, and the hash of them."""
+    results, returned = 0, s.returned[a] + s.returned[b]
+    x = a
+    while x != -1:
+        if s.leaves[x]:
+            w.results[results] = x
+            results += 1
+        x = s.next[x]
+    x = b
+    while x != -1:
+        if s.leaves[x]:
+            if _is_read_by_these_alone(g, s, a, b, x):
+                returned -= result_share(x)
+            else:
+                w.results[results] = x
+                results += 1
+        x = s.next[x]
+    sort_runs(w.results, w.queue, results)
+    return results, returned
+
+
+@inner
+def _is_read_by_these_alone(g: Any, s: Any, a: Any, b: Any, x: Any) -> Any:
+    """Whether nobody reads a node but two units."""
+    if g.flags[x] & at.RETURNED:
+        return False
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            if unit != a and unit != b and not computes(s, unit, x):
+                return False
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return True
+
+
+@inner
+def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
+    """Whether no kernel of two units returns all of row ``results``, in one loop or beside the first reduction."""
+    if not g.limits[GPU_RULES]:
+        return False
+    first, one_loop = -1, True
+    for i in range(results):
+        x = w.results[i]
+        one_loop = one_loop and g.loop[x] == g.loop[w.results[0]]
+        if first == -1 and g.reduction[x] >= 0:
+            first = x
+    if first == -1:  # where a block may do a member, what is behind the results decides
+        return not one_loop and not _has_block(g, s, a) and not _has_block(g, s, b)
+    for i in range(results):
+        x = w.results[i]
+        if g.reduction[x] >= 0:
+            if g.reduction[x] != g.reduction[first]:
+                return True
+        elif not g.gpu_flags[x] & fact.CHAIN and g.loop[x] != g.operand_loop[first]:
+            return True  # a chain may begin with a reduction of its own
+    return False
+
+
+@inner
+def _has_block(g: Any, s: Any, unit: Any) -> Any:
+    """Whether a unit computes an op that a block of threads does together where it decides how a kernel is made."""
+    x = unit
+    while x != -1:
+        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
+            return True
+        x = s.next[x]
+    cell = s.copies[unit]
+    while cell != -1:
+        x = s.cell_node[cell]
+        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
+            return True
+        cell = s.next_of_unit[cell]
+    return False
+
+
+@inner
+def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+    """Row ``members``: what two units compute, each node once. False where they recompute what nobody else may need its
+    owner for once they are one, so that it would be handed to them (``upkeep.adopt_orphans``)."""
+    owned_a, count = gather_members(s, a, w.members)
+    owned_b, others = gather_members(s, b, w.touched)
+    of_a = fresh_stamp(w)
+    of_b = fresh_stamp(w)
+    for i in range(count):
+        w.mark[w.members[i]] = of_a
+    for i in range(others):
+        w.inside[w.touched[i]] = of_b
+    for i in range(owned_a, count):
+        if _may_be_orphaned(g, s, w.members[i], w.inside, of_b):
+            return False
+    for i in range(others):
+        x = w.touched[i]
+        if i >= owned_b and _may_be_orphaned(g, s, x, w.mark, of_a):
+            return False
+        if w.mark[x] != of_a:
+            w.members[count] = x
+            count += 1
+    return True
+
+
+@inner
+def _may_be_orphaned(g: Any, s: Any, x: Any, computed: Any, stamp: Any) -> Any:
+    """Whether the owner of a node that a unit recomputes may be left without a reader of it, once the unit is one with
+    another: what that one computes has ``stamp`` in row ``computed``."""
+    if computed[x] == stamp:
+        return False
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if computed[g.edge[e]] == stamp:
+            return True
+    return not s.leaves[x] and not is_read_inside(g, s, s.owner[x], x)

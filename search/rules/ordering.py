@@ -1,0 +1,212 @@
+"""Keeping the units in a topological order while moves change them.
+
+A move that ties a unit to others may close a circle. The path back is searched from both ends at
+once, among the units that stand between them only; whichever side is exhausted first proves that
+there is none, and tells which units must step aside (dynamic topological ordering after Pearce and
+Kelly, with the two-way search of Bender, Fineman, Gilbert and Tarjan).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import fresh_stamp, put
+from disco_hlo.search.rules.neighbours import predecessors, successors
+
+from disco_hlo.compiled import inner
+
+
+@inner
+def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
+    """Find a place for a unit at slot ``high`` that a move has tied to units from slot ``low`` on.
+
+    All it waits for must stand below ``high``, and all that wait for it above ``low``. Returns
+    whether there is a place between them; where there is none (a circle) nothing is written.
+    """
+    stamp = fresh_stamp(w)
+    w.queue[0] = w.queue_back[0] = unit
+    w.reached[unit] = w.reached_back[unit] = stamp
+    ahead = back = 1
+    next_ahead = next_back = 0
+    while next_ahead < ahead and next_back < back:
+        found = successors(g, s, w, w.queue[next_ahead], w.neighbours)
+        ahead = _reach(s, w, unit, found, low, high, stamp, w.reached, w.reached_back, w.queue, ahead)
+        next_ahead += 1
+        if ahead < 0:
+            return False
+        if next_ahead == ahead:
+            break
+        found = predecessors(g, s, w, w.queue_back[next_back], w.neighbours)
+        back = _reach(s, w, unit, found, low, high, stamp, w.reached_back, w.reached, w.queue_back, back)
+        next_back += 1
+        if back < 0:
+            return False
+    if next_ahead == ahead:
+        _place_late(s, w, unit, low, high, stamp)
+    else:
+        _place_early(s, w, unit, low, high, stamp)
+    return True
+
+
+@inner
+def _reach(
+    s: Any,
+    w: Any,
+    unit: Any,
+    found: Any,
+    low: Any,
+    high: Any,
+    stamp: Any,
+    mine: Any,
+    theirs: Any,
+    queue: Any,
+    count: Any,
+) -> Any:
+    """Queue those neighbours that are new and stand between; -1 where the other side was there."""
+    for i in range(found):
+        other = w.neighbours[i]
+        if other == unit:
+            return -1
+        if mine[other] == stamp or not low <= s.place[other] <= high:
+            continue
+        if theirs[other] == stamp:
+            return -1
+        mine[other] = stamp
+        queue[count] = other
+        count += 1
+    return count
+
+
+@inner
+def _place_late(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
+    """The unit and what waits for it go to the upper end; the rest stays or moves down."""
+    units = _collect(s, w, unit, low, high)
+    slot = high
+    for i in range(units - 1, -1, -1):
+        other = w.neighbours[i]
+        if w.reached[other] == stamp:
+            _move(s, w, other, slot)
+            slot -= 1
+    _move(s, w, unit, slot)
+    slot -= 1
+    for i in range(units - 1, -1, -1):
+        other = w.neighbours[i]
+        if w.reached[other] != stamp:
+            slot = min(slot, s.place[other])
+            _move(s, w, other, slot)
+            slot -= 1
+
+
+@inner
+def _place_early(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
+    """What the unit waits for and the unit go to the lower end; the rest stays or moves up."""
+    units = _collect(s, w, unit, low, high)
+    slot = low
+    for i in range(units):
+        other = w.neighbours[i]
+        if w.reached_back[other] == stamp:
+            _move(s, w, other, slot)
+            slot += 1
+    _move(s, w, unit, slot)
+    slot += 1
+    for i in range(units):
+        other = w.neighbours[i]
+        if w.reached_back[other] != stamp:
+            slot = max(slot, s.place[other])
+            _move(s, w, other, slot)
+            slot += 1
+
+
+@inner
+def _collect(s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
+    """The units between two slots, both included, without ``unit``, in order."""
+    count = 0
+    for slot in range(low, high + 1):
+        other = s.order[slot]
+        if other != -1 and other != unit:
+            w.neighbours[count] = other
+            count += 1
+    return count
+
+
+@inner
+def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
+    old = s.place[unit]
+    if old == slot and s.order[slot] == unit:
+        return
+    if old != -1 and s.order[old] == unit:
+        put(w, s.order, old, -1)
+    put(w, s.place, unit, slot)
+    put(w, s.order, slot, unit)
+
+
+@inner
+def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
+    """Find a place for a unit whose ties have changed at will, or which has none yet.
+
+    ``near`` is the slot to begin with where the unit has no place. Returns whether there is one; a
+    circle may leave the order changed, but still topological for all other units.
+    """
+    last, first = near - 1, s.total[at.SLOTS]
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        last = max(last, s.place[w.neighbours[i]])
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        first = min(first, s.place[w.neighbours[i]])
+    old = s.place[unit]
+    if old != -1 and last < old < first:
+        return True
+    if old != -1:
+        put(w, s.order, old, -1)
+        put(w, s.place, unit, -1)
+    else:
+        put(w, s.total, at.UNITS, s.total[at.UNITS] + 1)
+    slot = _open_slot(s, w, last)
+    _move(s, w, unit, slot)
+    first = s.total[at.SLOTS]
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        first = min(first, s.place[w.neighbours[i]])
+    return first > slot or settle(g, s, w, unit, first, slot)
+
+
+@inner
+def _open_slot(s: Any, w: Any, after: Any) -> Any:
+    """Make room right after a slot (-1: at the front) by shifting units to the nearest hole.
+
+    There always is one: ORDER has a slot for every node.
+    """
+    up, down, end = after + 1, after, s.total[at.SLOTS]
+    while True:
+        if up < end and s.order[up] == -1:
+            for slot in range(up, after + 1, -1):
+                _move(s, w, s.order[slot - 1], slot)
+            return after + 1
+        if down >= 0 and s.order[down] == -1:
+            for slot in range(down, after):
+                _move(s, w, s.order[slot + 1], slot)
+            return after
+        up, down = up + 1, down - 1
+        if up >= end and down < 0:
+            return -1
+
+
+@inner
+def shift(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
+    """Move a unit to another slot, those between one aside; False where what it is tied to stands between."""
+    old = s.place[unit]
+    for i in range(predecessors(g, s, w, unit, w.neighbours)):
+        if s.place[w.neighbours[i]] >= slot:
+            return False
+    for i in range(successors(g, s, w, unit, w.neighbours)):
+        if s.place[w.neighbours[i]] <= slot:
+            return False
+    put(w, s.order, old, -1)
+    direction = 1 if slot > old else -1
+    hole = old
+    for k in range(old + direction, slot + direction, direction):
+        if s.order[k] != -1:
+            _move(s, w, s.order[k], hole)
+            hole = k
+    put(w, s.place, unit, -1)
+    _move(s, w, unit, slot)
+    return True

@@ -1,0 +1,297 @@
+"""Looking up what changed units cost, in compiled code; what is not known is listed to be asked for."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS, enlist, fresh_stamp, put, retire
+from disco_hlo.search.arrays.digest import special_slot
+from disco_hlo.search.arrays.rng import mix
+from disco_hlo.search.arrays.table import claim, find
+from disco_hlo.search.rules.legality import add_bitcasts
+from disco_hlo.search.rules.neighbours import count_waits, gather_members
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
+
+
+class Unknown(NamedTuple):
+    """Kernels and buckets whose cost was never asked for, as flat lists."""
+
+    key: NDArray[np.int64]
+    """What the cost of each is to be kept under."""
+    member_at: NDArray[np.int64]
+    """Number i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
+    member: NDArray[np.int64]
+    role: NDArray[np.int64]
+    """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
+    digest: NDArray[np.int64]
+    """Hash of what each computes; 0 where a start has a kernel of these ops that returns something else."""
+    pieces: NDArray[np.float64]
+    """``[3, pieces]``: ``simulator.costs.LinearPieces``, where all-reduces take what these say; else none."""
+    wire: NDArray[np.int64]
+    """``[4]``: launch cost in ns, bytes a µs of copies (0: no limit), most bytes of a transfer that blocks the
+    compute stream (-1: none does), whether transfers ever run beside it."""
+
+
+INSIDE: Final = 0
+"""Owned, and read by nobody else."""
+RESULT: Final = 1
+"""Owned, and read by others."""
+COPY: Final = 2
+BITCAST: Final = 3
+
+_READ: Final = 1 << 40
+_CLONED: Final = 1 << 41
+_SHOWN: Final = 1 << 42
+_SEED: Final = 0x5EED
+
+
+def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]) -> Unknown:
+    """Room for ``nodes`` kernels that compute 32 nodes each on average."""
+    room = 32 * nodes + 16 * MAXIMUM_MEMBERS
+    return Unknown(
+        np.zeros(nodes, np.int64),
+        np.zeros(nodes + 1, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(nodes, np.int64),
+        pieces,
+        wire,
+    )
+
+
+@inner
+def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any, counting: Any) -> Any:
+    """Fill in digest, waits and times of the units noted as changed, as far as these are known.
+
+    Args:
+        prices: a table from price keys (:func:`_price_key`) to times.
+        listed: how many entries ``unknown`` has already.
+        counting: whether to keep up row ``waits``, which the ready queue alone goes by.
+
+    Returns:
+        How many it has now. Where anything is left open the changes remain noted: once the prices
+        are there (:func:`learn`), call again, or undo the changes.
+    """
+    stamp = fresh_stamp(w)
+    count, left_open = listed, False
+    for i in range(w.number[at.CHANGES]):
+        x = w.changed[i]
+        if counting:
+            _recount_later(g, s, w, x)
+        unit = s.owner[x]
+        if w.judged[unit] == stamp:
+            continue
+        w.judged[unit] = stamp
+        if counting:
+            put(w, s.waits, unit, count_waits(g, s, w, unit))
+        digest = s.computed[unit] + s.returned[unit]
+        if digest == s.digest[unit]:
+            continue
+        retire(s, w, unit)
+        single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
+        if single and not _is_tiled(g, s.computed[unit]):
+            _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
+            enlist(s, w, unit, digest)
+            continue
+        place, size = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1)), np.int64(-1)
+        if w.keyed[place] != digest:
+            w.keyed[place + 1], size = _price_key(g, s, w, unit, digest)
+            w.keyed[place] = digest
+        key = w.keyed[place + 1]
+        slot = find(prices, key)
+        if slot >= 0:
+            value = prices.value[slot]
+            _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
+            enlist(s, w, unit, digest)
+            continue
+        if g.flags[unit] & at.ALL_REDUCE and unknown.pieces.shape[1] > 0:
+            _set_bucket_times(g, s, w, unit, unknown)
+            enlist(s, w, unit, digest)
+            continue
+        left_open = True
+        if has_place(unknown, count):
+            if size < 0:
+                _, size = _price_key(g, s, w, unit, digest)
+            _list(g, s, w, unknown, count, unit, key, size)
+            unknown.digest[count] = _digest_as_given(g, s, unit)
+            count += 1
+    if not left_open:
+        w.number[at.CHANGES] = 0
+    return count
+
+
+@compiled
+def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
+    """Keep the times (``[rows, TIME_COLUMNS]``) of these entries."""
+    for i in range(rows.size):
+        slot = claim(prices, unknown.key[rows[i]])
+        for column in range(at.TIME_COLUMNS):
+            prices.value[slot, column] = times[i, column]
+
+
+@compiled
+def listed(unknown: Any, rows: Any) -> Any:
+    """Entries as ``hlo.kernel_times.KernelTimes`` takes them: members and results, each with its offsets."""
+    member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
+    for i in range(rows.size):
+        start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
+        member_at[i + 1] = member_at[i] + end - start
+        result_at[i + 1] = result_at[i] + np.sum(unknown.role[start:end] == RESULT)
+    members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
+    count = returned = 0
+    for row in rows:
+        for k in range(unknown.member_at[row], unknown.member_at[row + 1]):
+            members[count] = unknown.member[k]
+            count += 1
+            if unknown.role[k] == RESULT:
+                results[returned] = unknown.member[k]
+                returned += 1
+    return member_at, members, result_at, results
+
+
+@inner
+def _is_tiled(g: Any, computed: Any) -> Any:
+    """Whether the kernel that computes this is one of Triton's."""
+    if not g.special_mask:
+        return False
+    slot = special_slot(g, computed)
+    return slot >= 0 and g.special[3 * slot + 2] != 0
+
+
+@inner
+def _digest_as_given(g: Any, s: Any, unit: Any) -> Any:
+    """Hash of what a unit computes, 0 where it cannot be a kernel of a start, returning something else."""
+    if g.special_mask:
+        slot = special_slot(g, s.computed[unit])
+        if slot >= 0 and g.special[3 * slot + 1] != s.returned[unit]:
+            return np.int64(0)
+    return s.computed[unit]
+
+
+@inner
+def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_channel: Any) -> None:
+    first = at.TIME_COLUMNS * unit
+    put(w, s.time_ns, first + at.PACK, pack)
+    put(w, s.time_ns, first + at.MAIN, main)
+    put(w, s.time_ns, first + at.UNPACK, unpack)
+    put(w, s.time_ns, first + at.ON_CHANNEL, on_channel)
+
+
+@inner
+def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
+    """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
+    moved_bytes = unpack_ns = np.int64(0)
+    unpacked = False
+    x = bucket
+    while x != -1:
+        moved_bytes += g.moved_bytes[x]
+        if g.flags[x] & at.UNPACKED:
+            unpacked = True
+            unpack_ns += g.slice_ns[x]
+        x = s.next[x]
+    pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
+    piece = 0
+    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:
+        piece += 1
+    main_ns = np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
+    on_channel = unknown.wire[3] != 0 and moved_bytes > one_shot
+    if not on_channel:
+        main_ns += launch_ns
+    if s.count[bucket] == 1:
+        _set_times(s, w, bucket, -1, main_ns, -1, on_channel)
+        return
+    pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
+    _set_times(s, w, bucket, pack_ns, main_ns, unpack_ns if unpacked else -1, on_channel)
+
+
+@inner
+def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
+    """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
+    _, count = gather_members(s, unit, w.members)
+    if g.flags[unit] & at.ALL_REDUCE:
+        return s.computed[unit], count
+    count, _ = add_bitcasts(g, w, count)
+    if g.special_mask:
+        slot = special_slot(g, s.computed[unit])
+        if slot >= 0 and g.special[3 * slot + 1] == s.returned[unit]:
+            return digest, count
+    return _structure_digest(g, s, w, unit, count), count
+
+
+@inner
+def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+    """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
+
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
+    through bitcasts outside, and what is the same to the cost model (row ``READ``): the layers of a model share
+    their costs.
+    """
+    stamp = fresh_stamp(w)
+    total = mix(np.uint64(_SEED))
+    for i in range(count):
+        w.mark[w.members[i]] = stamp
+        w.value[w.members[i]] = i
+    known = count
+    for i in range(count):
+        x = w.members[i]
+        total = mix(total ^ np.uint64(2 * g.key[x] + (s.owner[x] == unit and s.leaves[x] != 0)))
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if g.flags[operand] & at.CLONED:
+                total = mix(total ^ np.uint64(_CLONED))
+                continue
+            while True:
+                fresh = w.mark[operand] != stamp
+                if fresh:
+                    w.mark[operand] = stamp
+                    w.value[operand] = known
+                    known += 1
+                total = mix(total ^ np.uint64(_READ + w.value[operand]))
+                if not fresh:
+                    break
+                if not g.flags[operand] & at.BITCAST:
+                    total = mix(total ^ np.uint64(g.read[operand]))
+                    break
+                total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
+                operand = g.edge[g.operands_at[operand]]
+    return np.int64(total)
+
+
+@inner
+def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
+    """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+        while True:
+            put(w, s.waits, unit, count_waits(g, s, w, unit))
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+
+
+@compiled
+def has_place(unknown: Any, count: Any) -> Any:
+    """Whether one more unit can be listed."""
+    left = unknown.member.size - unknown.member_at[count]
+    return count < unknown.key.size and left > 4 * MAXIMUM_MEMBERS
+
+
+@inner
+def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
+    start = unknown.member_at[i]
+    for k in range(size):
+        x = w.members[k]
+        role = COPY
+        if g.flags[x] & at.BITCAST:
+            role = BITCAST
+        elif s.owner[x] == unit:
+            role = RESULT if s.leaves[x] else INSIDE
+        unknown.member[start + k] = x
+        unknown.role[start + k] = role
+    unknown.key[i] = key
+    unknown.member_at[i + 1] = start + size

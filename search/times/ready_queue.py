@@ -1,0 +1,260 @@
+"""The schedule of the paper's simulator (section 4.4): ready queues, first in, first out.
+
+The compute stream and every channel have a queue of tasks whose predecessors have finished, so
+all-reduces run in the order in which their gradients are produced, beside the ops or, where
+collectives block, between them. At one instant: all tasks that end are retired; the tasks that
+become ready by it join their queues by ascending node; every idle resource takes the head of its
+queue. This is ``simulator.ready_queue``, run on the units of a state without building a problem.
+
+While no transfer is under way, which is most of the time, an instant is one op that ends: nothing is
+divided, and no other resource is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.rules.neighbours import mark_computing
+
+from disco_hlo.compiled import inner
+from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+
+_FEW: Final = 24
+
+# A word of row ``packed``: the owner of a node, the next node of its unit plus 1, and bits.
+_NEXT_AT: Final = 24
+_NODE: Final = (1 << _NEXT_AT) - 1
+_SHARED_AT, _COPYING_AT, _BUCKET_AT, _ORDERED_AT = 48, 49, 50, 51
+_SHARED: Final = 1 << _SHARED_AT
+"""Other units recompute it."""
+_COPYING: Final = 1 << _COPYING_AT
+"""It is the head of a unit that recomputes others."""
+_BUCKET: Final = 1 << _BUCKET_AT
+_ORDERED: Final = 1 << _ORDERED_AT
+"""Others must run behind it though they do not read it."""
+
+
+@inner
+def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
+    """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
+
+    Args:
+        speed_ppm: ``[3, channels + 1]``, see ``simulator.costs.MachineModel``.
+        started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, transfers
+            as they are issued, and once more when they end, as -1 - task.
+
+    Returns:
+        The time at which everything is done and the number of entries of ``started``; (-1, 0)
+        where units wait for each other in a circle.
+    """
+    channels = speed_ppm.shape[1] - 1
+    ops, transfers = np.empty(3 * g.nodes, np.int64), np.empty((channels, 3 * g.nodes), np.int64)
+    op_head = op_tail = 0
+    head, tail = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    op, op_left = -1, 0
+    running, left = np.full(channels, -1), np.zeros(channels, np.int64)
+    found = _begin(g, s, w)
+    now = count = busy = waiting = done = turn = 0
+    while True:
+        if found > 1:
+            _sort(w.neighbours, found)
+        for k in range(found):
+            task = w.neighbours[k]
+            unit = task // 3
+            if (
+                w.packed[unit] & _BUCKET
+                and task % 3 == at.MAIN
+                and s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
+            ):
+                r = turn % channels
+                turn += 1
+                started[count] = task
+                count += 1
+                transfers[r, tail[r]] = task
+                tail[r] += 1
+                waiting += 1
+            else:
+                ops[op_tail] = task
+                op_tail += 1
+        found = 0
+        if op == -1 and op_head < op_tail:
+            op = ops[op_head]
+            op_head += 1
+            started[count] = op
+            count += 1
+            op_left = s.time_ns[at.TIME_COLUMNS * (op // 3) + op % 3] * PPM
+        if waiting:
+            for r in range(channels):
+                if running[r] == -1 and head[r] < tail[r]:
+                    task = transfers[r, head[r]]
+                    head[r] += 1
+                    running[r], left[r] = task, s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3] * PPM
+                    busy += 1
+                    waiting -= 1
+        if busy == 0:
+            if op == -1:
+                break
+            now += (op_left + PPM - 1) // PPM
+            done, found = _retire(g, s, w, op, done, found)
+            op = -1
+            continue
+        op_speed = speed_ppm[COMPUTE, busy]
+        speed = speed_ppm[NO_COMPUTE if op == -1 else BESIDE_COMPUTE, busy]
+        elapsed = -1 if op == -1 else _quotient(op_left, op_speed)
+        for r in range(channels):
+            if running[r] != -1 and (elapsed == -1 or left[r] <= (elapsed - 1) * speed):
+                elapsed = _quotient(left[r], speed)
+        now += elapsed
+        if op != -1:
+            op_left -= elapsed * op_speed
+            if op_left <= 0:
+                done, found = _retire(g, s, w, op, done, found)
+                op = -1
+        for r in range(channels):
+            if running[r] == -1:
+                continue
+            left[r] -= elapsed * speed
+            if left[r] <= 0:
+                task = running[r]
+                running[r] = -1
+                started[count] = -1 - task
+                count += 1
+                busy -= 1
+                done, found = _retire(g, s, w, task, done, found)
+    if done < s.total[at.UNITS]:
+        return -1, 0
+    return now, count
+
+
+@inner
+def _quotient(left: Any, speed: Any) -> Any:
+    """``left`` over ``speed``, rounded up: a division of 64-bit integers takes longer than all else here."""
+    found = np.int64(left / np.float64(speed))
+    while found * speed < left:
+        found += 1
+    while (found - 1) * speed >= left:
+        found -= 1
+    return found
+
+
+@inner
+def _begin(g: Any, s: Any, w: Any) -> Any:
+    """Row ``packed``: all that is asked of a node, in one word. What every unit waits for into row ``value``,
+    the tasks that wait for nothing into ``neighbours``; their number."""
+    found = 0
+    for x in range(g.nodes):
+        waits, owner, flags = s.waits[x], s.owner[x], g.flags[x]
+        word = (owner & _NODE) | ((s.next[x] + 1) << _NEXT_AT)
+        word |= (s.copiers[x] != -1) << _SHARED_AT | (s.copies[x] != -1) << _COPYING_AT
+        word |= (flags & at.ALL_REDUCE != 0) << _BUCKET_AT | (flags & at.ORDERED != 0) << _ORDERED_AT
+        w.packed[x] = word
+        w.value[x] = waits
+        if waits == 0 and owner == x:
+            w.neighbours[found] = _first_task(s, w, x)
+            found += 1
+    return found
+
+
+@inner
+def _retire(g: Any, s: Any, w: Any, task: Any, done: Any, found: Any) -> Any:
+    """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
+    unit, part = task // 3, task % 3
+    if w.packed[unit] & _BUCKET and part < at.UNPACK and s.time_ns[at.TIME_COLUMNS * unit + part + 1] >= 0:
+        w.neighbours[found] = task + 1
+        return done, found + 1
+    return done + 1, _release(g, s, w, unit, found)
+
+
+@inner
+def _first_task(s: Any, w: Any, unit: Any) -> Any:
+    if w.packed[unit] & _BUCKET and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
+        return 3 * unit + at.PACK
+    return 3 * unit + at.MAIN
+
+
+@inner
+def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
+    """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
+    x = unit
+    while x != -1:
+        word = w.packed[x]
+        shared = word & _SHARED
+        computing = mark_computing(s, w, x) if shared else 0
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            reader = w.packed[g.edge[e]]
+            other = reader & _NODE
+            if other != unit and not (shared and w.inside[other] == computing):
+                found = _count_off(s, w, found, other)
+            if reader & _SHARED:
+                cell = s.copiers[g.edge[e]]
+                while cell != -1:
+                    other = s.cell_unit[cell]
+                    if other != unit and not (shared and w.inside[other] == computing):
+                        found = _count_off(s, w, found, other)
+                    cell = s.next_of_node[cell]
+        if word & _ORDERED:
+            found = _release_later(g, s, w, unit, x, found)
+        x = ((word >> _NEXT_AT) & _NODE) - 1
+    if w.packed[unit] & _COPYING:
+        cell = s.copies[unit]
+        while cell != -1:
+            found = _release_later(g, s, w, unit, s.cell_node[cell], found)
+            cell = s.next_of_unit[cell]
+    return found
+
+
+@inner
+def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any:
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        y = g.edge[e]
+        other, cell = s.owner[y], s.copiers[y]
+        while True:
+            if other != unit:
+                found = _count_off(s, w, found, other)
+            if cell == -1:
+                break
+            other = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return found
+
+
+@inner
+def _count_off(s: Any, w: Any, found: Any, unit: Any) -> Any:
+    w.value[unit] -= 1
+    if w.value[unit] != 0:
+        return found
+    w.neighbours[found] = _first_task(s, w, unit)
+    return found + 1
+
+
+@inner
+def _sort(tasks: Any, count: Any) -> None:
+    """Ascending: by insertion where they are few, else as a heap (a large bucket sets hundreds free)."""
+    if count <= _FEW:
+        for i in range(1, count):
+            task, j = tasks[i], i
+            while j > 0 and tasks[j - 1] > task:
+                tasks[j] = tasks[j - 1]
+                j -= 1
+            tasks[j] = task
+        return
+    for top in range(count // 2 - 1, -1, -1):
+        _sift(tasks, top, count)
+    for end in range(count - 1, 0, -1):
+        tasks[0], tasks[end] = tasks[end], tasks[0]
+        _sift(tasks, 0, end)
+
+
+@inner
+def _sift(tasks: Any, top: Any, count: Any) -> None:
+    task, child = tasks[top], 2 * top + 1
+    while child < count:
+        if child + 1 < count and tasks[child + 1] > tasks[child]:
+            child += 1
+        if tasks[child] <= task:
+            break
+        tasks[top] = tasks[child]
+        top, child = child, 2 * child + 1
+    tasks[top] = task

@@ -1,0 +1,225 @@
+"""Compute time by slot, and a digest of the order, that follow every move.
+
+They are kept in working space of their own that is made anew when a climb begins (:func:`count_all`). After a
+move the log that would undo it tells which slots and times were written (:func:`catch_up`): whatever writes
+through ``board.put`` is seen here, and since the sums are written through it too, ``roll_back`` restores them
+with the rest. The digest depends on which unit follows which, not on the slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import put
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import address_of, pointer_to
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
+from disco_hlo.simulator.costs import MachineModel
+
+BLOCK: Final = 64
+"""Slots whose times are kept as one sum."""
+
+# Segments.number.
+ORDER_DIGEST: Final = 0
+"""Hash of the order of the units."""
+NOW: Final = 1
+DONE: Final = 2
+"""Work that every transfer under way did so far, as in the engine."""
+BUSY: Final = 3
+NEAREST: Final = 4
+NUMBERS: Final = 5
+
+# Events: number 3 * rank + kind, in the order in which they happen between two slots.
+ISSUED: Final = 0
+AWAITED: Final = 1
+SLICED: Final = 2
+KINDS: Final = 3
+NEVER: Final = 2**62
+"""The key of an event that does not happen."""
+
+_OTHER, _END = np.uint64(0x5851F42D4C957F2D), np.uint64(0x9E3779B97F4A7C15)
+
+
+class Segments(NamedTuple):
+    """Working space of one search thread for orders of one step."""
+
+    slot: NDArray[np.int64]
+    """``[2, nodes + 1]``: the unit counted at each slot (-1: none), and what it adds to the compute stream."""
+    block: NDArray[np.int64]
+    """``[blocks]``: the sum of the latter."""
+    number: NDArray[np.int64]
+    event: NDArray[np.int64]
+    """``[2, 3 * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
+    ranked: NDArray[np.int64]
+    """``[all-reduces]``: their nodes, by rank."""
+    tie_at: NDArray[np.int64]
+    """``[4 * all-reduces + 1]``: number i reads ``tie[tie_at[4 * i] : tie_at[4 * i + 1]]``; then come those
+    that must run before it, its readers, and those that must run after it. Near each other they are fast
+    to read, and candidates are scored by little else."""
+    tie: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    """``[channels, 3]``, as in the engine."""
+    queued_ns: NDArray[np.int64]
+    """``[channels, all-reduces]``: transfers in the order they were issued."""
+    stands: NDArray[np.int64]
+    """``[2, all-reduces]``: channel of each bucket, and where in its queue it stands."""
+    speed_ppm: NDArray[np.int64]
+    """``[3, channels + 1]``"""
+
+
+class SegmentsView(NamedTuple):
+    """Rows of :class:`Segments`."""
+
+    unit: Any
+    time_ns: Any
+    block: Any
+    number: Any
+    key: Any
+    by_time: Any
+    ranked: Any
+    buckets: Any
+    """Number of all-reduces."""
+    tie_at: Any
+    tie: Any
+    lane: Any
+    queued_ns: Any
+    channel: Any
+    turn: Any
+    speed_ppm: Any
+    channels: Any
+
+
+def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
+    """Working space for orders of a step, whose all-reduces are ``ranked``."""
+    speed_ppm, nodes = machine.speed_ppm(), int(step.node.shape[1]) - 1
+    channels, events = speed_ppm.shape[1] - 1, KINDS * ranked.size
+    rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT)
+    ties = [step.edge[slice(*step.node[row, x : x + 2])] for x in ranked.tolist() for row in rows]
+    return Segments(
+        np.full((2, nodes + 1), -1, np.int64),
+        np.zeros(nodes // BLOCK + 1, np.int64),
+        np.zeros(NUMBERS, np.int64),
+        np.array([np.full(events, NEVER), np.arange(events)], np.int64),
+        ranked,
+        np.cumsum([0, *map(len, ties)], dtype=np.int64),
+        np.concatenate([*ties, np.zeros(0, np.int64)]),
+        np.zeros((channels, 3), np.int64),
+        np.zeros((channels, ranked.size), np.int64),
+        np.zeros((2, ranked.size), np.int64),
+        speed_ppm,
+    )
+
+
+@compiled
+def open_segments(segments: Any) -> Any:
+    """Pointers into the working space, valid while it lives."""
+    slots, events, buckets = segments.slot.shape[1], segments.event.shape[1], segments.ranked.size
+    return SegmentsView(
+        pointer_to(segments.slot.ctypes.data),
+        pointer_to(segments.slot.ctypes.data + 8 * slots),
+        pointer_to(segments.block.ctypes.data),
+        pointer_to(segments.number.ctypes.data),
+        pointer_to(segments.event.ctypes.data),
+        pointer_to(segments.event.ctypes.data + 8 * events),
+        pointer_to(segments.ranked.ctypes.data),
+        buckets,
+        pointer_to(segments.tie_at.ctypes.data),
+        pointer_to(segments.tie.ctypes.data),
+        pointer_to(segments.lane.ctypes.data),
+        pointer_to(segments.queued_ns.ctypes.data),
+        pointer_to(segments.stands.ctypes.data),
+        pointer_to(segments.stands.ctypes.data + 8 * buckets),
+        pointer_to(segments.speed_ppm.ctypes.data),
+        segments.speed_ppm.shape[1] - 1,
+    )
+
+
+@inner
+def count_all(g: Any, s: Any, c: Any) -> None:
+    """Sums and digest of a state, from nothing."""
+    for block in range(g.nodes // BLOCK + 1):
+        c.block[block] = 0
+    digest: Any = np.uint64(0)
+    before: Any = np.int64(-1)
+    for slot in range(g.nodes):
+        unit = s.order[slot] if slot < s.total[at.SLOTS] else -1
+        c.unit[slot] = unit
+        c.time_ns[slot] = _compute_ns(g, s, unit)
+        c.block[slot // BLOCK] += c.time_ns[slot]
+        if unit != -1:
+            digest += _follows(g, before, unit)
+            before = unit
+    c.number[ORDER_DIGEST] = np.int64(digest + _follows(g, before, -1))
+
+
+@inner
+def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
+    """Bring sums and digest up to date with what was written since the log had ``mark`` entries."""
+    order: Any = address_of(s.order)
+    times: Any = address_of(s.time_ns)
+    width = address_of(s.copies) - order  # the next row
+    digest = np.uint64(c.number[ORDER_DIGEST])
+    for entry in range(mark, w.number[at.LOGGED]):
+        address = w.log[2 * entry]
+        if order <= address < order + width:
+            slot = (address - order) >> 3
+            if c.unit[slot] != s.order[slot]:
+                digest += _change_of_digest(g, s, c, slot)
+                put(w, c.unit, slot, s.order[slot])
+                _count_anew(g, s, w, c, slot)
+        elif times <= address < times + at.TIME_COLUMNS * width:
+            unit = (address - times) // (8 * at.TIME_COLUMNS)
+            # Where it came to stand at a slot only now, that slot was written, too.
+            if s.place[unit] != -1 and c.unit[s.place[unit]] == unit:
+                _count_anew(g, s, w, c, s.place[unit])
+    if np.int64(digest) != c.number[ORDER_DIGEST]:
+        put(w, c.number, ORDER_DIGEST, np.int64(digest))
+
+
+@inner
+def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
+    """What it does to the digest that a slot gets the unit that stands there now."""
+    before, after, end = slot - 1, slot + 1, s.total[at.SLOTS]
+    while before >= 0 and c.unit[before] == -1:
+        before -= 1
+    while after < end and c.unit[after] == -1:
+        after += 1
+    first = c.unit[before] if before >= 0 else -1
+    last = c.unit[after] if after < end else -1
+    return _through(g, first, s.order[slot], last) - _through(g, first, c.unit[slot], last)
+
+
+@inner
+def _count_anew(g: Any, s: Any, w: Any, c: Any, slot: Any) -> None:
+    """Bring the sums up to date with what a slot's unit adds to them."""
+    change_ns = _compute_ns(g, s, c.unit[slot]) - c.time_ns[slot]
+    if change_ns != 0:
+        put(w, c.block, slot // BLOCK, c.block[slot // BLOCK] + change_ns)
+        put(w, c.time_ns, slot, c.time_ns[slot] + change_ns)
+
+
+@inner
+def _compute_ns(g: Any, s: Any, unit: Any) -> Any:
+    """What a unit adds to the compute stream at its own place."""
+    if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+        return 0
+    return s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
+
+
+@inner
+def _through(g: Any, first: Any, unit: Any, last: Any) -> Any:
+    if unit == -1:
+        return _follows(g, first, last)
+    return _follows(g, first, unit) + _follows(g, unit, last)
+
+
+@inner
+def _follows(g: Any, a: Any, b: Any) -> Any:
+    """Hash of ``b`` running next after ``a``; -1 stands for both ends."""
+    mixed_a = np.uint64(g.mixed[a]) if a != -1 else _END
+    mixed_b = np.uint64(g.mixed[b]) if b != -1 else _END
+    return (mixed_a ^ _OTHER) * (mixed_b + _END)

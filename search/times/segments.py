@@ -1,0 +1,263 @@
+"""What a state's order takes, in the time of its transfers rather than of its units.
+
+Between two moments at which a bucket is issued or waited for, kernels run back to back on the compute
+stream, and all that matters of them is their sum (``running_sums``).
+
+The engine lets every kernel that runs beside a transfer end at a whole nanosecond, here a whole segment
+does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
+by less than a nanosecond for each unit, mostly down. A climb compares such scores with each other alone;
+what is noted as best and what is promised is what the engine says (``timeline``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.times.running_sums import (
+    AWAITED,
+    BLOCK,
+    BUSY,
+    DONE,
+    ISSUED,
+    KINDS,
+    NEAREST,
+    NEVER,
+    NOW,
+    SLICED,
+)  # fmt: skip
+
+from disco_hlo.compiled import inner
+from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, TAIL
+
+_PLACE_BITS: Final = 24
+_KIND_BITS: Final = 2
+
+
+# --- events -------------------------------------------------------------------------------------------
+
+
+@inner
+def _place_events(g: Any, s: Any, c: Any) -> None:
+    """When every bucket is issued, waited for and sliced apart: ``timeline`` has the rules."""
+    for i in range(c.buckets):
+        bucket = c.ranked[i]
+        if s.owner[bucket] != bucket:
+            c.key[KINDS * i + ISSUED] = c.key[KINDS * i + AWAITED] = NEVER
+            continue
+        issued, awaited = np.int64(-1), s.total[at.SLOTS]
+        times = at.TIME_COLUMNS * bucket
+        is_packed = s.time_ns[times + at.PACK] >= 0
+        x = bucket
+        while x != -1:
+            rank = g.rank[x]
+            issued = max(issued, _last_needed(g, s, c, bucket, rank))
+            awaited = min(awaited, _first_waiting(s, c, bucket, rank))
+            sliced = NEVER
+            if is_packed and g.flags[x] & at.UNPACKED:
+                sliced = _key(_first_outside(g, s, x), SLICED, x)
+            c.key[KINDS * rank + SLICED] = sliced
+            x = s.next[x]
+        place = s.place[bucket]
+        c.key[KINDS * i + ISSUED] = _key(issued + 1, ISSUED, place)
+        on_channel = s.time_ns[times + at.ON_CHANNEL]
+        c.key[KINDS * i + AWAITED] = _key(awaited, AWAITED, place) if on_channel else NEVER
+
+
+@inner
+def _key(slot: Any, kind: Any, place: Any) -> Any:
+    """Events sort by the slot they come before, kind, and place of the bucket."""
+    return ((slot << _KIND_BITS | kind) << _PLACE_BITS) | place
+
+
+@inner
+def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
+    """The last slot of what must have run before an all-reduce is issued."""
+    last, earlier = np.int64(-1), c.tie_at[4 * rank + 1]
+    for e in range(c.tie_at[4 * rank], c.tie_at[4 * rank + 2]):
+        unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
+        while True:
+            # Another transfer is waited for at this one's own slot, for it is one of its readers.
+            if unit != bucket:
+                last = max(last, s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit])
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return last
+
+
+@inner
+def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
+    """The first slot of what must wait for an all-reduce."""
+    first = s.total[at.SLOTS]
+    for e in range(c.tie_at[4 * rank + 2], c.tie_at[4 * rank + 4]):
+        unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]]
+        while True:
+            if unit != bucket:
+                first = min(first, s.place[unit])
+            if cell == -1:
+                break
+            unit = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return first
+
+
+@inner
+def _first_outside(g: Any, s: Any, x: Any) -> Any:
+    """The first slot of what cannot find an all-reduce inside its bucket."""
+    first = s.total[at.SLOTS]
+    for e in range(g.readers_at[x], g.readers_at[x + 1]):
+        if not g.flags[g.edge[e]] & at.FUSIBLE:
+            first = min(first, s.place[s.owner[g.edge[e]]])
+    return first
+
+
+@inner
+def _sort_events(c: Any) -> None:
+    """By insertion: the events of one candidate come nearly as those of the last one did."""
+    for i in range(1, KINDS * c.buckets):
+        event = c.by_time[i]
+        key, k = c.key[event], i
+        while k > 0 and c.key[c.by_time[k - 1]] > key:
+            c.by_time[k] = c.by_time[k - 1]
+            k -= 1
+        c.by_time[k] = event
+
+
+# --- the engine's rules -------------------------------------------------------------------------------
+
+
+@inner
+def segments_ns(g: Any, s: Any, c: Any) -> Any:
+    """Makespan of the state in its order; its sums are up to date."""
+    _place_events(g, s, c)
+    _sort_events(c)
+    c.number[NOW] = c.number[DONE] = c.number[BUSY] = 0
+    c.number[NEAREST] = IDLE
+    for channel in range(c.channels):
+        lane = 3 * channel
+        c.lane[lane + HEAD] = c.lane[lane + TAIL] = 0
+        c.lane[lane + ENDS_AT] = IDLE
+    work_ns: Any = np.int64(0)
+    reached: Any = np.int64(0)
+    issued: Any = np.int64(0)
+    for k in range(KINDS * c.buckets):
+        event = c.by_time[k]
+        if c.key[event] == NEVER:
+            break
+        slot, rank = c.key[event] >> (_PLACE_BITS + _KIND_BITS), event // KINDS
+        work_ns += _sum_ns(c, reached, slot)
+        reached = slot
+        times = at.TIME_COLUMNS * c.ranked[rank]
+        if event % KINDS == SLICED:
+            work_ns += g.slice_ns[c.ranked[rank]]
+        elif event % KINDS == ISSUED:
+            work_ns += max(0, s.time_ns[times + at.PACK])
+            if s.time_ns[times + at.ON_CHANNEL]:
+                _compute(c, work_ns)
+                work_ns = 0
+                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
+                issued += 1
+            else:
+                work_ns += s.time_ns[times + at.MAIN]
+        elif c.lane[3 * c.channel[rank] + HEAD] <= c.turn[rank]:
+            _compute(c, work_ns)
+            work_ns = 0
+            _wait(c, rank)
+    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]))
+    return c.number[NOW]
+
+
+@inner
+def _sum_ns(c: Any, start: Any, end: Any) -> Any:
+    """Compute time of the slots from ``start`` on and before ``end``."""
+    total = np.int64(0)
+    if end - start < 2 * BLOCK:
+        for slot in range(start, end):
+            total += c.time_ns[slot]
+        return total
+    first, last = (start + BLOCK - 1) // BLOCK, end // BLOCK
+    for slot in range(start, first * BLOCK):
+        total += c.time_ns[slot]
+    for block in range(first, last):
+        total += c.block[block]
+    for slot in range(last * BLOCK, end):
+        total += c.time_ns[slot]
+    return total
+
+
+@inner
+def _compute(c: Any, work_ns: Any) -> None:
+    """Let the compute stream work for so long, counted in time of running alone."""
+    number, work, columns = c.number, work_ns * PPM, c.channels + 1
+    while number[BUSY] > 0 and work > 0:
+        speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
+        transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
+        elapsed = _quotient(work, speed)
+        if number[DONE] + elapsed * transfer_speed < number[NEAREST]:
+            number[NOW] += elapsed
+            number[DONE] += elapsed * transfer_speed
+            return
+        elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
+        number[NOW] += elapsed
+        number[DONE] += elapsed * transfer_speed
+        work -= elapsed * speed
+        _retire(c)
+    if work > 0:
+        number[NOW] += _quotient(work, PPM)
+
+
+@inner
+def _quotient(work: Any, speed: Any) -> Any:
+    """``work / speed`` rounded up. Processors divide floats several times faster; the rest makes it exact."""
+    found = np.int64(work / speed)
+    while found * speed < work:
+        found += 1
+    while (found - 1) * speed >= work:
+        found -= 1
+    return found
+
+
+@inner
+def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
+    lane = 3 * channel
+    own = c.lane[lane + TAIL]
+    c.channel[rank], c.turn[rank] = channel, own
+    c.queued_ns[channel * c.buckets + own] = transfer_ns
+    c.lane[lane + TAIL] = own + 1
+    if c.lane[lane + HEAD] == own:
+        c.lane[lane + ENDS_AT] = c.number[DONE] + transfer_ns * PPM
+        c.number[BUSY] += 1
+        _retire(c)
+
+
+@inner
+def _wait(c: Any, rank: Any) -> None:
+    number, head = c.number, 3 * c.channel[rank] + HEAD
+    while c.lane[head] <= c.turn[rank]:
+        speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]
+        elapsed = _quotient(number[NEAREST] - number[DONE], speed)
+        number[NOW] += elapsed
+        number[DONE] += elapsed * speed
+        _retire(c)
+
+
+@inner
+def _retire(c: Any) -> None:
+    """End transfers whose work is done and begin the next."""
+    done, nearest = c.number[DONE], IDLE
+    for channel in range(c.channels):
+        lane = 3 * channel
+        while c.lane[lane + ENDS_AT] <= done:
+            c.lane[lane + HEAD] += 1
+            if c.lane[lane + HEAD] == c.lane[lane + TAIL]:
+                c.lane[lane + ENDS_AT] = IDLE
+                c.number[BUSY] -= 1
+            else:
+                queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
+                c.lane[lane + ENDS_AT] = done + queued_ns * PPM
+        nearest = min(nearest, c.lane[lane + ENDS_AT])
+    c.number[NEAREST] = nearest
