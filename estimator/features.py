@@ -103,7 +103,10 @@ def _shape_numbers(
     minor = minor[of_key]
     is_float = np.array([shape.dtype.startswith(_FLOATS) for shape in shapes])[of_key]
     rank = np.array([len(shape.dims) for shape in shapes])[of_key]
-    reduced = np.array([_reduction(graph, node) for node in examples], np.float64)
+    reduced = np.tile([1.0, 0.0], (len(examples), 1))
+    for row, node in enumerate(examples):
+        if node.opcode == "reduce" and node.operands:
+            reduced[row] = _reduction(graph, node)
     numbers = np.stack([
         elements[first] + 1,
         size_bytes[first] + 1,
@@ -121,9 +124,7 @@ def _shape_numbers(
 
 
 def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
-    """(elements that go into one, whether the operand's minor dimension is among what is reduced)."""
-    if node.opcode != "reduce" or not node.operands:
-        return 1, 0.0
+    """Of a reduction (elements that go into one, whether the operand's minor dimension is among what is reduced)."""
     result, operand = (
         max(array_of(node.shape).element_count, 1),
         array_of(graph.nodes[node.operands[0]].shape),

@@ -149,26 +149,27 @@ def _edges(
     """
     flat = flat_graph(graph)
     number: dict[tuple[int, ...], int] = {(): 0}
+    elements = [shape.element_count for shape in arrays]
     slots = [
         len(node.operands) * [0]
         if node.opcode in _NEVER_INSIDE
-        else [number.setdefault(index_map, len(number)) for index_map in _maps(node, arrays, shape_of)]
+        else [number.setdefault(one, len(number)) for one in _maps(node, arrays, elements, shape_of)]
         for node in examples
     ]
     slots_at, of_slot = flat_lists(slots)
-    map_of = of_slot[stretches(slots_at[of_key], np.diff(flat.operand_at))].tolist()
-    target, begin = flat.operand.tolist(), flat.operand_at
+    map_of = of_slot[stretches(slots_at[of_key], np.diff(flat.operand_at))]
+    target, begin = flat.operand.copy(), flat.operand_at
     maps, composed = list(number), dict[tuple[int, int], int]()
     # What a bitcast shows is known by the time its readers come: they have larger numbers.
     for place in np.flatnonzero(flat.is_bitcast[flat.operand] & is_mapped[flat.reader]).tolist():
-        shown = int(begin[target[place]])
-        pair = map_of[place], map_of[shown]
+        shown = begin[target[place]]
+        pair = int(map_of[place]), int(map_of[shown])
         if pair not in composed:
             both = _composed(maps[pair[0]], maps[pair[1]])
             composed[pair] = number.setdefault(both, len(number))
             maps += [both] if len(number) > len(maps) else []
         map_of[place], target[place] = composed[pair], target[shown]
-    return maps, np.array(map_of, np.int64), np.array(target, np.int64)
+    return maps, map_of, target
 
 
 def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
@@ -176,12 +177,14 @@ def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]
     return tuple(outer[value] if value >= 0 else value for value in inner)
 
 
-def _maps(node: Node, arrays: Sequence[Shape], shape_of: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _maps(
+    node: Node, arrays: Sequence[Shape], elements: Sequence[int], shape_of: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
     """For each operand, which physical dimension of ``node`` each of its physical dimensions follows."""
     result, moves = arrays[shape_of[node.id]], node.opcode in _MOVING
     for number in node.operands:
         operand = arrays[shape_of[number]]
-        if not operand.dims or operand.element_count == 1:
+        if elements[shape_of[number]] == 1:
             yield (UNUSED,) * len(operand.dims)
         elif not moves and operand.dims == result.dims and operand.layout == result.layout:
             yield tuple(range(len(operand.dims)))
@@ -191,9 +194,10 @@ def _maps(node: Node, arrays: Sequence[Shape], shape_of: Sequence[int]) -> Itera
 
 def _moved(node: Node, operand: Shape, result: Shape) -> tuple[int, ...]:
     logical = _logical_map(node, operand, result)
+    if logical is None and node.opcode in _REARRANGING:
+        return _rearranged(_physical_extents(operand), _physical_extents(result))
     if logical is None:
-        extents = _physical_extents(operand), _physical_extents(result)
-        return _rearranged(*extents) if node.opcode in _REARRANGING else (ALL,) * len(operand.dims)
+        return (ALL,) * len(operand.dims)
     place = {dimension: position for position, dimension in enumerate(_major_to_minor(result))}
     return tuple(
         place[logical[dimension]] if logical[dimension] >= 0 else logical[dimension]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
-from disco_hlo.hlo.graph import Graph, Shape
+from disco_hlo.hlo.graph import Graph
 
 KEY_BYTES: Final = 12
 """Length of the digest in a kernel's key."""
@@ -65,18 +65,18 @@ def key_texts(graph: Graph) -> KeyTexts:
     """Texts and operands of all nodes."""
     flat, shapes, count = flat_graph(graph), flat_shapes(graph), len(graph)
     keys = [graph.nodes[x].key for x in flat.example.tolist()]  # which tell shapes apart
-    lines = (
-        [f"{key} " for key in keys] + [f"{key} \n" for key in keys] + [_read(one) for one in shapes.distinct]
-    )
+    is_cloned = flat.is_cloned[flat.example]
+    lines = [f"{key} " for key in keys]
+    lines += [f"{keys[i]} \n" for i in np.flatnonzero(is_cloned).tolist()]
+    lines += [f"read {shape} {shape.layout}\n" for shape in shapes.distinct]
+    read = len(keys) + np.where(is_cloned, np.cumsum(is_cloned) - 1, np.sum(is_cloned) + shapes.of_key)
     encoded = [line.encode() for line in lines]
     text = b"".join([line + _PADDING[-len(line) % _WORD] for line in encoded])
     size = np.array([len(line) for line in encoded], np.int64)
     words = -(-size // _WORD)
-    line = np.empty((count, 2), np.int64)
-    line[:, 0] = flat.of_key
-    line[:, 1] = np.where(flat.is_cloned, len(keys) + flat.of_key, 2 * len(keys) + shapes.of_key[flat.of_key])
-    own, read = words[line].T
-    of_reads = _offsets((read + 1)[flat.operand])
+    line = np.stack([flat.of_key, read[flat.of_key]], axis=1)
+    own_words, read_words = words[line].T
+    of_reads = _offsets((read_words + 1)[flat.operand])
     digits, digit_count = _digits(count)
     return KeyTexts(
         flat.operand_at,
@@ -87,17 +87,12 @@ def key_texts(graph: Graph) -> KeyTexts:
         np.frombuffer(text, "<u8").astype(np.uint64),
         digits,
         digit_count,
-        own + 1 + of_reads[flat.operand_at[1:]] - of_reads[flat.operand_at[:-1]],
+        own_words + 1 + of_reads[flat.operand_at[1:]] - of_reads[flat.operand_at[:-1]],
         np.zeros(count, np.int64),
         np.zeros(2 * (flat.operand.size + count) + 64, np.int64),
         np.zeros(1, np.int64),
         np.empty((_ROOM_WORDS, SIDE_BY_SIDE), np.uint64),
     )
-
-
-def _read(shape: Shape) -> str:
-    """The line of a node that a kernel reads, unless it has a copy of its own."""
-    return f"read {shape} {shape.layout}\n"
 
 
 def _digits(count: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

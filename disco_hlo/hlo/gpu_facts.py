@@ -109,7 +109,6 @@ def _facts(graph: Graph) -> GpuFacts:
     operand_loop = np.full(len(graph), -1, np.int64)
     reading = np.flatnonzero(np.diff(flat.operand_at))
     operand_loop[reading] = loop[flat.operand[flat.operand_at[reading]]]
-    heroes = zip(nodes, reductions, transposes, strict=True)
     in_place = shapes.reads_in_place.tolist()
     return GpuFacts(
         flags=_array(map(_flags, repeat(graph), nodes, reductions, transposes, in_place))[place],
@@ -118,7 +117,7 @@ def _facts(graph: Graph) -> GpuFacts:
         loop=loop,
         operand_loop=operand_loop,
         elements=shapes.elements[shapes.of_key][place],
-        shared_bytes=_array(_shared_bytes(graph, *hero) if any(hero[1:]) else 0 for hero in heroes)[place],
+        shared_bytes=_array(map(_shared_bytes, repeat(graph), nodes, reductions, transposes))[place],
     )
 
 

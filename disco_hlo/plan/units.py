@@ -355,16 +355,19 @@ def _reads(
         place = np.minimum(np.searchsorted(copied, asked), copied.size - 1)
         is_copied = copied[place] == asked
         is_inside |= is_copied
-        for i in np.setdiff1d(np.arange(copied.size), place[is_copied]).tolist():
+        is_read = np.zeros(copied.size, np.bool_)
+        is_read[place[is_copied]] = True
+        for i in np.flatnonzero(~is_read).tolist():
             token, name = _token(strategy, members.copy_unit[i]), _name(graph, int(members.copy_node[i]))
             raise IllegalStrategyError(f"{token} duplicates {name}, which nothing in it reads.")
     reader, source = reader[~is_inside], shown[operand[~is_inside]]
     is_owned = owner[source] >= 0
     pairs = reader[is_owned] * count + source[is_owned]
-    through = np.flatnonzero(np.isin(source, list(behind))) if behind else np.zeros(0, np.int64)
+    lies_before = np.zeros(count, np.bool_)
+    lies_before[list(behind)] = True
+    through = np.flatnonzero(lies_before[source])
     if through.size:
-        lists = [behind[x] for x in source[through].tolist()]
-        begin, nodes = flat_lists(lists)
+        begin, nodes = flat_lists([behind[x] for x in source[through].tolist()])
         pairs = np.concatenate([pairs, np.repeat(reader[through], np.diff(begin)) * count + nodes])
     reader, source = np.divmod(ascending(pairs), count)
     return reader, source

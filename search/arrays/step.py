@@ -22,7 +22,7 @@ from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.hlo.legality import LIMITS, is_joinable, keeps_own_buffer
+from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 
 UNSUPPORTED = ("stochastic-convert",)
@@ -285,18 +285,18 @@ def _buffers(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
     """``[keys]``: what follows from a node's op and shapes, the same for all nodes of equal key."""
-    nodes = [graph.nodes[x] for x in flat_graph(graph).example.tolist()]
-    found = np.array([_FLAG_OF_OPCODE.get(node.opcode, 0) for node in nodes], np.int64)
-    found[~flat_shapes(graph).reads_in_place] &= ~at.ELEMENTWISE
-    is_gpu = graph.backend == "gpu"
-    for i, node in enumerate(nodes):
-        if node.shape.dtype == "tuple":
-            found[i] |= at.TUPLE
-        if is_joinable(node) or (is_gpu and node.opcode == "scatter"):
+    flat, shapes, is_gpu = flat_graph(graph), flat_shapes(graph), graph.backend == "gpu"
+    nodes = [graph.nodes[x] for x in flat.example.tolist()]
+    opcodes = [node.opcode for node in nodes]
+    found = np.array([_FLAG_OF_OPCODE.get(opcode, 0) for opcode in opcodes], np.int64)
+    found[~shapes.reads_in_place] &= ~at.ELEMENTWISE
+    is_tuple = np.array([shape.dtype == "tuple" for shape in shapes.distinct], np.bool_)
+    found[is_tuple[shapes.of_key]] |= at.TUPLE
+    found[(flat.kind == Kind.FUSIBLE)[flat.example] | flat.is_bitcast[flat.example]] |= _JOINS
+    for i, opcode in enumerate(opcodes):
+        if is_gpu and opcode == "scatter":
             found[i] |= _JOINS
-        if (is_gpu and node.opcode in UNSUPPORTED) or (
-            node.opcode == "copy" and keeps_own_buffer(graph, node)
-        ):
+        if (is_gpu and opcode in UNSUPPORTED) or (opcode == "copy" and keeps_own_buffer(graph, nodes[i])):
             found[i] |= _NEVER_JOINS
     return found
 
@@ -329,14 +329,14 @@ def _flags(
 
 def _tuples_of_fusible(graph: Graph) -> set[int]:
     """Tuples, and what is taken out of them or shows it, through which one reads ops that may be fused."""
-    found: set[int] = set()
-    for x in np.flatnonzero(flat_graph(graph).kind == Kind.FREE).tolist():
+    kind, found, showing = flat_graph(graph).kind, set[int](), set[int]()
+    is_fusible = (kind == Kind.FUSIBLE).tolist()
+    for x in np.flatnonzero(kind == Kind.FREE).tolist():
         node = graph.nodes[x]
-        if node.opcode == "bitcast":
-            if node.operands[0] in found:
-                found.add(node.id)
-        elif any(graph.nodes[y].kind is Kind.FUSIBLE for y in _through_free(graph, node.operands)):
-            found.add(node.id)
+        if any(is_fusible[y] or y in showing for y in node.operands):
+            showing.add(x)
+        if node.operands[0] in found if node.opcode == "bitcast" else x in showing:
+            found.add(x)
     return found
 
 

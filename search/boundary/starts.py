@@ -75,7 +75,7 @@ def _given_kernels(
             continue
         shown = {shown_by[x] for x in returned_by[number]}
         members, results, returned = digests[number]
-        if {x for x in signature[0] if x in shown} == shown and len(shown) == returned:
+        if shown.issubset(signature[0]) and len(shown) == returned:
             found[members] = results, group.kind == "triton"
     return found
 

@@ -110,29 +110,42 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
 
     A group that owned bitcasts alone owns what they show, unless another gives it to others.
     """
-    given_away = {*unit_graph(graph, strategy).result.tolist()}
-    bitcasts = _bitcasts(graph)
-    owning = [{*group.nodes} - bitcasts for group in strategy.groups]
-    executing = [
-        owned | ({*group.duplicates} - bitcasts) if group.duplicates else {*owned}
-        for owned, group in zip(owning, strategy.groups, strict=True)
+    units, bitcasts = unit_graph(graph, strategy), _bitcasts(graph)
+    shown = flat_graph(graph).shown.tolist()
+    owning = [
+        group.nodes if bitcasts.isdisjoint(group.nodes) else tuple(sorted({*group.nodes} - bitcasts))
+        for group in strategy.groups
     ]
+    copying = [{*group.duplicates} - bitcasts for group in strategy.groups]
+    if not all(owning):
+        _take_over(strategy, shown, {*units.result.tolist()}, owning, copying)
+    stripped = [
+        (owned, _used(graph, shown, *pair)) for owned, *pair in zip(owning, owning, copying, strict=True)
+    ]
+    idle = _idle(graph, stripped)
+    return [_adopting(signature, idle) for signature in stripped]
+
+
+def _take_over(
+    strategy: Strategy,
+    shown: Sequence[int],
+    given_away: Set[int],
+    owning: list[tuple[int, ...]],
+    copying: Sequence[set[int]],
+) -> None:
+    """Let groups that own bitcasts alone own what these show (``FlatGraph.shown``), where they compute it."""
     owner = {x: i for i, owned in enumerate(owning) for x in owned}
-    for i, group in enumerate(strategy.groups):
-        if owning[i]:
-            continue
-        for x in sorted({source_of(graph, node) for node in group.nodes} & executing[i] - given_away):
+    for i in [i for i, owned in enumerate(owning) if not owned]:
+        for x in sorted({shown[node] for node in strategy.groups[i].nodes} & copying[i] - given_away):
             home = owner.get(x)
             if home is not None and len(owning[home]) == 1:
                 continue  # what owns nothing else keeps it
             if home is not None:
-                owning[home].discard(x)
-            owning[i].add(x)
+                owning[home] = tuple(y for y in owning[home] if y != x)
+                copying[home].add(x)
+            owning[i] = tuple(sorted((*owning[i], x)))
+            copying[i].discard(x)
             owner[x] = i
-    shown = flat_graph(graph).shown.tolist()
-    stripped = [_signature(graph, shown, *pair) for pair in zip(owning, executing, strict=True)]
-    idle = _idle(graph, stripped)
-    return [_adopting(signature, idle) for signature in stripped]
 
 
 def _idle(graph: Graph, memberships: Sequence[Signature]) -> set[int]:
@@ -174,9 +187,9 @@ def _readers(graph: Graph, x: int) -> set[int]:
     return found
 
 
-def _signature(graph: Graph, shown: Sequence[int], owned: set[int], computed: set[int]) -> Signature:
-    """What a kernel owns, and what else of it that uses, directly or through bitcasts (``FlatGraph.shown``)."""
-    left = computed - owned
+def _used(graph: Graph, shown: Sequence[int], owned: Sequence[int], copied: Set[int]) -> tuple[int, ...]:
+    """What a kernel duplicates and uses for what it owns, directly or through bitcasts (``FlatGraph.shown``)."""
+    left = {*copied}
     pending = [*owned] if left else []
     copies: list[int] = []
     while pending:
@@ -186,7 +199,7 @@ def _signature(graph: Graph, shown: Sequence[int], owned: set[int], computed: se
                 left.remove(source)
                 copies.append(source)
                 pending.append(source)
-    return tuple(sorted(owned)), tuple(sorted(copies))
+    return tuple(sorted(copies))
 
 
 def _adopting(signature: Signature, idle: set[int]) -> Signature:

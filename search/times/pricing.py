@@ -55,8 +55,8 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
     return Unknown(
         np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
-        np.zeros(room, np.int64),
-        np.zeros(room, np.int64),
+        np.empty(room, np.int64),  # written before it is read, and most of it never
+        np.empty(room, np.int64),
         np.zeros(nodes, np.int64),
         pieces,
         wire,
