@@ -133,8 +133,9 @@ def stretches(start: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 def ascending(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """``numbers`` sorted, without repeats, in a tenth of the time of ``numpy.unique``."""
-    found = np.sort(numbers)
-    return found[np.diff(found, prepend=found[:1] - 1) != 0]
+    found: NDArray[np.int64] = np.sort(numbers)
+    distinct: NDArray[np.int64] = found[np.diff(found, prepend=found[:1] - 1) != 0]
+    return distinct
 
 
 def grouped(

@@ -59,7 +59,7 @@ def given(
     return Given(groups, results, forms)
 
 
-def _kept(graph: Graph, group: Group, bitcasts: Set[int]) -> Group | None:
+def _kept(graph: Graph, group: Group, bitcasts: frozenset[int]) -> Group | None:
     """The same group, in which bitcasts of what it does not own are duplicates.
 
     Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
@@ -120,7 +120,7 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
     if not all(owning):
         _take_over(strategy, shown, {*units.result.tolist()}, owning, copying)
     stripped = [
-        (owned, _used(graph, shown, *pair)) for owned, *pair in zip(owning, owning, copying, strict=True)
+        (owned, _used(graph, shown, owned, copied)) for owned, copied in zip(owning, copying, strict=True)
     ]
     idle = _idle(graph, stripped)
     return [_adopting(signature, idle) for signature in stripped]
