@@ -4,6 +4,10 @@ DisCo's simulator lets compute and communication run beside each other at full s
 memory bandwidth and multiprocessors, so neither does. Two traces of the same kernels tell by how
 much: one in which every transfer runs alone, and one in which they run under the compute. Read on
 GPU traces, where an execution is one kernel and transfers are NCCL's.
+
+A transfer that begins beside kernels also waits until multiprocessors are free for its thread blocks, which takes it
+the same whatever its size: beside compute it takes wait + factor x its time alone. Transfers of many sizes tell the
+two apart; from few, or from sizes alike, only a factor can be read, and the wait is in it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
+from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 
@@ -27,6 +33,15 @@ _ENOUGH_NS = 20_000
 """Less time than this at once, all kernels of a step together, says nothing."""
 _MOST = 10.0
 """The largest slow-down that is believed."""
+_MOST_WAIT_NS = 1_000_000
+"""And the longest wait."""
+_FEW = 8
+"""Fewer transfers than this do not tell a wait from a factor."""
+_APART = 2.0
+"""Nor do those of which the quarter that takes longest alone does not take this many times as long as the quarter
+that takes least; and only pairs so far apart are looked at for the factor."""
+_BETTER = 0.75
+"""Nor those from which a wait and a factor miss, in the median, more than this share of what the factor alone does."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
 
@@ -44,7 +59,8 @@ def is_transfer(execution: Execution) -> bool:
 def contention(
     alone: Trace, beside: Trace, alone_module: str, beside_module: str | None = None
 ) -> Contention | None:
-    """Slow-down of compute beside transfers and of transfers beside compute, each at least 1.
+    """Slow-down of compute beside transfers and of transfers beside compute, each at least 1, and the wait of
+    transfers that begin beside compute, 0 where it cannot be told from their slow-down.
 
     Args:
         alone: a trace of the module whose order lets no kernel run beside a transfer.
@@ -56,11 +72,12 @@ def contention(
         None where too little ran at the same time to tell (a fast link).
     """
     beside_module = alone_module if beside_module is None else beside_module
-    compute = _slow_down(_work(alone, alone_module, False), _work(beside, beside_module, False))
-    communication = _slow_down(_work(alone, alone_module, True), _work(beside, beside_module, True))
-    if compute is None and communication is None:
+    compute = _shared(_work(alone, alone_module, False), _work(beside, beside_module, False))
+    transfers = _shared(_work(alone, alone_module, True), _work(beside, beside_module, True))
+    if compute is None and transfers is None:
         return None
-    return Contention(compute or 1.0, communication or 1.0)
+    factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
+    return Contention(1.0 if compute is None else _slow_down(*compute), factor, round(wait_ns))
 
 
 def _unit(execution: Execution) -> str:
@@ -145,16 +162,46 @@ def _middle(works: Sequence[_Work]) -> _Work:
     return sorted(works, key=_length)[len(works) // 2]
 
 
-def _slow_down(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> float | None:
-    """The time that these shared with something, over what it would have been without. What shared little
+def _shared(
+    alone: Mapping[str, _Work], beside: Mapping[str, _Work]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """The time that each of these shared with something, and what it would have been without. What shared little
     of its time tells more of its own noise."""
     long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
     common = [unit for unit in long if beside[unit].shared_ns >= _MUCH * beside[unit].length_ns]
-    shared = sum(beside[unit].shared_ns for unit in common)
-    excess = sum(beside[unit].length_ns - alone[unit].length_ns for unit in common)
-    if shared < _ENOUGH_NS:
-        return None
-    return max(1.0, shared / max(shared - excess, shared / _MOST))
+    shared = np.array([beside[unit].shared_ns for unit in common], np.float64)
+    excess = np.array([beside[unit].length_ns - alone[unit].length_ns for unit in common], np.float64)
+    return (shared, shared - excess) if shared.sum() >= _ENOUGH_NS else None
+
+
+def _slow_down(shared: NDArray[np.float64], without: NDArray[np.float64]) -> float:
+    """Of all together."""
+    total = float(shared.sum())
+    return max(1.0, total / max(float(without.sum()), total / _MOST))
+
+
+def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) -> tuple[float, float]:
+    """The factor, and the wait in ns, with which ``wait + factor x without`` is nearest to ``shared``.
+
+    The factor is the median slope over pairs of transfers that lie far apart, which a few disturbed ones cannot move;
+    the wait is what makes the sum right. Where that is negative, or the two are not told apart, it is 0 and the
+    factor is that of the sum.
+    """
+    alike = _slow_down(shared, without), 0.0
+    least, most = np.quantile(without, (0.25, 0.75))
+    if shared.size < _FEW or least <= 0 or most < _APART * least:
+        return alike
+    far = without[None, :] >= _APART * np.maximum(without, 1.0)[:, None]
+    slopes = (shared[None, :] - shared[:, None])[far] / (without[None, :] - without[:, None])[far]
+    factor = min(max(1.0, float(np.median(slopes))), _MOST)
+    wait_ns = float(shared.mean() - factor * without.mean())
+    missed, missed_alike = (
+        float(np.median(np.abs(shared - wait - slow_down * without)))
+        for slow_down, wait in ((factor, wait_ns), alike)
+    )
+    if wait_ns <= 0 or missed > _BETTER * missed_alike:
+        return alike
+    return factor, min(wait_ns, _MOST_WAIT_NS)
 
 
 def _union(items: Iterable[Execution]) -> list[Interval]:

@@ -21,7 +21,8 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     """One profile from several of the same platform and link.
 
     Rates and launch cost are medians, the noise is the largest. The slow-downs are medians over those that
-    found any: 1.0 and 1.0 is also what a profile says whose traces could not tell.
+    found any: 1.0 and 1.0 is also what a profile says whose traces could not tell. That of transfers holds their wait
+    where this is 0: where any profile tells the two apart, both are medians over those that do.
 
     Raises:
         ProfileError: there are none, or they were taken on different platforms or links.
@@ -83,7 +84,12 @@ def _in_step(found: Iterable[InStep | None]) -> InStep | None:
 
 def _contention(profiles: Sequence[Profile]) -> Contention | None:
     known = [profile.contention for profile in profiles if profile.contention is not None]
-    told = [one for one in known if (one.compute, one.communication) != (1.0, 1.0)] or known
+    told = [one for one in known if one != Contention(1.0, 1.0)] or known
     if not told:
         return None
-    return Contention(median(one.compute for one in told), median(one.communication for one in told))
+    apart = [one for one in told if one.transfer_wait_ns] or told
+    return Contention(
+        median(one.compute for one in told),
+        median(one.communication for one in apart),
+        round(median(one.transfer_wait_ns for one in apart)),
+    )

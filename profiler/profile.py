@@ -24,9 +24,9 @@ from disco_hlo.profiler.promises import Promises, promises_of
 from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
-VERSION = 4
-_READABLE = (1, 2, 3, 4)
-"""Version 1 lacks ``in_step``, version 2 ``together``, version 3 ``promises``."""
+VERSION = 5
+_READABLE = (1, 2, 3, 4, 5)
+"""Version 1 lacks ``in_step``, version 2 ``together``, version 3 ``promises``, version 4 a transfer's wait."""
 _MAXIMUM_BYTES = 1 << 28
 
 
@@ -70,12 +70,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Measured slow-down, each at least 1, of one thing while the other runs."""
+    """What one thing takes longer while the other runs: slow-downs of at least 1, and a transfer's wait."""
 
     compute: float
     """Time of compute while a collective runs, over its time alone."""
     communication: float
-    """Time of a collective while compute runs, over its time alone."""
+    """Time of a collective while compute runs, over its time alone; without the wait, where that is known."""
+    transfer_wait_ns: int = 0
+    """What a collective that begins while compute runs takes longer besides, whatever its size. 0: unknown, or none."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Profile:
     in_step: InStep | None = None
     """What the all-reduces of the step that was profiled take in it one by one, where they block (CPU)."""
     together: InStep | None = None
-    """And in as few buckets as can be (CPU), or in XLA's own, each alone (GPU)."""
+    """And in as few buckets as can be (CPU), or in XLA's own, every other one of them taken apart, each alone (GPU)."""
     promises: Promises = NO_PROMISES
     """How far estimates of kernels that a search chose here fell short."""
 
@@ -334,4 +336,5 @@ def _contention_of(body: Any, check: Checker) -> Contention | None:
     return Contention(
         check.number(body.get("compute"), "contention.compute", minimum=1.0),
         check.number(body.get("communication"), "contention.communication", minimum=1.0),
+        check.integer(body.get("transfer_wait_ns", 0), "contention.transfer_wait_ns", minimum=0),
     )

@@ -26,7 +26,7 @@ find_package()
 
 from disco_hlo.profiler.costs import fused_key  # noqa: E402
 from disco_hlo.profiler.merge import merge  # noqa: E402
-from disco_hlo.profiler.profile import Profile, load, save  # noqa: E402
+from disco_hlo.profiler.profile import Contention, Profile, load, save  # noqa: E402
 
 from disco_hlo.errors import DiscoError, ProfileError  # noqa: E402
 from disco_hlo.hlo.canonical import canonicalize  # noqa: E402
@@ -99,7 +99,7 @@ def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> li
             problems.append(f"the all-reduce lines are off by {fitted.median_error:.2f}, median")
     slowed = profile.contention
     print(f"contention: {slowed}")
-    if not args.without_contention and (slowed is None or (slowed.compute, slowed.communication) == (1, 1)):
+    if not args.without_contention and slowed in (None, Contention(1.0, 1.0)):
         problems.append("no profile tells how compute and transfers slow each other")
     for path in sources:
         problems += _lacks(profile, path.with_name(MODULE), args.coverage)

@@ -98,6 +98,7 @@ def contiguous_buckets(
     sizes_bytes: Sequence[int],
     kinds: Sequence[object],
     transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    wait_ns: int = 0,
 ) -> list[list[int]]:
     """Split gradients, in the order in which they become ready, into runs that travel together.
 
@@ -110,12 +111,13 @@ def contiguous_buckets(
         sizes_bytes: its size.
         kinds: only equal kinds may travel together.
         transfer_ns: times of all-reduces of so many bytes.
+        wait_ns: what each takes longer where it begins beside compute: here all do.
     """
     count = len(ready_ns)
     if not count:  # a step on one device, whose profile knows no transfers
         return []
     ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
-    together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64)
+    together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64) + wait_ns
     alike = np.zeros(count, np.int64)
     for i in range(1, count):
         alike[i] = alike[i - 1] if kinds[i] == kinds[i - 1] else i
@@ -187,5 +189,5 @@ def _neighbours_together(
     kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
-    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce_ns)
+    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce_ns, machine.pace().wait_ns)
     return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)

@@ -99,6 +99,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
         "flops_per_s": profile.flops_per_s,
         "noise": profile.noise,
         "contention": None if slowed is None else [slowed.compute, slowed.communication],
+        "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
         "all_reduce": None
         if fitted is None
         else {
@@ -131,5 +132,8 @@ def _print(profile: Profile) -> None:
     if profile.contention is not None:
         slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
         add_row(rows, "slowed by each other", slowed)
+        if profile.contention.transfer_wait_ns:
+            wait_us = profile.contention.transfer_wait_ns / 1e3
+            add_row(rows, "wait of a transfer beside kernels", f"{wait_us:.1f} µs")
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
     show(rows)

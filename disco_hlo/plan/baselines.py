@@ -34,6 +34,20 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
     return Strategy(tuple(groups), buckets)
 
 
+def varied_buckets(strategy: Strategy) -> Strategy:
+    """The same kernels, with every other of the buckets of several taken apart; no order.
+
+    For measuring what transfers of different sizes take: buckets that were filled up to a threshold are all of one.
+    """
+    buckets: list[Bucket] = []
+    several = 0
+    for bucket in strategy.buckets:
+        several += len(bucket.all_reduces) > 1
+        apart = len(bucket.all_reduces) > 1 and several % 2
+        buckets += [Bucket((node,)) for node in bucket.all_reduces] if apart else [bucket]
+    return Strategy(strategy.groups, tuple(buckets))
+
+
 def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
     """The same kernels and buckets in an order that ends every transfer before anything else runs.
 

@@ -35,12 +35,15 @@ def machine_of(profile: Profile) -> MachineModel:
         launch_ns=profile.launch_ns,
         memory_bytes_per_us=int(profile.memory_bandwidth / 1e6),
     )
-    if profile.contention is None:
+    slowed = profile.contention
+    if slowed is None:
         return machine
     return replace(
         machine,
-        compute_speed_ppm=speed_ppm(profile.contention.compute),
-        transfer_speed_ppm=speed_ppm(profile.contention.communication),
+        compute_speed_ppm=speed_ppm(slowed.compute),
+        transfer_speed_ppm=speed_ppm(slowed.communication),
+        # Work beside compute, which goes as slowly as the transfer's.
+        transfer_wait_ns=round(slowed.transfer_wait_ns / slowed.communication),
     )
 
 

@@ -74,6 +74,7 @@ def build(
         predecessors=_predecessors(tasks, units),
         communicates=np.array(tasks.communicates, np.bool_),
         speed_ppm=machine.speed_ppm(),
+        transfer_wait_ns=machine.pace().wait_ns,
         order=None if order is None else _entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
         resident_bytes=sum(

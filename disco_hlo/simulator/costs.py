@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,17 @@ MIN_SPEED_PPM = 100_000
 """The slowest a task may become. With :data:`MAX_TOTAL_NS` it keeps the engine inside 64 bits."""
 MAX_TOTAL_NS = 800_000_000_000
 """The most that all durations of a problem may add up to: 800 seconds."""
+MAX_WAIT_NS = 10_000_000
+"""The longest that a transfer may wait for a busy device."""
+
+
+class Pace(NamedTuple):
+    """How tasks go beside each other, as the engines take it."""
+
+    speed_ppm: NDArray[np.int64]
+    """``[3, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
+    wait_ns: int
+    """What a transfer has more to do, unless the compute stream idles when it begins."""
 
 
 class CostModel(UnitTimes, Protocol):
@@ -89,6 +100,9 @@ class MachineModel:
     """Speed of compute while a transfer runs."""
     transfer_speed_ppm: int = PPM
     """Speed of a transfer while compute runs."""
+    transfer_wait_ns: int = 0
+    """What a transfer has more to do, whatever its size, unless the compute stream idles when it begins: its
+    thread blocks wait for multiprocessors. Time of running alone, like its duration; 0 where transfers block."""
     channels: int = 1
     """Number of transfers that can be under way at once; not looked at where they block."""
     shared_link: bool = True
@@ -104,6 +118,10 @@ class MachineModel:
                 raise DiscoError(
                     f"Machine model {self.name}: {field} is {getattr(self, field)}, expected 0 or more."
                 )
+        if not 0 <= self.transfer_wait_ns <= MAX_WAIT_NS:
+            raise DiscoError(
+                f"Machine model {self.name}: transfer_wait_ns is {self.transfer_wait_ns}, expected 0 to {MAX_WAIT_NS}."
+            )
         if self.channels < 1:
             raise DiscoError(f"Machine model {self.name}: {self.channels} channels, expected at least one.")
         speeds = self.speed_ppm()
@@ -125,6 +143,10 @@ class MachineModel:
             ],
             np.int64,
         )
+
+    def pace(self) -> Pace:
+        """Speeds and wait of this machine's transfers and kernels."""
+        return Pace(self.speed_ppm(), self.transfer_wait_ns if self.asynchronous else 0)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Time of a kernel that copies so much: into a bucket, or out of it."""

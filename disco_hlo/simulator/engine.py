@@ -17,6 +17,9 @@ How contention stays exact and cheap: all transfers under way run at one speed, 
 keep ``done``, the work that each of them did since a fixed moment, and for each channel the value
 of it at which its transfer ends. Work is counted in millionths of a nanosecond of running alone,
 and whatever ends, ends at the first whole nanosecond at which its work is done.
+
+A transfer begins with its wait to do as well. Where the stream turns out to wait at that very moment, what did
+nothing yet, which shows in the work it has left, has the wait taken off: so no state says what began when.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Tables(NamedTuple):
     """``[tasks]``: 0 the compute stream, c + 1 channel c."""
     speed_ppm: NDArray[np.int64]
     """``[3, channels + 1]``"""
+    wait_ns: int
+    """Of a transfer, unless the compute stream idles when it begins."""
 
 
 class Memo(NamedTuple):
@@ -57,7 +62,7 @@ class Memo(NamedTuple):
     queue: NDArray[np.int32]
     """``[channels, tasks]``: transfers in the order they were issued."""
     queued_ns: NDArray[np.int64]
-    """``[channels, tasks]``: their durations."""
+    """``[channels, tasks]``: their durations, with the wait that they may have."""
     place: NDArray[np.int32]
     """``[tasks]``: where in its queue each transfer stands."""
     spans_ns: NDArray[np.int64]
@@ -69,7 +74,7 @@ class Memo(NamedTuple):
 
 def tables_of(problem: Problem) -> Tables:
     """The arrays of a problem that a simulation reads."""
-    return Tables(problem.duration_ns, problem.resource, problem.speed_ppm)
+    return Tables(problem.duration_ns, problem.resource, problem.speed_ppm, problem.transfer_wait_ns)
 
 
 def new_memo(problem: Problem, entries: int | None = None) -> Memo:
@@ -121,7 +126,7 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
 
 
 @compiled
-def _pass(
+def _pass(  # noqa: C901 - long for a reason, see below
     order: Any, row: Any, last: Any, now: Any, busy: Any, nearest: Any, tables: Any, memo: Any, known: Any
 ) -> Any:
     """Go through ``order`` from entry ``64 * row`` on; the time at its end.
@@ -135,7 +140,7 @@ def _pass(
         busy: number of channels that run a transfer.
         nearest: value of ``done`` at which the first of them ends.
     """
-    duration_ns, resource, speed_ppm = tables
+    duration_ns, resource, speed_ppm, wait_ns = tables
     lane, queue, queued_ns, place, spans_ns, saved = memo
     done = np.int64(0)
     for at in range(STRIDE * row, order.size):
@@ -148,6 +153,8 @@ def _pass(
         if entry < 0:
             c, own = resource[~entry] - 1, place[~entry]
             while lane[c, HEAD] <= own:
+                if wait_ns > 0:
+                    nearest = _take_waits_off(done, wait_ns, lane, queued_ns)
                 speed = speed_ppm[NO_COMPUTE, busy]
                 elapsed = (nearest - done + speed - 1) // speed
                 now += elapsed
@@ -156,11 +163,11 @@ def _pass(
         elif resource[entry] > 0:
             c = resource[entry] - 1
             own = lane[c, TAIL]
-            queue[c, own], queued_ns[c, own], place[entry] = entry, duration_ns[entry], own
+            queue[c, own], queued_ns[c, own], place[entry] = entry, duration_ns[entry] + wait_ns, own
             lane[c, TAIL] = own + 1
             if lane[c, HEAD] == own:
                 spans_ns[0, entry] = now
-                lane[c, ENDS_AT] = done + duration_ns[entry] * PPM
+                lane[c, ENDS_AT] = done + queued_ns[c, own] * PPM
                 busy, nearest = _retire(now, done, busy + 1, lane, queue, queued_ns, spans_ns)
         else:
             spans_ns[0, entry] = now
@@ -203,6 +210,18 @@ def _retire(now: Any, done: Any, busy: Any, lane: Any, queue: Any, queued_ns: An
 
 
 @compiled
+def _take_waits_off(done: Any, wait_ns: Any, lane: Any, queued_ns: Any) -> Any:
+    """Of transfers that begin now, at which the stream waits; the nearest end."""
+    nearest = IDLE
+    for c in range(lane.shape[0]):
+        head = lane[c, HEAD]
+        if head < lane[c, TAIL] and lane[c, ENDS_AT] - done == queued_ns[c, head] * PPM:
+            lane[c, ENDS_AT] -= wait_ns * PPM
+        nearest = min(nearest, lane[c, ENDS_AT])
+    return nearest
+
+
+@compiled
 def _save(now: Any, done: Any, lane: Any, row: Any) -> None:
     row[0] = now
     for c in range(lane.shape[0]):
@@ -218,9 +237,9 @@ def _is_known(done: Any, lane: Any, queue: Any, queued_ns: Any, known: Any, row:
         head, tail, left = known.saved[row, 1 + 3 * c : 4 + 3 * c]
         if lane[c, HEAD] != head or lane[c, TAIL] != tail:
             return False
-        if head < tail and (lane[c, ENDS_AT] - done != left or queue[c, head] != known.queue[c, head]):
+        if head < tail and lane[c, ENDS_AT] - done != left:
             return False
-        for place in range(head + 1, tail):
+        for place in range(head, tail):
             if queue[c, place] != known.queue[c, place] or queued_ns[c, place] != known.queued_ns[c, place]:
                 return False
     return True

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import MAX_TOTAL_NS, MIN_SPEED_PPM, PPM
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, MAX_WAIT_NS, MIN_SPEED_PPM, PPM
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +99,8 @@ class Problem:
     speed_ppm: NDArray[np.int64]
     """``[3, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
     while the compute stream idles, and of each transfer while it computes."""
+    transfer_wait_ns: int = 0
+    """What a task on a channel has more to do, unless the compute stream idles when it begins."""
     order: NDArray[np.int32] | None = None
     """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
     waits until transfer i has finished, which it must do once at least. None: the ready queue."""
@@ -173,8 +175,13 @@ def _check_durations(problem: Problem) -> None:
         raise DiscoError(
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
+    if not 0 <= problem.transfer_wait_ns <= MAX_WAIT_NS:
+        raise DiscoError(
+            f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}."
+        )
     # A float sum cannot wrap, and one part in 2**53 does not matter to a limit.
     total = float(problem.duration_ns.sum(dtype=np.float64))
+    total += float(problem.transfer_wait_ns) * np.count_nonzero(problem.resource)
     if total > MAX_TOTAL_NS:
         task = int(problem.duration_ns.argmax())
         raise DiscoError(

@@ -4,7 +4,8 @@ The compute stream and every channel have a queue of tasks whose predecessors ha
 all-reduces run in the order in which their gradients are produced. Where several things happen
 at one instant, the rule is: (1) tasks that end are retired, all of them; (2) the tasks that
 become ready by it join their queues by ascending id; (3) every idle resource takes the head of
-its queue. A task without duration ends in the instant it starts, and the instant goes back to (1).
+its queue. Transfers that begin while the compute stream finds nothing to take have no wait.
+A task without duration ends in the instant it starts, and the instant goes back to (1).
 
 Callable from Python and from functions compiled by numba::
 
@@ -37,7 +38,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
         started: ``int32[tasks]``, receives the tasks in the order in which they start.
         spans_ns: ``int64[2, tasks]``, receives start and end of each task.
     """
-    duration_ns, resource, speed_ppm = tables
+    duration_ns, resource, speed_ppm, wait_ns = tables
     tasks, resources = duration_ns.size, speed_ppm.shape[1]
     queue = np.empty((resources, tasks), np.int32)
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
@@ -61,8 +62,12 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
             started[count] = task
             count += 1
             spans_ns[0, task] = now
-            running[r], left[r] = task, duration_ns[task] * PPM
+            running[r], left[r] = task, (duration_ns[task] + (wait_ns if r > 0 else 0)) * PPM
             busy += r > 0
+        if wait_ns > 0 and running[0] == NONE:
+            for r in range(1, resources):
+                if running[r] != NONE and left[r] == (duration_ns[running[r]] + wait_ns) * PPM:
+                    left[r] -= wait_ns * PPM
         transfer_row = NO_COMPUTE if running[0] == NONE else BESIDE_COMPUTE
         elapsed = np.int64(NONE)
         for r in range(resources):

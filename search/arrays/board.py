@@ -83,7 +83,7 @@ def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
         np.zeros(2 * VERDICTS, np.int64),
         np.zeros(2 * VERDICTS, np.int64),
         np.zeros(REFUSALS, np.int64),
-        np.empty(PRODUCERS, np.int64),
+        np.zeros(PRODUCERS, np.int64),
     )
 
 

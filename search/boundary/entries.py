@@ -55,10 +55,10 @@ def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> A
 
 
 @compiled
-def schedule(step: Any, state: Any, scratch: Any, speed_ppm: Any, started: Any) -> Any:
+def schedule(step: Any, state: Any, scratch: Any, pace: Any, started: Any) -> Any:
     """Cost in ns of a priced state, and number of entries of its order in ``started``."""
     g, s, w = open_views(step, state, scratch)
-    return ready_queue(g, s, w, speed_ppm, started)
+    return ready_queue(g, s, w, pace, started)
 
 
 @compiled

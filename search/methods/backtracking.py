@@ -94,13 +94,13 @@ class Backtracking:
         self.made = np.zeros(self.methods.size, np.int64)
         self.moves = np.zeros((self.methods.size, settings.beta, 3), np.int64)
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
-        self.speed_ppm = machine.speed_ppm()
+        self.pace = machine.pace()
         self.trace: list[Improvement] = []
         self.fresh = np.zeros((self.methods.size * (_PARENTS + 1), 2), np.int64)
         self.seen = new_table(1)
         self.costs.price_all(self.state, self.scratch)
         self.start_ns, digest = ex.evaluate(
-            self.step, self.state, self.scratch, self.speed_ppm, self.seen, self.started
+            self.step, self.state, self.scratch, self.pace, self.seen, self.started
         )
         self.tree = new_tree(self.state)
         self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = self.start_ns, digest, 1
@@ -128,7 +128,7 @@ class Backtracking:
         while True:
             outcome = ex.explore(
                 self.step, self.state, self.scratch, self.generator, self.pools, self.methods, self.settings.alpha,
-                self.costs.prices, self.costs.unknown, self.speed_ppm, self.seen, self.started, self.tree, self.made,
+                self.costs.prices, self.costs.unknown, self.pace, self.seen, self.started, self.tree, self.made,
                 self.moves, self.fresh, self.control,
             )  # fmt: skip
             assert outcome != ex.CIRCLE, "the moves left units that wait for each other"
@@ -204,7 +204,7 @@ class Backtracking:
 
     def _strategy(self, number: int) -> Strategy:
         go_to(self.tree, self.state, number)
-        _, count = schedule(self.step, self.state, self.scratch, self.speed_ppm, self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.pace, self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -184,7 +184,11 @@ class Climber:
         channel = self.step.node[at.CHANNEL]
         kinds = [(int(channel[x]), int(self.depths[x])) for x in gradients.tolist()]
         runs = contiguous_buckets(
-            ready[by_time].tolist(), self.costs.sizes[gradients].tolist(), kinds, self.model.all_reduce_ns
+            ready[by_time].tolist(),
+            self.costs.sizes[gradients].tolist(),
+            kinds,
+            self.model.all_reduce_ns,
+            self.machine.pace().wait_ns,
         )
         return [gradients[run].tolist() for run in runs]
 

@@ -59,7 +59,7 @@ def explore(
     alpha: Any,
     prices: Any,
     unknown: Any,
-    speed_ppm: Any,
+    pace: Any,
     seen: Any,
     started: Any,
     tree: Any,
@@ -101,7 +101,7 @@ def explore(
             control[PROPOSED] += 1
             control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], True)
             if w.number[at.CHANGES] == 0 and control[JUDGED] == i:
-                found = _judge(g, s, w, alpha, speed_ppm, seen, started, tree, trace, control)
+                found = _judge(g, s, w, alpha, pace, seen, started, tree, trace, control)
                 if found != PAUSED:
                     return found
             roll_back(w, 0)
@@ -117,7 +117,7 @@ def explore(
                 roll_back(w, 0)
                 w.number[at.CHANGES] = 0
                 return ASK
-            found = _judge(g, s, w, alpha, speed_ppm, seen, started, tree, trace, control)
+            found = _judge(g, s, w, alpha, pace, seen, started, tree, trace, control)
             if found != PAUSED:
                 return found
 
@@ -128,7 +128,7 @@ def _judge(
     s: Any,
     w: Any,
     alpha: Any,
-    speed_ppm: Any,
+    pace: Any,
     seen: Any,
     started: Any,
     tree: Any,
@@ -136,7 +136,7 @@ def _judge(
     control: Any,
 ) -> Any:
     """Lines 12 to 22 for one candidate, which the state is left without: ``PAUSED``, ``FULL`` or ``CIRCLE``."""
-    cost = _cost_ns(g, s, w, speed_ppm, seen, started)
+    cost = _cost_ns(g, s, w, pace, seen, started)
     best = tree.cost_ns[tree.number[BEST]]
     kept = cost < best or cost <= alpha * best
     if cost < 0 or (kept and not add_candidate(tree, s, w, cost)):
@@ -155,21 +155,21 @@ def _judge(
 
 
 @inner
-def _cost_ns(g: Any, s: Any, w: Any, speed_ppm: Any, seen: Any, started: Any) -> Any:
+def _cost_ns(g: Any, s: Any, w: Any, pace: Any, seen: Any, started: Any) -> Any:
     """Cost of a priced state; looked up where it was evaluated before. -1 where units wait for each other."""
     digest = s.total[at.DIGEST_SUM]
     slot = find(seen, digest)
     if slot >= 0:
         return seen.value[slot, 0]
     end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
-    if speed_ppm.shape[1] > 1:
-        end_ns, _ = ready_queue(g, s, w, speed_ppm, started)
+    if pace.speed_ppm.shape[1] > 1:
+        end_ns, _ = ready_queue(g, s, w, pace, started)
     seen.value[claim(seen, digest), 0] = end_ns
     return end_ns
 
 
 @compiled
-def evaluate(step: Any, state: Any, scratch: Any, speed_ppm: Any, seen: Any, started: Any) -> Any:
+def evaluate(step: Any, state: Any, scratch: Any, pace: Any, seen: Any, started: Any) -> Any:
     """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
     g, s, w = open_views(step, state, scratch)
-    return _cost_ns(g, s, w, speed_ppm, seen, started), s.total[at.DIGEST_SUM]
+    return _cost_ns(g, s, w, pace, seen, started), s.total[at.DIGEST_SUM]

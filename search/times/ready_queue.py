@@ -37,11 +37,11 @@ _ORDERED: Final = 1 << _ORDERED_AT
 
 
 @inner
-def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
+def ready_queue(g: Any, s: Any, w: Any, pace: Any, started: Any) -> Any:
     """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
 
     Args:
-        speed_ppm: ``[3, channels + 1]``, see ``simulator.costs.MachineModel``.
+        pace: see ``simulator.costs.Pace``.
         started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, transfers
             as they are issued, and once more when they end, as -1 - task.
 
@@ -49,6 +49,7 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
         The time at which everything is done and the number of entries of ``started``; (-1, 0)
         where units wait for each other in a circle.
     """
+    speed_ppm, wait_ns = pace
     channels = speed_ppm.shape[1] - 1
     ops, transfers = np.empty(3 * g.nodes, np.int64), np.empty((channels, 3 * g.nodes), np.int64)
     op_head = op_tail = 0
@@ -84,13 +85,13 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
             op_head += 1
             started[count] = op
             count += 1
-            op_left = s.time_ns[at.TIME_COLUMNS * (op // 3) + op % 3] * PPM
+            op_left = _time_ns(s, op) * PPM
         if waiting:
             for r in range(channels):
                 if running[r] == -1 and head[r] < tail[r]:
                     task = transfers[r, head[r]]
                     head[r] += 1
-                    running[r], left[r] = task, s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3] * PPM
+                    running[r], left[r] = task, (_time_ns(s, task) + wait_ns) * PPM
                     busy += 1
                     waiting -= 1
         if busy == 0:
@@ -100,6 +101,10 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
             done, found = _retire(g, s, w, op, done, found)
             op = -1
             continue
+        if op == -1 and wait_ns > 0:
+            for r in range(channels):
+                if running[r] != -1 and left[r] == (_time_ns(s, running[r]) + wait_ns) * PPM:
+                    left[r] -= wait_ns * PPM
         op_speed = speed_ppm[COMPUTE, busy]
         speed = speed_ppm[NO_COMPUTE if op == -1 else BESIDE_COMPUTE, busy]
         elapsed = -1 if op == -1 else _quotient(op_left, op_speed)
@@ -126,6 +131,11 @@ def ready_queue(g: Any, s: Any, w: Any, speed_ppm: Any, started: Any) -> Any:
     if done < s.total[at.UNITS]:
         return -1, 0
     return now, count
+
+
+@inner
+def _time_ns(s: Any, task: Any) -> Any:
+    return s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3]
 
 
 @inner

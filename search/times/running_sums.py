@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import stretches
-from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.costs import MachineModel, Pace
 
 BLOCK: Final = 64
 """Slots whose times are kept as one sum."""
@@ -65,11 +65,10 @@ class Segments(NamedTuple):
     lane: NDArray[np.int64]
     """``[channels, 3]``, as in the engine."""
     queued_ns: NDArray[np.int64]
-    """``[channels, all-reduces]``: transfers in the order they were issued."""
+    """``[channels, all-reduces]``: transfers in the order they were issued, with the wait that they may have."""
     stands: NDArray[np.int64]
     """``[2, all-reduces]``: channel of each bucket, and where in its queue it stands."""
-    speed_ppm: NDArray[np.int64]
-    """``[3, channels + 1]``"""
+    pace: Pace
 
 
 class SegmentsView(NamedTuple):
@@ -92,12 +91,13 @@ class SegmentsView(NamedTuple):
     turn: Any
     speed_ppm: Any
     channels: Any
+    wait_ns: Any
 
 
 def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
     """Working space for orders of a step, whose all-reduces are ``ranked``."""
-    speed_ppm, nodes = machine.speed_ppm(), int(step.node.shape[1]) - 1
-    channels, events = speed_ppm.shape[1] - 1, KINDS * ranked.size
+    pace, nodes = machine.pace(), int(step.node.shape[1]) - 1
+    channels, events = pace.speed_ppm.shape[1] - 1, KINDS * ranked.size
     rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT)
     begin, end = (step.node[np.ix_(rows, beside)].T.ravel() for beside in (ranked, ranked + 1))
     return Segments(
@@ -111,7 +111,7 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
         np.zeros((channels, 3), np.int64),
         np.zeros((channels, ranked.size), np.int64),
         np.zeros((2, ranked.size), np.int64),
-        speed_ppm,
+        pace,
     )
 
 
@@ -134,8 +134,9 @@ def open_segments(segments: Any) -> Any:
         pointer_to(segments.queued_ns.ctypes.data),
         pointer_to(segments.stands.ctypes.data),
         pointer_to(segments.stands.ctypes.data + 8 * buckets),
-        pointer_to(segments.speed_ppm.ctypes.data),
-        segments.speed_ppm.shape[1] - 1,
+        pointer_to(segments.pace.speed_ppm.ctypes.data),
+        segments.pace.speed_ppm.shape[1] - 1,
+        segments.pace.wait_ns,
     )
 
 

@@ -5,7 +5,8 @@ stream, and all that matters of them is their sum (``running_sums``).
 
 The engine lets every kernel that runs beside a transfer end at a whole nanosecond, here a whole segment
 does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
-by less than a nanosecond for each unit, mostly down. A climb compares such scores with each other alone;
+by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
+stream idles when it begins. A climb compares such scores with each other alone;
 what is noted as best and what is promised is what the engine says (``timeline``).
 """
 
@@ -159,7 +160,7 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
             if s.time_ns[times + at.ON_CHANNEL]:
                 _compute(c, work_ns)
                 work_ns = 0
-                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
+                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN] + c.wait_ns)
                 issued += 1
             else:
                 work_ns += s.time_ns[times + at.MAIN]
@@ -223,6 +224,7 @@ def _quotient(work: Any, speed: Any) -> Any:
 
 @inner
 def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
+    """Let a transfer begin, or queue up; its time is with the wait that it may have."""
     lane = 3 * channel
     own = c.lane[lane + TAIL]
     c.channel[rank], c.turn[rank] = channel, own
@@ -238,11 +240,27 @@ def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
 def _wait(c: Any, rank: Any) -> None:
     number, head = c.number, 3 * c.channel[rank] + HEAD
     while c.lane[head] <= c.turn[rank]:
+        if c.wait_ns > 0:
+            _take_waits_off(c)
         speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]
         elapsed = _quotient(number[NEAREST] - number[DONE], speed)
         number[NOW] += elapsed
         number[DONE] += elapsed * speed
         _retire(c)
+
+
+@inner
+def _take_waits_off(c: Any) -> None:
+    """Of transfers that begin now, at which the stream waits."""
+    number = c.number
+    number[NEAREST] = IDLE
+    for channel in range(c.channels):
+        lane = 3 * channel
+        if c.lane[lane + HEAD] < c.lane[lane + TAIL]:
+            queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
+            if c.lane[lane + ENDS_AT] - number[DONE] == queued_ns * PPM:
+                c.lane[lane + ENDS_AT] -= c.wait_ns * PPM
+        number[NEAREST] = min(number[NEAREST], c.lane[lane + ENDS_AT])
 
 
 @inner

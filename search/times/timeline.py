@@ -1,7 +1,8 @@
 """The order of a state as the simulator's engine takes it, and what that takes.
 
 ``ORDER`` has every unit once. A transfer is issued right behind the last unit it waits for, and
-waited for right before the first one that reads it: earlier issues and later waits are never worse.
+waited for right before the first one that reads it: earlier issues and later waits are never worse, but for what
+transfers and kernels cost each other.
 The entries follow ``simulator.build`` to the letter, so that what the search predicts is what the
 simulator says of the strategy.
 """
@@ -39,12 +40,12 @@ ISSUED, AWAITED, SLICED = 0, 1, 2
 
 def new_stage(nodes: int, machine: MachineModel) -> Stage:
     """Room for any order of a step of so many nodes."""
-    speed_ppm = machine.speed_ppm()
-    tasks, channels = 3 * nodes, speed_ppm.shape[1] - 1
+    pace = machine.pace()
+    tasks, channels = 3 * nodes, pace.speed_ppm.shape[1] - 1
     entries = 4 * nodes + 4
     return Stage(
         np.zeros(entries, np.int32),
-        Tables(np.zeros(tasks, np.int64), np.zeros(tasks, np.int32), speed_ppm),
+        Tables(np.zeros(tasks, np.int64), np.zeros(tasks, np.int32), *pace),
         Memo(
             np.zeros((channels, 3), np.int64),
             np.zeros((channels, tasks), np.int32),

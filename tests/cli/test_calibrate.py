@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disco_hlo.profiler.profile import load
+from disco_hlo.profiler.profile import Contention, load
 
+from disco_hlo.cli.calibrate import _facts, _print
 from tests.cli.conftest import Disco
+from tests.report import plans
 
 TRAIN = Path(__file__).with_name("train.py")
 
@@ -33,6 +36,17 @@ def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_p
     assert load(second) == profile
     assert "its residuals" in again.out
     assert "noise of a step" in again.out
+
+
+def test_the_wait_of_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = plans.sockets_profile()
+    _print(profile)
+    assert "wait of a transfer" not in capsys.readouterr().out
+    waiting = replace(profile, contention=Contention(1.05, 1.02, 32_500))
+    _print(waiting)
+    assert "wait of a transfer beside kernels" in (out := capsys.readouterr().out)
+    assert "32.5 µs" in out
+    assert (_facts(profile)["transfer_wait_ns"], _facts(waiting)["transfer_wait_ns"]) == (0, 32_500)
 
 
 def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:

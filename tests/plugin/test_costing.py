@@ -10,10 +10,10 @@ import pytest
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Profile, load
+from disco_hlo.profiler.profile import Contention, Profile, load
 
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import costs_of
+from disco_hlo.plugin.costing import costs_of, machine_of
 from tests.estimator.steps import transformer
 
 PROFILES = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles"
@@ -40,3 +40,12 @@ def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pyte
     other = replace(profile, platform=replace(profile.platform, device_kind="Other GPU"))
     assert isinstance(costs_of(other, [transformer().graph]).estimator, AnalyticModel)
     assert caplog.text.count("Other GPU are estimated analytically") == 1
+
+
+def test_a_transfer_beside_compute_takes_its_wait_and_its_slow_down(profile: Profile) -> None:
+    slowed = machine_of(replace(profile, contention=Contention(1.25, 2.0, 30_000)))
+    assert (slowed.compute_speed_ppm, slowed.transfer_speed_ppm) == (800_000, 500_000)
+    assert 2.0 * slowed.transfer_wait_ns == 30_000  # its wait passes as slowly as the rest of it
+    assert machine_of(replace(profile, contention=Contention(1.25, 2.0))).transfer_wait_ns == 0
+    blocking = machine_of(replace(profile, platform=replace(profile.platform, backend="cpu")))
+    assert blocking.pace().wait_ns == 0

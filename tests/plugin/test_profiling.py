@@ -18,9 +18,9 @@ from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
@@ -147,6 +147,24 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
     assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()
     assert unfused_step.strategy.buckets == expected(step.graph).buckets
+
+
+def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: CanonicalModule) -> None:
+    """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
+    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu")))
+    xla = one_bucket(step.graph, read(step).groups)
+    alone, beside = _to_trace(session, step, xla, {"ops": False, "contention": True}, None)
+    assert alone.strategy is not None
+    assert beside.strategy is not None
+    assert alone.strategy.buckets == beside.strategy.buckets == varied_buckets(xla).buckets
+    assert alone.strategy.groups == beside.strategy.groups == xla.groups
+    assert len(varied_buckets(xla).buckets) > len(xla.buckets)
+
+
+def test_every_other_bucket_of_several_is_taken_apart() -> None:
+    buckets = (Bucket((1, 2)), Bucket((3,)), Bucket((4, 5), "variadic"), Bucket((6, 7, 8), "variadic"))
+    apart = (Bucket((1,)), Bucket((2,)), Bucket((3,)), buckets[2], *(Bucket((node,)) for node in (6, 7, 8)))
+    assert varied_buckets(Strategy((), buckets, ("b0",))) == Strategy((), apart)
 
 
 def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:

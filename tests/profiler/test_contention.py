@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
+
 import pytest
 from disco_hlo.profiler.contention import bucket_totals_ns, contention, launch_gap_ns
 from disco_hlo.profiler.profile import Contention
@@ -52,6 +55,76 @@ def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:
 def test_a_transfer_with_little_beside_it_tells_of_noise_only() -> None:
     beside = trace(("b0", 100, 900), ("g1", 105, 155), ("g2", 155, 230))
     assert contention(ALONE, beside, "jit_step") == Contention(125 / 100, 1.0)
+
+
+VARIED_US = (20, 25, 30, 45, 70, 90, 130, 180, 260, 400)
+
+
+def steps(alone_us: Sequence[float], beside_us: Sequence[float]) -> tuple[Trace, Trace]:
+    """Transfers alone, and each right behind the other under one kernel that takes as long as all of them."""
+
+    def one(times_us: Sequence[float], kernel_us: Sequence[float]) -> Trace:
+        kernels, now = [], 0
+        for i, (us, under) in enumerate(zip(times_us, kernel_us, strict=True)):
+            kernels.append((f"b{i}", now, now + round(us)))
+            now += round(us) if under else round(us) + 10
+        kernels += [("g0", 0, now)] if any(kernel_us) else [("g0", now, now + round(sum(beside_us)))]
+        return trace(*kernels)
+
+    return one(alone_us, [0] * len(alone_us)), one(beside_us, [1] * len(beside_us))
+
+
+def test_transfers_of_many_sizes_tell_their_wait_from_their_slow_down() -> None:
+    found = contention(*steps(VARIED_US, [30 + 1.5 * us for us in VARIED_US]), "jit_step")
+    assert found is not None
+    assert found.communication == pytest.approx(1.5, abs=0.02)
+    assert found.transfer_wait_ns == pytest.approx(30_000, abs=1000)
+
+
+def test_a_wait_without_a_slow_down() -> None:
+    found = contention(*steps(VARIED_US, [60 + us for us in VARIED_US]), "jit_step")
+    assert found == Contention(1.0, 1.0, 60_000)
+
+
+def test_a_slow_down_without_a_wait() -> None:
+    found = contention(*steps([10 * us for us in VARIED_US], [15 * us for us in VARIED_US]), "jit_step")
+    assert found == Contention(1.0, 1.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_and_disturbed_transfers_leave_wait_and_slow_down_near_and_the_sum_right(seed: int) -> None:
+    random = Random(seed)
+    alone = [random.choice(VARIED_US) for _ in range(60)]
+    beside = [(40 + 1.5 * us) * random.uniform(0.9, 1.1) for us in alone]
+    beside[7] *= 2
+    found = contention(*steps(alone, beside), "jit_step")
+    assert found is not None
+    assert found.communication == pytest.approx(1.5, abs=0.15)
+    assert found.transfer_wait_ns == pytest.approx(40_000, abs=12_000)
+    explained_ns = 1000 * found.communication * sum(alone) + found.transfer_wait_ns * len(alone)
+    assert explained_ns == pytest.approx(1000 * sum(beside), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "alone_us",
+    [
+        [100.0] * 12,  # all of one size
+        [100.0] * 11 + [400.0],  # all but one
+        [20, 40, 80, 100, 140, 200, 400],  # few
+    ],
+)
+def test_from_transfers_alike_or_few_only_a_slow_down_is_read(alone_us: list[float]) -> None:
+    beside_us = [60 + us for us in alone_us]
+    found = contention(*steps(alone_us, beside_us), "jit_step")
+    assert found == Contention(1.0, pytest.approx(sum(beside_us) / sum(alone_us)), 0)
+
+
+def test_a_wait_that_explains_no_more_than_noise_is_not_believed() -> None:
+    # Every other one takes 40 % longer or shorter than 1.5 times alone: the line that fits best begins above 0.
+    beside_us = [us * (2.1 if i % 2 else 0.9) for i, us in enumerate(VARIED_US[::-1])]
+    found = contention(*steps(VARIED_US[::-1], beside_us), "jit_step")
+    assert found is not None
+    assert found.transfer_wait_ns == 0
 
 
 def test_a_number_that_xla_added_to_a_name_does_not_matter() -> None:

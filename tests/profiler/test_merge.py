@@ -55,6 +55,8 @@ def test_slow_downs_that_no_trace_showed_do_not_count() -> None:
         1.375, 1.375
     )
     assert merge([profile({}, silent)]).contention == silent
+    apart = [profile({}, Contention(1.5, 1.5, 30_000)), profile({}, Contention(1.5, 1.25, 50_001))]
+    assert merge([profile({}, Contention(1.25, 3.0)), *apart]).contention == Contention(1.5, 1.375, 40_000)
     assert merge([profile({})]).contention is None
 
 

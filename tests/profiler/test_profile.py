@@ -39,7 +39,7 @@ PROFILE = Profile(
     flops_per_s=3.9e14,
     all_reduce=FIT,
     link=Link(2, 2, "sockets"),
-    contention=Contention(1.08, 1.3),
+    contention=Contention(1.08, 1.3, 32_000),
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
@@ -60,15 +60,19 @@ def test_a_profile_survives_its_json():
 
 
 def test_profiles_of_earlier_versions_know_less_of_the_step():
-    third = json.loads(body(version=3))
+    fourth = json.loads(body(version=4))
+    del fourth["contention"]["transfer_wait_ns"]
+    known = replace(PROFILE, contention=Contention(1.08, 1.3, 0))
+    assert from_json(json.dumps(fourth)) == known
+    third = {**fourth, "version": 3}
     del third["promises"]
-    assert from_json(json.dumps(third)) == replace(PROFILE, promises=NONE)
+    assert from_json(json.dumps(third)) == replace(known, promises=NONE)
     second = {**third, "version": 2}
     del second["together"]
-    assert from_json(json.dumps(second)) == replace(PROFILE, promises=NONE, together=None)
+    assert from_json(json.dumps(second)) == replace(known, promises=NONE, together=None)
     first = {**second, "version": 1}
     del first["in_step"]
-    assert from_json(json.dumps(first)) == replace(PROFILE, promises=NONE, in_step=None, together=None)
+    assert from_json(json.dumps(first)) == replace(known, promises=NONE, in_step=None, together=None)
 
 
 def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
@@ -134,7 +138,7 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
             body(promises={"estimated_ns": -1, "measured_ns": 3}),
             "promises.estimated_ns: expected an integer of at least 0, got -1",
         ),
-        (body(version=99), "version: this program reads versions 1, 2, 3, 4, got 99"),
+        (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, got 99"),
         (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
         (body(launch_ns=1.5), "launch_ns"),
         (body(launch_ns=True), "launch_ns"),
@@ -159,6 +163,10 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (body(platform={"device_kind": 3}), "platform.device_kind"),
         (body(link={"device_count": 0, "process_count": 1, "label": ""}), "link.device_count"),
         (body(contention={"compute": 0.5, "communication": 1}), "contention.compute"),
+        (
+            body(contention={"compute": 1, "communication": 1, "transfer_wait_ns": -1}),
+            "contention.transfer_wait_ns: expected an integer of at least 0, got -1",
+        ),
         (body(all_reduce={"pieces": [], "points": []}), "expected at least one piece"),
         (body(all_reduce={"pieces": [[5, 1, 1]], "points": []}), r"pieces\[0\]: pieces start at 0"),
         (body(all_reduce={"pieces": [[0, 1, 1], [0, 1, 1]], "points": []}), r"pieces\[1\]"),

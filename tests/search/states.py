@@ -90,11 +90,11 @@ class Bench:
 
     def makespan_ns(self) -> int:
         """Cost by the ready queue."""
-        return int(schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)[0])
+        return int(schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)[0])
 
     def strategy(self) -> Strategy:
         """What the state stands for, in the order of the ready queue."""
-        _, count = schedule(self.step, self.state, self.scratch, self.machine.speed_ppm(), self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -23,12 +23,16 @@ BUSY = replace(
     GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
 )
 
+WAITING = replace(BUSY, transfer_wait_ns=40)
+
 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(8, 50),
-    machine=st.sampled_from([CPU, GPU, BUSY, replace(BUSY, one_shot_max_bytes=100)]),
+    machine=st.sampled_from(
+        [CPU, GPU, BUSY, replace(BUSY, one_shot_max_bytes=100), WAITING, replace(WAITING, channels=2)]
+    ),
 )
 def test_the_queue_of_the_search_is_the_simulators(seed: int, count: int, machine) -> None:
     random = Random(seed)
@@ -41,7 +45,7 @@ def test_the_queue_of_the_search_is_the_simulators(seed: int, count: int, machin
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(8, 50), machine=st.sampled_from([GPU, BUSY]))
+@given(seed=st.integers(0, 2**32), count=st.integers(8, 50), machine=st.sampled_from([GPU, BUSY, WAITING]))
 def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int, machine) -> None:
     random = Random(seed)
     graph = random_step(random, count, backend="gpu")
@@ -61,9 +65,7 @@ def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> N
     bench = Bench(random_step(random, count), replace(CPU, launch_ns=3, memory_bytes_per_us=2000))
     bench.random_moves(random, count, methods=8)
     table = new_table(1)
-    cost, _ = evaluate(
-        bench.step, bench.state, bench.scratch, bench.machine.speed_ppm(), table, bench.started
-    )
+    cost, _ = evaluate(bench.step, bench.state, bench.scratch, bench.machine.pace(), table, bench.started)
     assert cost == bench.makespan_ns()
     assert (
         cost == simulate(build(bench.graph, bench.strategy(), bench.model, bench.machine).problem).makespan_ns

@@ -34,6 +34,12 @@ def test_a_late_gradient_does_not_hold_up_the_early_ones() -> None:
     assert contiguous_buckets([0, 0, 100], [10, 10, 1], "aaa", line) == [[0, 1], [2]]
 
 
+def test_where_each_transfer_waits_fewer_travel() -> None:
+    # Apart: 0-20, then to 50. Together: 11-51. With 15 of waiting each: to 80 and 66.
+    assert contiguous_buckets([0, 11], [10, 20], "aa", line) == [[0], [1]]
+    assert contiguous_buckets([0, 11], [10, 20], "aa", line, wait_ns=15) == [[0, 1]]
+
+
 def test_two_kinds_never_share_a_run() -> None:
     assert contiguous_buckets([0, 0, 0], [1, 1, 1], "aba", line) == [[0], [1], [2]]
 

@@ -27,6 +27,7 @@ MACHINES = [
     GPU,
     BUSY,
     replace(BUSY, one_shot_max_bytes=100, channels=2),
+    replace(BUSY, transfer_wait_ns=40),
 ]
 
 

@@ -21,6 +21,7 @@ def problem(
     compute_speed: float = 1.0,
     transfer_speed: float = 1.0,
     shared_link: bool = True,
+    wait_ns: int = 0,
     buffers: Sequence[BufferRow] = (),
     resident_bytes: int = 0,
 ) -> Problem:
@@ -28,6 +29,7 @@ def problem(
 
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
     ``a x b ~x c``; without one the ready queue decides. Speeds are those beside the other kind.
+    ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins.
     """
     rows = [line.split() for line in text.strip().splitlines()]
     index = {row[0]: i for i, row in enumerate(rows)}
@@ -48,6 +50,7 @@ def problem(
         ),
         communicates=np.array(["on" in row for row in rows], np.bool_),
         speed_ppm=np.array([compute, alone, beside], np.int64),
+        transfer_wait_ns=wait_ns,
         order=None if entries is None else np.array(entries, np.int32),
         buffers=Buffers.of(
             [(size, index[by], [index[name] for name in to], kept) for size, by, to, kept in buffers]

@@ -40,6 +40,7 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
         predecessors=Lists.of(rows),
         communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
         speed_ppm=np.array(speeds, np.int64),
+        transfer_wait_ns=random.choice((0, 1, 17, 3000)),
         buffers=Buffers.of(
             [
                 (random.randrange(100), producer, random.sample(range(tasks), readers), random.random() < 0.1)

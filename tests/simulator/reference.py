@@ -22,6 +22,8 @@ class Running:
     task: int
     left: int
     """Millionths of a nanosecond of work still to do."""
+    begins: bool = True
+    """Whether no time has passed since it began."""
 
 
 @dataclass
@@ -61,12 +63,22 @@ class Simulation:
             if task is not None:
                 self.start[task] = self.now
                 self.started.append(task)
-                work = int(self.problem.duration_ns[task]) * FULL_SPEED
+                wait = self.problem.transfer_wait_ns if resource > 0 else 0
+                work = (int(self.problem.duration_ns[task]) + wait) * FULL_SPEED
                 self.running[resource] = Running(task, work)
+        if 0 not in self.running:
+            self.take_waits_off()
         self.version += 1
         for resource, running in self.running.items():
             needed = -(-running.left // self.speed(resource))
             heapq.heappush(self.events, (self.now + max(needed, 0), self.version))
+
+    def take_waits_off(self) -> None:
+        """The compute stream idles: what begins now finds the device free."""
+        for running in self.running.values():
+            if running.begins:
+                running.left -= self.problem.transfer_wait_ns * FULL_SPEED
+                running.begins = False
 
     def speed(self, resource: int) -> int:
         transfers = sum(1 for other in self.running if other > 0)
@@ -77,6 +89,7 @@ class Simulation:
         speeds = {resource: self.speed(resource) for resource in self.running}
         for resource, running in self.running.items():
             running.left -= (time - self.now) * speeds[resource]
+            running.begins = running.begins and time == self.now
         self.now = time
 
     def retire(self) -> list[int]:

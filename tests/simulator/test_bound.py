@@ -114,6 +114,7 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
         memory_bytes_per_us=random.choice((0, 9000)),
         compute_speed_ppm=random.choice((1_000_000, 700_000)),
         transfer_speed_ppm=random.choice((1_000_000, 600_000)),
+        transfer_wait_ns=random.choice((0, 3, 40)),
     )
     pieces = random.choice(
         (

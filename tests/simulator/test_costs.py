@@ -35,6 +35,11 @@ def test_channels_share_the_link_and_contend_with_compute() -> None:
     assert replace(gpu, shared_link=False).speed_ppm()[1].tolist() == [1_000_000] * 3
 
 
+def test_transfers_that_block_have_no_wait() -> None:
+    assert replace(GPU, transfer_wait_ns=30_000).pace().wait_ns == 30_000
+    assert replace(CPU, transfer_wait_ns=30_000).pace().wait_ns == 0
+
+
 def test_slow_downs_become_speeds() -> None:
     assert speed_ppm(1.0) == 1_000_000
     assert speed_ppm(1.25) == 800_000
@@ -50,6 +55,8 @@ def test_impossible_slow_downs_are_refused(slow_down: float) -> None:
     ("field", "value", "message"),
     [
         ("launch_ns", -1, "Machine model gpu: launch_ns is -1, expected 0 or more"),
+        ("transfer_wait_ns", -1, "Machine model gpu: transfer_wait_ns is -1, expected 0 to 10000000"),
+        ("transfer_wait_ns", 10**7 + 1, "transfer_wait_ns is 10000001, expected 0 to 10000000"),
         ("channels", 0, "Machine model gpu: 0 channels, expected at least one"),
         (
             "compute_speed_ppm",

@@ -159,6 +159,18 @@ def test_a_move_is_followed_to_the_end_where_channels_differ(
     assert makespan == simulate_slowly(moved).now
 
 
+def test_a_transfer_that_did_nothing_yet_is_not_one_with_as_much_left() -> None:
+    """At the 64th entry 13 ns are left of x: 10 and the wait of 3, of which the stream's own wait relieves it, or 13
+    of 13 and a wait, 3 being done."""
+    many = [f"t{i}" for i in range(62)]
+    lines = "\n".join([*(f"{name} 10" for name in many), "a 3", "x {} on 1", "u 1 after x"])
+    posed = problem(lines.format(10), " ".join([*many, "a x ~x u"]), wait_ns=3)
+    moved = problem(lines.format(13), " ".join([*many, "x a ~x u"]), wait_ns=3)
+    memo, scratch = new_memo(posed), new_memo(posed)
+    assert evaluate(posed.order, tables_of(posed), memo) == 620 + 3 + 10 + 1
+    assert evaluate_move(moved.order, 62, 63, tables_of(moved), memo, scratch) == 620 + 3 + 13 + 1
+
+
 def test_a_memo_can_be_used_for_one_order_after_another() -> None:
     posed = random_problem(3, 200, 2, ordered=True)
     memo = new_memo(posed)
@@ -173,7 +185,8 @@ def test_a_timeline_adds_up(seed: int, tasks: int, channels: int, ordered: bool)
     posed = random_problem(seed, tasks, channels, ordered=ordered)
     timeline = simulate(posed)
     assert timeline.makespan_ns == timeline.compute_ns + timeline.exposed_ns
-    assert timeline.makespan_ns <= 10 * posed.duration_ns.sum() + tasks
+    work_ns = posed.duration_ns.sum() + posed.transfer_wait_ns * np.count_nonzero(posed.resource)
+    assert timeline.makespan_ns <= 10 * work_ns + tasks
     assert 0 <= timeline.overlap_ns <= min(timeline.compute_ns, timeline.communication_ns)
     for resource in range(channels + 1):
         spans = timeline.spans(resource)
@@ -190,7 +203,8 @@ def test_the_longest_step_that_is_allowed_stays_exact(ordered: bool) -> None:
     tenth = [1_000_000, 100_000]
     for slow in ([tenth, [1_000_000] * 2, tenth], [tenth, [1_000_000] * 2, [1_000_000] * 2]):
         for long, rest in ((~on_channel, 1), (on_channel, 1), (on_channel | ~on_channel, 0)):
-            each = (MAX_TOTAL_NS - 30) // long.sum()
+            waits_ns = posed.transfer_wait_ns * on_channel.sum()
+            each = (MAX_TOTAL_NS - 30 - waits_ns) // long.sum()
             longest = replace(
                 posed,
                 duration_ns=np.where(long, each, rest).astype(np.int64),

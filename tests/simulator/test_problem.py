@@ -42,6 +42,7 @@ def test_lists_and_their_reverse() -> None:
         ({"duration_ns": int64(2, 2**62, 3, 2**62)}, r"add up to 9\.22e\+18 ns.* task 1 \(b\) with"),
         ({"duration_ns": int64(2, 3, 3)}, r"duration_ns is int64\[3\], expected int64\[4\]"),
         ({"duration_ns": np.array([2.0, np.nan, 3, 1])}, r"duration_ns is float64\[4\], expected int64\[4\]"),
+        ({"transfer_wait_ns": -1}, r"transfers wait -1 ns, expected 0 to 10000000"),
         ({"resource": int32(0, 0, 2, 0)}, r"resource of task 2 \(x\) is 2, expected 0 to 1"),
         ({"resource": int32(0, 0, -1, 0)}, r"resource of task 2 \(x\) is -1, expected 0 to 1"),
         ({"communicates": np.zeros(4, np.bool_)}, r"task 2 \(x\) runs on a channel but is not communication"),

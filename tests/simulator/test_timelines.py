@@ -143,6 +143,60 @@ def test_a_transfer_slows_down_while_the_stream_computes() -> None:
     ]
 
 
+def test_a_transfer_that_begins_beside_compute_has_a_wait_to_do_as_well() -> None:
+    for order in ("a x b ~x c", None):
+        assert drawn(problem(CONTENTION, order, wait_ns=2)) == [
+            "aabbb...c",
+            "..xxxxxx.",
+        ]
+
+
+def test_a_transfer_that_begins_while_the_stream_idles_has_no_wait() -> None:
+    assert drawn(problem(LATER, "a x ~x b c", wait_ns=2)) == ["aa...bbbc", "..xxx...."]
+    assert drawn(problem("a 2\nx 3 on 1 after a\nc 1 after x", wait_ns=2)) == ["aa...c", "..xxx."]
+
+
+def test_a_kernel_that_takes_no_time_makes_no_transfer_wait() -> None:
+    nothing = "a 2\ne 0 after a\nx 3 on 1 after a\nc 1 after x e"
+    assert drawn(problem(nothing, "a x e ~x c", wait_ns=2)) == ["aa...c", "..xxx."]
+
+
+def test_a_queued_transfer_waits_by_what_the_stream_does_when_its_turn_comes() -> None:
+    # u and v run when x and y end and y and z begin; the stream waited just before.
+    assert drawn(problem(BACKWARD, "a x b y c z ~x u ~y v ~z w", wait_ns=1)) == [
+        "aaabbbcccu.....v.....w",
+        "...xxxxxxyyyyyyzzzzzz.",
+    ]
+    # y begins while the stream waits for y itself, then z while it waits for z.
+    assert drawn(problem(BACKWARD, "a x b y c z ~z w ~x u ~y v", wait_ns=1)) == [
+        "aaabbbccc..........wuv",
+        "...xxxxxxyyyyyzzzzz...",
+    ]
+
+
+def test_transfers_that_begin_at_once_on_two_channels_wait_or_not_alike() -> None:
+    assert drawn(problem(TWO_CHANNELS, "a x y ~y v ~x u", shared_link=False, wait_ns=3)) == [
+        "aa..v.u",
+        "..xxxx.",
+        "..yy...",
+    ]
+    assert drawn(
+        problem(TWO_CHANNELS + "b 1 after a", "a x y b ~y v ~x u", shared_link=False, wait_ns=3)
+    ) == [
+        "aab....v.u",
+        "..xxxxxxx.",
+        "..yyyyy...",
+    ]
+
+
+def test_the_wait_is_work_beside_compute_like_the_transfer_itself() -> None:
+    long = "a 2\nx 1 on 1 after a\nb 7 after a\nc 1 after x b"
+    assert drawn(problem(long, "a x b ~x c", transfer_speed=0.5, wait_ns=1)) == [
+        "aabbbbbbbc",
+        "..xxxx....",
+    ]
+
+
 def test_contention_in_both_directions() -> None:
     # Both do 2 of their work by 6; then nothing is left of x that could slow b down.
     both = "a 2\nx 2 on 1 after a\nb 4 after a\nc 1 after x b"

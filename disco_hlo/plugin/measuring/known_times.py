@@ -82,12 +82,12 @@ class KnownTimes:
         }
 
     def _lacks_contention(self, source: CanonicalModule) -> bool:
-        """Slow-downs, and what XLA's buckets take: the same traces tell both. Where transfers and kernels never run
+        """Slow-downs, and what transfers take alone: the same traces tell both. Where transfers and kernels never run
         beside each other, neither slows the other."""
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
         fingerprint = source.graph.fingerprint
         slow_downs = contention_in(self._ops, self._link, fingerprint)
-        known = slow_downs is not None and waits_key(self._link, fingerprint, together=True) in self._ops
+        known = slow_downs is not None and self._waits_key(fingerprint, together=True) in self._ops
         return gpus > 1 and bool(source.graph.all_reduces) and not known
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
@@ -98,8 +98,12 @@ class KnownTimes:
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
         blocks = self._platform.backend == "cpu" and self._link.process_count > 1
-        keys = {waits_key(self._link, source.graph.fingerprint, together) for together in (False, True)}
+        keys = {self._waits_key(source.graph.fingerprint, together) for together in (False, True)}
         return blocks and bool(source.graph.all_reduces) and not keys <= self._ops.keys()
+
+    def _waits_key(self, fingerprint: str, together: bool) -> str:
+        varied = together and self._platform.backend == "gpu"
+        return waits_key(self._link, fingerprint, together, varied)
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
@@ -140,13 +144,14 @@ class KnownTimes:
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
     def add_waits(self, fingerprint: str, apart_ns: Sequence[int], together_ns: Sequence[int]) -> None:
-        """Take in how long all-reduces ran, by run, in traces of one step that transfer them one by one or together.
+        """Take in how long all-reduces ran, by run, in traces of one step that transfer them one by one or together
+        (on GPU: in ``varied_buckets``).
 
         Where a trace does not tell, another one will not either: then the time is 0.
         """
         for together, waits_ns in ((False, apart_ns), (True, together_ns)):
             time = _time_of(waits_ns) if waits_ns else OpTime(0, 0, 1)
-            self._add({waits_key(self._link, fingerprint, together): time})
+            self._add({self._waits_key(fingerprint, together): time})
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         """Take in how one step's kernels and its transfers slow each other."""
@@ -187,7 +192,7 @@ class KnownTimes:
         )
 
     def _in_step(self, fingerprint: str, sizes_bytes: Sequence[int], together: bool) -> InStep | None:
-        time = self._ops.get(waits_key(self._link, fingerprint, together))
+        time = self._ops.get(self._waits_key(fingerprint, together))
         if time is None or not time.median_ns or not sizes_bytes:
             return None
         return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)

@@ -107,32 +107,40 @@ def is_constant(key: str) -> bool:
 
 
 def contention_as_times(contention: Contention, link: Link, fingerprint: str) -> dict[str, OpTime]:
-    """The slow-downs of one step's kernels on ``link`` as times of what takes a second alone."""
-    compute, communication = _contention_keys(link, fingerprint)
+    """The slow-downs of one step's kernels on ``link`` as times of what takes a second alone, and a transfer's wait."""
+    compute, communication, wait = _contention_keys(link, fingerprint)
     return {
         compute: OpTime(round(1e9 * contention.compute), 0, 1),
         communication: OpTime(round(1e9 * contention.communication), 0, 1),
+        wait: OpTime(contention.transfer_wait_ns, 0, 1),
     }
 
 
 def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> Contention | None:
     """The slow-downs of one step's kernels on ``link`` among stored times; None where they are not there."""
-    compute, communication = (times.get(key) for key in _contention_keys(link, fingerprint))
-    if compute is None or communication is None:
+    compute, communication, wait = (times.get(key) for key in _contention_keys(link, fingerprint))
+    if compute is None or communication is None or wait is None:
         return None
-    return Contention(max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
+    slowed = (max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
+    return Contention(*slowed, wait.median_ns)
 
 
-def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str]:
+def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
     """Kernels differ in what they share with transfers: convolutions were slowed by a third where a
-    transformer's matmuls were not."""
+    transformer's matmuls were not. (``a second of transfers`` holds their wait too: older stores have it.)"""
     name = _step_on(link, fingerprint)
-    return f"{name}: a second of compute", f"{name}: a second of transfers"
+    return (
+        f"{name}: a second of compute",
+        f"{name}: a second of transfers begun",
+        f"{name}: a transfer's wait",
+    )
 
 
-def waits_key(link: Link, fingerprint: str, together: bool = False) -> str:
-    """Under which a store keeps what all all-reduces of one step take in it, one by one or ``together``."""
-    return f"{_step_on(link, fingerprint)}: its all-reduces{' together' if together else ''}"
+def waits_key(link: Link, fingerprint: str, together: bool = False, varied: bool = False) -> str:
+    """Under which a store keeps what all all-reduces of one step take in it: one by one, ``together``, or in buckets
+    of ``varied`` sizes (GPU; older stores have XLA's buckets there, under ``together``)."""
+    how = " in buckets of varied sizes" if varied else " together" if together else ""
+    return f"{_step_on(link, fingerprint)}: its all-reduces{how}"
 
 
 def _step_on(link: Link, fingerprint: str) -> str:

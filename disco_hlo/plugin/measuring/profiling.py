@@ -9,7 +9,8 @@ and a search that is repeated sees the same numbers and so finds the same plan. 
 everything; rank 0's clock counts.
 
 On GPU both modules run their transfers alone, so that no kernel is slowed by one; a third run of
-XLA's kernels, transfers beside them, tells by how much they slow each other.
+XLA's kernels, transfers beside them, tells by how much they slow each other. Every other of XLA's buckets is taken
+apart in both, since only transfers of different sizes tell what each waits from what slows it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -157,7 +158,8 @@ def profile_step(
         if swept:
             known.add_sweep(swept)
         measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-        together = bucket_sizes(source.graph, xla if platform.backend == "gpu" else one_bucket(source.graph))
+        gpu = platform.backend == "gpu"
+        together = bucket_sizes(source.graph, varied_buckets(xla) if gpu else one_bucket(source.graph))
         found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
         return Profiled(found, measured or "nothing: all known")
 
@@ -214,8 +216,10 @@ def _to_trace(
     wanted: Mapping[str, Any],
     marks: PlanSlot | None,
 ) -> list[Trial]:
-    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two."""
+    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
+    have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     gpu = session.facts.backend == "gpu"
+    xla = varied_buckets(xla) if gpu else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
         strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
