@@ -248,9 +248,10 @@ def element_ns(node: Node, device: DeviceModel) -> float:
     measured = device.element_ns.get(node.opcode)
     if measured is not None:
         return measured
-    elements = max(array_of(node.shape).element_count, 1)
     work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
-    return 1e9 * work / elements / device.flops_per_s
+    if not work:
+        return 0.0
+    return 1e9 * work / max(array_of(node.shape).element_count, 1) / device.flops_per_s
 
 
 def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTables:

@@ -81,9 +81,9 @@ def make_scratch(structure: Structure) -> Scratch:
     contexts = 2 * values * MAXIMUM_CONTEXTS + 1
     memo_rows = min(1 << (8 * nodes).bit_length(), _MEMO_ROWS)
     return Scratch(
-        np.zeros((contexts, 1 + loops + rank), np.int64),
-        np.zeros(contexts, np.float64),
-        np.zeros(contexts, np.bool_),
+        np.empty((contexts, 1 + loops + rank), np.int64),  # written before they are read, and most never
+        np.empty(contexts, np.float64),
+        np.empty(contexts, np.bool_),
         np.zeros(1 << (2 * contexts).bit_length(), np.int32),
         np.zeros((memo_rows, 2), np.int64),
         np.zeros((values, FIRST + MAXIMUM_CONTEXTS), np.int32),

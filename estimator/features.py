@@ -31,7 +31,7 @@ from disco_hlo.estimator.encoding import (
 from disco_hlo.estimator.kernel_tables import KernelTables, array_of
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph, Node
 
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
@@ -93,20 +93,27 @@ def _shape_numbers(
     elements = tables.value[at.ELEMENTS]
     size_bytes = np.floor(elements * tables.value[at.ITEM_BYTES])
     read_bytes = np.bincount(flat.reader, size_bytes[flat.operand], len(graph))
-    shapes = [array_of(node.shape) for node in examples]
+    shapes = [array_of(shape) for shape in flat_shapes(graph).distinct]
     # The two dimensions whose neighbours lie closest in memory.
     minor = np.ones((len(shapes), 2), np.int64)
     for row, shape in enumerate(shapes):
         for place, dimension in enumerate(shape.layout[:2]):
             minor[row, place] = shape.dims[dimension]
-    reduced = np.array([_reduction(graph, node) for node in examples], np.float64)
+    of_key = flat_shapes(graph).of_key
+    minor = minor[of_key]
+    is_float = np.array([shape.dtype.startswith(_FLOATS) for shape in shapes])[of_key]
+    rank = np.array([len(shape.dims) for shape in shapes])[of_key]
+    reduced = np.tile([1.0, 0.0], (len(examples), 1))
+    for row, node in enumerate(examples):
+        if node.opcode == "reduce" and node.operands:
+            reduced[row] = _reduction(graph, node)
     numbers = np.stack([
         elements[first] + 1,
         size_bytes[first] + 1,
         read_bytes[first] + 1,
         size_bytes[first] / np.maximum(elements[first], 1),
-        [shape.dtype.startswith(_FLOATS) for shape in shapes],
-        [len(shape.dims) for shape in shapes],
+        is_float,
+        rank,
         minor[:, 0] + 1,
         minor[:, 1] + 1,
         np.minimum(np.log2(np.maximum(minor[:, 0] & -minor[:, 0], 1)), 7),
@@ -117,9 +124,7 @@ def _shape_numbers(
 
 
 def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
-    """(elements that go into one, whether the operand's minor dimension is among what is reduced)."""
-    if node.opcode != "reduce" or not node.operands:
-        return 1, 0.0
+    """Of a reduction (elements that go into one, whether the operand's minor dimension is among what is reduced)."""
     result, operand = (
         max(array_of(node.shape).element_count, 1),
         array_of(graph.nodes[node.operands[0]].shape),

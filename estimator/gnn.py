@@ -22,6 +22,7 @@ from disco_hlo.estimator.weights import Weights, shipped
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.flat_graph import flat_users
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.kernel_times import FusedOps
 
@@ -36,9 +37,8 @@ class _Step:
     def __init__(self, graph: Graph, features: GraphFeatures) -> None:
         self.graph = ref(graph)
         self.features = features
-        counts = [len(users) for users in graph.users]
-        self.user_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.users = np.fromiter(chain.from_iterable(graph.users), np.int32, sum(counts))
+        self.user_start, users = flat_users(graph)
+        self.users = users.astype(np.int32)
 
 
 class GnnModel:

@@ -9,13 +9,13 @@ results of a kernel back to what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, stretches
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, flat_shapes, stretches
 from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Node, Shape
 
 # Rows of KernelTables.node: offsets into ``edge``. The lists of a node lie one after the other, so each
@@ -92,14 +92,15 @@ def structure(graph: Graph) -> Structure:
     first, of_key = flat.example, flat.of_key
     examples = [graph.nodes[x] for x in first.tolist()]
     is_mapped = np.array([node.opcode not in _NEVER_INSIDE for node in examples])[of_key]
-    maps, map_of, target = _edges(graph, examples, of_key, is_mapped)
+    shape_of = flat_shapes(graph).of_key[of_key]
+    arrays = [array_of(shape) for shape in flat_shapes(graph).distinct]
+    maps, map_of, target = _edges(graph, examples, of_key, is_mapped, arrays, shape_of.tolist())
     kept = ~flat.is_cloned[target] & is_mapped[flat.reader]
     reader = flat.reader[kept]
     read = np.bincount(reader, minlength=len(graph))
-    own = [_own(graph, node) for node in examples]
-    extents_at, extents = flat_lists([one.extents for one in own])
-    loops_at, loops = flat_lists([one.loops for one in own])
-    rank, added = np.diff(extents_at)[of_key], np.diff(loops_at)[of_key]
+    extents_at, extents = flat_lists([_physical_extents(shape) for shape in arrays])
+    loops_at, loops = flat_lists([_added_loops(graph, node) for node in examples])
+    rank, added = np.diff(extents_at)[shape_of], np.diff(loops_at)[of_key]
     map_at, pool = flat_lists(
         [index_map or (UNUSED,) for index_map in maps]
     )  # no two maps begin at one place
@@ -112,29 +113,14 @@ def structure(graph: Graph) -> Structure:
     edge[: pool.size] = pool
     pair = begin[reader] + 2 * (np.arange(reader.size) - (np.cumsum(read) - read)[reader])
     edge[pair], edge[pair + 1] = target[kept], map_at[map_of[kept]]
-    edge[stretches(begin[:-1] + 2 * read, rank)] = extents[stretches(extents_at[of_key], rank)]
+    edge[stretches(begin[:-1] + 2 * read, rank)] = extents[stretches(extents_at[shape_of], rank)]
     edge[stretches(begin[:-1] + 2 * read + rank, added)] = loops[stretches(loops_at[of_key], added)]
     return Structure(
         node,
         edge,
-        np.array([one.elements for one in own], np.float64)[of_key],
-        np.array([one.item_bytes for one in own], np.float64)[of_key],
+        np.array([shape.element_count for shape in arrays], np.float64)[shape_of],
+        np.array([DTYPE_BYTES.get(shape.dtype, 4) for shape in arrays], np.float64)[shape_of],
     )
-
-
-class _Own(NamedTuple):
-    """What nodes of equal key share."""
-
-    extents: tuple[int, ...]
-    loops: list[int]
-    elements: int
-    item_bytes: float
-
-
-def _own(graph: Graph, node: Node) -> _Own:
-    shape = array_of(node.shape)
-    loops = _added_loops(graph, node)
-    return _Own(_physical_extents(shape), loops, shape.element_count, DTYPE_BYTES.get(shape.dtype, 4))
 
 
 def array_of(shape: Shape) -> Shape:
@@ -145,7 +131,12 @@ def array_of(shape: Shape) -> Shape:
 
 
 def _edges(
-    graph: Graph, examples: Sequence[Node], of_key: NDArray[np.int64], is_mapped: NDArray[np.bool_]
+    graph: Graph,
+    examples: Sequence[Node],
+    of_key: NDArray[np.int64],
+    is_mapped: NDArray[np.bool_],
+    arrays: Sequence[Shape],
+    shape_of: Sequence[int],
 ) -> tuple[list[tuple[int, ...]], NDArray[np.int64], NDArray[np.int64]]:
     """(maps, and for each operand of all nodes which of them it has and what is read), looked at through bitcasts.
 
@@ -153,29 +144,32 @@ def _edges(
         examples: a node of each key; operands of nodes of equal key have equal maps.
         of_key: for each node which of them is its like.
         is_mapped: for each node whether its operands need maps.
+        arrays: the shapes that there are.
+        shape_of: for each node which of them it has.
     """
     flat = flat_graph(graph)
     number: dict[tuple[int, ...], int] = {(): 0}
+    elements = [shape.element_count for shape in arrays]
     slots = [
         len(node.operands) * [0]
         if node.opcode in _NEVER_INSIDE
-        else [number.setdefault(_map(graph, node, slot), len(number)) for slot in range(len(node.operands))]
+        else [number.setdefault(one, len(number)) for one in _maps(node, arrays, elements, shape_of)]
         for node in examples
     ]
     slots_at, of_slot = flat_lists(slots)
-    map_of = of_slot[stretches(slots_at[of_key], np.diff(flat.operand_at))].tolist()
-    target, begin = flat.operand.tolist(), flat.operand_at
+    map_of = of_slot[stretches(slots_at[of_key], np.diff(flat.operand_at))]
+    target, begin = flat.operand.copy(), flat.operand_at
     maps, composed = list(number), dict[tuple[int, int], int]()
     # What a bitcast shows is known by the time its readers come: they have larger numbers.
     for place in np.flatnonzero(flat.is_bitcast[flat.operand] & is_mapped[flat.reader]).tolist():
-        shown = int(begin[target[place]])
-        pair = map_of[place], map_of[shown]
+        shown = begin[target[place]]
+        pair = int(map_of[place]), int(map_of[shown])
         if pair not in composed:
             both = _composed(maps[pair[0]], maps[pair[1]])
             composed[pair] = number.setdefault(both, len(number))
             maps += [both] if len(number) > len(maps) else []
         map_of[place], target[place] = composed[pair], target[shown]
-    return maps, np.array(map_of, np.int64), np.array(target, np.int64)
+    return maps, map_of, target
 
 
 def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
@@ -183,19 +177,27 @@ def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]
     return tuple(outer[value] if value >= 0 else value for value in inner)
 
 
-def _map(graph: Graph, node: Node, slot: int) -> tuple[int, ...]:
-    """Which physical dimension of ``node`` each physical dimension of operand ``slot`` follows."""
-    operand = array_of(graph.nodes[node.operands[slot]].shape)
-    result = array_of(node.shape)
-    if operand.element_count == 1:
-        return (UNUSED,) * len(operand.dims)
-    like = operand.dims == result.dims and operand.layout == result.layout
-    if like and node.opcode not in _MOVING:
-        return tuple(range(len(result.dims)))
+def _maps(
+    node: Node, arrays: Sequence[Shape], elements: Sequence[int], shape_of: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """For each operand, which physical dimension of ``node`` each of its physical dimensions follows."""
+    result, moves = arrays[shape_of[node.id]], node.opcode in _MOVING
+    for number in node.operands:
+        operand = arrays[shape_of[number]]
+        if elements[shape_of[number]] == 1:
+            yield (UNUSED,) * len(operand.dims)
+        elif not moves and operand.dims == result.dims and operand.layout == result.layout:
+            yield tuple(range(len(operand.dims)))
+        else:
+            yield _moved(node, operand, result)
+
+
+def _moved(node: Node, operand: Shape, result: Shape) -> tuple[int, ...]:
     logical = _logical_map(node, operand, result)
+    if logical is None and node.opcode in _REARRANGING:
+        return _rearranged(_physical_extents(operand), _physical_extents(result))
     if logical is None:
-        extents = _physical_extents(operand), _physical_extents(result)
-        return _rearranged(*extents) if node.opcode in _REARRANGING else (ALL,) * len(operand.dims)
+        return (ALL,) * len(operand.dims)
     place = {dimension: position for position, dimension in enumerate(_major_to_minor(result))}
     return tuple(
         place[logical[dimension]] if logical[dimension] >= 0 else logical[dimension]
@@ -247,17 +249,14 @@ def _rearranged(operand: Sequence[int], result: Sequence[int]) -> tuple[int, ...
 
 
 def _added_loops(graph: Graph, node: Node) -> list[int]:
-    if not node.operands:
+    if node.opcode not in ("reduce", "reduce-window") or not node.operands:
         return []
     operand = array_of(graph.nodes[node.operands[0]].shape)
     if node.opcode == "reduce":
         return [
             operand.dims[dimension] for dimension in sorted(node.dimensions) if dimension < len(operand.dims)
         ]
-    if node.opcode == "reduce-window":
-        elements = max(array_of(node.shape).element_count, 1)
-        return [node.flops // elements + 1]
-    return []
+    return [node.flops // max(array_of(node.shape).element_count, 1) + 1]
 
 
 def _major_to_minor(shape: Shape) -> tuple[int, ...]:
@@ -267,4 +266,4 @@ def _major_to_minor(shape: Shape) -> tuple[int, ...]:
 
 
 def _physical_extents(shape: Shape) -> tuple[int, ...]:
-    return tuple(shape.dims[dimension] for dimension in _major_to_minor(shape))
+    return tuple([shape.dims[dimension] for dimension in _major_to_minor(shape)])

@@ -19,7 +19,7 @@ from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.flat_graph import chosen_lists, flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, TellsReadsApart, UnitTimes
 
@@ -85,13 +85,13 @@ class MeasuredCosts:
         if not self._kernels:
             return self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
         keys = kernel_keys(self._texts_of(graph), member_at, members, result_at, results)
-        measured = {i: self._kernels[key] for i, key in enumerate(keys) if key in self._kernels}
-        if len(measured) < len(keys):
+        times = np.array([self._kernels.get(key, -1) for key in keys], np.int64)
+        missing = np.flatnonzero(times < 0)
+        if missing.size == times.size:
             times = self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
-        else:
-            times = np.zeros(len(keys), np.int64)
-        for i, time_ns in measured.items():
-            times[i] = time_ns
+        elif missing.size:
+            kernels = *chosen_lists(member_at, members, missing), *chosen_lists(result_at, results, missing)
+            times[missing] = self._raised(self.estimator.kernels_ns(graph, *kernels))
         return times
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:

@@ -16,14 +16,15 @@ from disco_hlo.profiler.words import SIDE_BY_SIDE
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.flat_graph import flat_graph, stretches
-from disco_hlo.hlo.graph import Graph, Node, is_cloned
+from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
+from disco_hlo.hlo.graph import Graph
 
 KEY_BYTES: Final = 12
 """Length of the digest in a kernel's key."""
 
 _LINE_END, _SPACE = np.uint64(ord("\n")), np.uint64(ord(" "))
 _WORD: Final = 8
+_PADDING: Final = tuple(map(bytes, range(_WORD)))
 _MOST_NUMBER: Final = 8
 """Most bytes of a number and what separates it from the next."""
 _POWERS_OF_TEN: Final = 10 ** np.arange(1, _MOST_NUMBER)
@@ -38,11 +39,13 @@ class KeyTexts(NamedTuple):
 
     operand_at: NDArray[np.int64]
     operand: NDArray[np.int64]
+    line: NDArray[np.int64]
+    """``[2 * nodes]``: the line of node x as a member, without the numbers of its operands, at 2 x, and as what a
+    kernel reads at 2 x + 1."""
     text_at: NDArray[np.int64]
-    """``[2 * nodes + 1]``: words of the line of node x as a member, without the numbers of its operands,
-    at 2 x, and as what a kernel reads at 2 x + 1."""
+    """``[lines + 1]``: words of each line."""
     size: NDArray[np.int64]
-    """``[2 * nodes]``: their bytes."""
+    """``[lines]``: its bytes."""
     text: NDArray[np.uint64]
     digits: NDArray[np.uint64]
     """``[nodes]``: numbers as text."""
@@ -60,47 +63,48 @@ class KeyTexts(NamedTuple):
 
 def key_texts(graph: Graph) -> KeyTexts:
     """Texts and operands of all nodes."""
-    flat = flat_graph(graph)
-    first, of_key = flat.example, flat.of_key  # keys tell shapes apart
-    read: dict[tuple[object, ...], str] = {}
-    made = [_lines(graph.nodes[x], read) for x in first.tolist()]
-    padded = [line for _, filled in made for line in filled]
-    at_of_key = _offsets([len(line) // _WORD for line in padded])
-    text = np.frombuffer(b"".join(padded), "<u8").astype(np.uint64)
-    row = np.stack([2 * of_key, 2 * of_key + 1], axis=1).ravel()
-    words = np.diff(at_of_key)[row]
-    of_reads = _offsets((words[1::2] + 1)[flat.operand])
-    numbers = np.arange(len(graph)).astype(f"S{_MOST_NUMBER}").view("<u8").astype(np.uint64)
+    flat, shapes, count = flat_graph(graph), flat_shapes(graph), len(graph)
+    keys = [graph.nodes[x].key for x in flat.example.tolist()]  # which tell shapes apart
+    is_cloned = flat.is_cloned[flat.example]
+    lines = [f"{key} " for key in keys]
+    lines += [f"{keys[i]} \n" for i in np.flatnonzero(is_cloned).tolist()]
+    lines += [f"read {shape} {shape.layout}\n" for shape in shapes.distinct]
+    read = len(keys) + np.where(is_cloned, np.cumsum(is_cloned) - 1, np.sum(is_cloned) + shapes.of_key)
+    encoded = [line.encode() for line in lines]
+    text = b"".join([line + _PADDING[-len(line) % _WORD] for line in encoded])
+    size = np.array([len(line) for line in encoded], np.int64)
+    words = -(-size // _WORD)
+    line = np.stack([flat.of_key, read[flat.of_key]], axis=1)
+    own_words, read_words = words[line].T
+    of_reads = _offsets((read_words + 1)[flat.operand])
+    digits, digit_count = _digits(count)
     return KeyTexts(
         flat.operand_at,
         flat.operand,
+        line.ravel(),
         _offsets(words),
-        np.array([len(line) for lines, _ in made for line in lines], np.int64)[row],
-        text[stretches(at_of_key[row], words)],
-        numbers,
-        np.searchsorted(_POWERS_OF_TEN, np.arange(len(graph)), "right") + 1,
-        words[::2] + 1 + of_reads[flat.operand_at[1:]] - of_reads[flat.operand_at[:-1]],
-        np.zeros(len(graph), np.int64),
-        np.zeros(2 * (flat.operand.size + len(graph)) + 64, np.int64),
+        size,
+        np.frombuffer(text, "<u8").astype(np.uint64),
+        digits,
+        digit_count,
+        own_words + 1 + of_reads[flat.operand_at[1:]] - of_reads[flat.operand_at[:-1]],
+        np.zeros(count, np.int64),
+        np.zeros(2 * (flat.operand.size + count) + 64, np.int64),
         np.zeros(1, np.int64),
-        np.zeros((_ROOM_WORDS, SIDE_BY_SIDE), np.uint64),
+        np.empty((_ROOM_WORDS, SIDE_BY_SIDE), np.uint64),
     )
 
 
-def _lines(node: Node, reads: dict[tuple[object, ...], str]) -> tuple[list[bytes], list[bytes]]:
-    """A node as a member and as what a kernel reads, and both filled up to whole words.
-
-    Args:
-        reads: the second by shape, as far as it was met.
-    """
-    key, shape = f"{node.key} ", node.shape
-    if is_cloned(node):
-        read = key
-    else:
-        seen = shape.dtype, shape.dims, shape.layout, shape.elements
-        read = reads.get(seen) or reads.setdefault(seen, f"read {shape} {shape.layout}")
-    lines = [key.encode(), f"{read}\n".encode()]
-    return lines, [line + bytes(-len(line) % _WORD) for line in lines]
+def _digits(count: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Numbers up to ``count`` as text, the first digit in the lowest byte, and how many digits each has."""
+    rest = np.arange(count)
+    digit_count = np.searchsorted(_POWERS_OF_TEN, rest, "right") + 1
+    text = np.zeros(count, np.uint64)
+    for place in range(int(digit_count.max(initial=0))):
+        rest, digit = np.divmod(rest, 10)
+        more = (text << np.uint64(8)) | (digit + ord("0")).astype(np.uint64)
+        text = np.where(place < digit_count, more, text)
+    return text, digit_count
 
 
 def _offsets(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -211,7 +215,8 @@ def _write(texts: Any, members: Any, results: Any, out: Any) -> Any:
 
 
 @inner
-def _append_line(texts: Any, line: Any, out: Any, end: Any) -> Any:
+def _append_line(texts: Any, number: Any, out: Any, end: Any) -> Any:
+    line = texts.line[number]
     first, last = texts.text_at[line], texts.text_at[line + 1]
     for k in range(first, last - 1):
         end = _append(out, end, texts.text[k], 64)

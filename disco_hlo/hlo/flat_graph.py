@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph, Kind, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Shape, is_cloned
 
 
 class FlatGraph(NamedTuple):
@@ -37,6 +37,15 @@ class FlatGraph(NamedTuple):
         """For each entry of ``operand`` the node that reads it."""
         return np.repeat(np.arange(self.first.size), np.diff(self.operand_at))
 
+    @property
+    def shown(self) -> NDArray[np.int64]:
+        """``[nodes]``: of a bitcast what it shows, directly or through others; any other node itself."""
+        shown = np.arange(self.first.size)
+        shown[self.is_bitcast] = self.operand[self.operand_at[:-1][self.is_bitcast]]
+        while self.is_bitcast[shown].any():
+            shown = shown[shown]
+        return shown
+
 
 def flat_graph(graph: Graph) -> FlatGraph:
     """The arrays of ``graph``, made at the first call and kept with it."""
@@ -56,6 +65,59 @@ def flat_graph(graph: Graph) -> FlatGraph:
     return found
 
 
+class FlatShapes(NamedTuple):
+    """The shapes of a graph. Nodes have few different ones, so what follows from a shape is found once for each."""
+
+    distinct: tuple[Shape, ...]
+    """In the order of the first nodes that have them."""
+    of_key: NDArray[np.int64]
+    """``[keys]``: place in ``distinct``, for each of ``FlatGraph.example``."""
+    geometry: NDArray[np.int64]
+    """``[distinct]``: equal numbers, equal dimensions and layout, whatever the element type."""
+    elements: NDArray[np.int64]
+    """``[distinct]``: ``Shape.element_count``."""
+    reads_in_place: NDArray[np.bool_]
+    """``[keys]``: whether all operands that have dimensions have the node's own, in its layout."""
+
+
+def flat_shapes(graph: Graph) -> FlatShapes:
+    """The shapes of ``graph``, found at the first call and kept with it."""
+    known = vars(graph).get("_flat_shapes")
+    if isinstance(known, FlatShapes):
+        return known
+    flat = flat_graph(graph)
+    number: dict[object, int] = {}
+    distinct: list[Shape] = []
+    of_key = np.empty(flat.example.size, np.int64)
+    for key, x in enumerate(flat.example.tolist()):
+        shape = graph.nodes[x].shape  # its fields are hashed in half the time that it takes
+        of_key[key] = place = number.setdefault(
+            (shape.dtype, shape.dims, shape.layout, shape.elements), len(distinct)
+        )
+        if place == len(distinct):
+            distinct.append(shape)
+    geometries: dict[object, int] = {}
+    geometry = [geometries.setdefault((shape.dims, shape.layout), len(geometries)) for shape in distinct]
+    flat_geometry = np.array(geometry, np.int64)
+    has_dims = np.array([bool(shape.dims) for shape in distinct], np.bool_)
+    of_node = of_key[flat.of_key]
+    read, own = of_node[flat.operand], of_node[flat.reader]
+    moved = flat.reader[has_dims[read] & (flat_geometry[read] != flat_geometry[own])]
+    in_place = np.ones(len(graph), np.bool_)
+    in_place[moved] = False
+    elements = np.array([shape.element_count for shape in distinct], np.int64)
+    found = FlatShapes(tuple(distinct), of_key, flat_geometry, elements, in_place[flat.example])
+    vars(graph)["_flat_shapes"] = found
+    return found
+
+
+def flat_users(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``Graph.users``: ``[nodes + 1]`` where each list begins, and all of them one after the other."""
+    flat, count = flat_graph(graph), len(graph)
+    read, user = np.divmod(ascending(flat.operand * count + flat.reader), count)
+    return grouped(read, user, count)
+
+
 def flat_lists(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """``[lists + 1]`` where each list begins, and all of them one after the other."""
     start = np.zeros(len(lists) + 1, np.int64)
@@ -67,3 +129,27 @@ def stretches(start: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
     """Positions start[0], start[0] + 1, .. for lengths[0] of them, then those from start[1] on, and so forth."""
     ends = np.cumsum(lengths)
     return np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(start - ends + lengths, lengths)
+
+
+def ascending(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``numbers`` sorted, without repeats, in a tenth of the time of ``numpy.unique``."""
+    found: NDArray[np.int64] = np.sort(numbers)
+    distinct: NDArray[np.int64] = found[np.diff(found, prepend=found[:1] - 1) != 0]
+    return distinct
+
+
+def grouped(
+    numbers: NDArray[np.int64], items: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``items`` by their ``numbers``, else in their order: ``[count + 1]`` where those of each begin, and all."""
+    start = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(numbers, minlength=count), out=start[1:])
+    return start, items[np.argsort(numbers, kind="stable")]
+
+
+def chosen_lists(
+    start: NDArray[np.int64], items: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Some of the lists that lie one after the other in ``items``, as :func:`flat_lists` has them."""
+    lengths = start[chosen + 1] - start[chosen]
+    return np.concatenate([[0], np.cumsum(lengths)]), items[stretches(start[chosen], lengths)]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.gpu_heroes import (
     WARP,
     Reduction,
@@ -91,23 +92,32 @@ def gpu_facts(graph: Graph) -> GpuFacts:
 
 def _facts(graph: Graph) -> GpuFacts:
     """All of it follows from a node's shapes and attributes: found for the first node of each key."""
-    flat = flat_graph(graph)
+    flat, shapes = flat_graph(graph), flat_shapes(graph)
     place = flat.of_key
     nodes = [graph.nodes[x] for x in flat.example.tolist()]
     operands = [graph.nodes[node.operands[0]].shape if node.operands else None for node in nodes]
-    reductions = [block_reduction(node, shape) for node, shape in zip(nodes, operands, strict=True)]
-    transposes = [tiled_transpose(node, shape) for node, shape in zip(nodes, operands, strict=True)]
+    reductions = [
+        block_reduction(node, shape) if node.opcode == "reduce" else None
+        for node, shape in zip(nodes, operands, strict=True)
+    ]
+    transposes = [
+        tiled_transpose(node, shape) if node.opcode == "transpose" else None
+        for node, shape in zip(nodes, operands, strict=True)
+    ]
     layouts = [tile and (tile.dimensions, tile.permutation, tile.bits) for tile in transposes]
-    loops = _numbered([_loop(node.shape) for node in nodes] + [_loop(shape) for shape in operands])
-    heroes = list(zip(nodes, reductions, transposes, strict=True))
+    loop = _array(_numbered(map(_loop, shapes.distinct)))[shapes.of_key][place]
+    operand_loop = np.full(len(graph), -1, np.int64)
+    reading = np.flatnonzero(np.diff(flat.operand_at))
+    operand_loop[reading] = loop[flat.operand[flat.operand_at[reading]]]
+    in_place = shapes.reads_in_place.tolist()
     return GpuFacts(
-        flags=_array(_flags(graph, *hero) for hero in heroes)[place],
+        flags=_array(map(_flags, repeat(graph), nodes, reductions, transposes, in_place))[place],
         reduction=_array(_numbered(reductions))[place],
         transpose=_array(_numbered(layouts))[place],
-        loop=_array(loops[: len(nodes)])[place],
-        operand_loop=_array(loops[len(nodes) :])[place],
-        elements=_array(node.shape.element_count for node in nodes)[place],
-        shared_bytes=_array(_shared_bytes(graph, *hero) for hero in heroes)[place],
+        loop=loop,
+        operand_loop=operand_loop,
+        elements=shapes.elements[shapes.of_key][place],
+        shared_bytes=_array(map(_shared_bytes, repeat(graph), nodes, reductions, transposes))[place],
     )
 
 
@@ -120,20 +130,24 @@ def _numbered(keys: Iterable[Hashable]) -> list[int]:
     return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _loop(shape: Shape | None) -> Hashable:
+def _loop(shape: Shape) -> Hashable:
     """What a loop over ``shape`` iterates: its elements in memory order, or, where they do not lie in
     the order of the dimensions, these dimensions in this layout."""
-    if shape is None or shape.dtype == "tuple":
+    if shape.dtype == "tuple":
         return shape
     return shape.element_count if is_row_major(shape) else (shape.dims, shape.layout)
 
 
-def _flags(graph: Graph, node: Node, reduction: Reduction | None, transpose: Transpose | None) -> int:
+def _flags(
+    graph: Graph, node: Node, reduction: Reduction | None, transpose: Transpose | None, reads_in_place: bool
+) -> int:
+    if node.kind in (Kind.PARAMETER, Kind.CONSTANT):
+        return 0
     flags = 0
     if _is_trivial(graph, node):
         flags |= CHAIN if len(node.operands) == 1 else 0
         flags |= WEB if len(node.operands) <= 3 else 0
-        flags |= SAME_PLACE if _keeps_place(graph, node) else 0
+        flags |= SAME_PLACE if _keeps_place(graph, node, reads_in_place) else 0
     if node.opcode == "reduce":
         flags |= RACE_FREE if reduction is not None and reduction.is_race_free else 0
         flags |= LONG_REDUCE if _reduced_elements(graph, node) >= 16 else 0
@@ -156,13 +170,11 @@ def _is_trivial(graph: Graph, node: Node) -> bool:
     return node.opcode == "bitcast" or node.opcode in ELEMENTWISE
 
 
-def _keeps_place(graph: Graph, node: Node) -> bool:
-    shapes = [graph.nodes[operand].shape for operand in node.operands]
+def _keeps_place(graph: Graph, node: Node, reads_in_place: bool) -> bool:
     if node.opcode in ("bitcast", "reshape"):
-        own, other = node.shape, shapes[0]
+        own, other = node.shape, graph.nodes[node.operands[0]].shape
         return (own.size_bytes, own.element_count) == (other.size_bytes, other.element_count)
-    place = (node.shape.dims, node.shape.layout)
-    return all(not shape.dims or (shape.dims, shape.layout) == place for shape in shapes)
+    return reads_in_place
 
 
 def _is_loop_producer(node: Node) -> bool:

@@ -15,18 +15,22 @@ reader recomputes is not executed at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import lt
+from itertools import pairwise
+from typing import Final, NamedTuple
 from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
+from disco_hlo.hlo.graph import Graph, Kind, Shape
+from disco_hlo.plan.strategy import Group, Strategy
+
+_NEVER_GROUPED: Final = ("tuple", "get-tuple-element", "opt-barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +72,64 @@ class Value:
     """Whether the entry root holds it, so that it lives until the end of the step."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class UnitGraph:
-    """The units of a strategy and their dependencies: acyclic, and without any order."""
+    """The units of a strategy and their dependencies: acyclic, and without any order.
 
-    units: tuple[Unit, ...]
-    """Groups, then buckets, then single ops by ascending node id."""
-    dependencies: tuple[tuple[int, ...], ...]
-    """For each unit, the indices of the units that must have finished before it starts, ascending."""
-    values: tuple[Value, ...]
-    """What the units leave in memory, by producer, then node id. No parameters, no constants."""
+    Units are numbered: groups, then buckets, then single ops. Arrays are never written; what is made of them is made
+    when it is asked for.
+    """
+
+    strategy: Strategy
+    alone: NDArray[np.int64]
+    """Single ops that run, ascending."""
+    needed_at: NDArray[np.int64]
+    needed: NDArray[np.int64]
+    """Unit i waits for ``needed[needed_at[i] : needed_at[i + 1]]``, ascending."""
+    result_at: NDArray[np.int64]
+    result: NDArray[np.int64]
+    """Unit i leaves the nodes ``result[result_at[i] : result_at[i + 1]]`` in memory, ascending."""
+    shapes: Sequence[Shape]
+    """Of each of these."""
+    is_returned: NDArray[np.bool_]
+    """For each of these whether the entry root holds it."""
+    reader: NDArray[np.int64]
+    source: NDArray[np.int64]
+    """Who reads what: pairs of a unit and a node, ascending."""
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Groups, then buckets, then single ops by ascending node id."""
+        groups, buckets = self.strategy.groups, self.strategy.buckets
+        units = [Unit(f"g{i}", group.nodes, group.duplicates) for i, group in enumerate(groups)]
+        units += [Unit(f"b{i}", bucket.all_reduces) for i, bucket in enumerate(buckets)]
+        return (*units, *(Unit(f"n{node}", (node,)) for node in self.alone.tolist()))
+
+    @cached_property
+    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+        """For each unit, the indices of the units that must have finished before it starts, ascending."""
+        return _cut(self.needed_at, self.needed)
+
+    @cached_property
+    def dependents(self) -> tuple[tuple[int, ...], ...]:
+        """The reverse of :attr:`dependencies`."""
+        waiting = np.repeat(np.arange(self.needed_at.size - 1), np.diff(self.needed_at))
+        return _cut(*grouped(self.needed, waiting, self.needed_at.size - 1))
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """What the units leave in memory, by producer, then node id. No parameters, no constants."""
+        by_source = np.argsort(self.source, kind="stable")
+        ends = np.searchsorted(self.source[by_source], [self.result, self.result + 1]).T
+        readers = self.reader[by_source].tolist()
+        producers = np.repeat(np.arange(self.result_at.size - 1), np.diff(self.result_at))
+        return tuple(
+            Value(node, shape.size_bytes, producer, tuple(readers[first:last]), is_returned)
+            for node, shape, producer, (first, last), is_returned in zip(
+                self.result.tolist(), self.shapes, producers.tolist(), ends.tolist(), self.is_returned.tolist(),
+                strict=True,
+            )
+        )  # fmt: skip
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -85,21 +137,26 @@ class UnitGraph:
         return {unit.token: i for i, unit in enumerate(self.units)}
 
     @cached_property
-    def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """The reverse of :attr:`dependencies`."""
-        found: list[list[int]] = [[] for _ in self.units]
-        for i, needed in enumerate(self.dependencies):
-            for j in needed:
-                found[j].append(i)
-        return tuple(map(tuple, found))
-
-    @cached_property
     def values_of(self) -> tuple[tuple[Value, ...], ...]:
         """For each unit, the values that it leaves in memory."""
-        found: list[list[Value]] = [[] for _ in self.units]
-        for value in self.values:
-            found[value.producer].append(value)
-        return tuple(map(tuple, found))
+        begin = self.result_at.tolist()
+        return tuple(self.values[first:last] for first, last in pairwise(begin))
+
+    @property
+    def results_of_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that each group leaves in memory, ascending."""
+        return _cut(self.result_at[: len(self.strategy.groups) + 1], self.result)
+
+
+def _cut(begin: NDArray[np.int64], items: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+    """The lists that lie one after the other in ``items``."""
+    listed, ends = items.tolist(), begin.tolist()
+    return tuple(tuple(listed[first:last]) for first, last in pairwise(ends))
+
+
+def _begins(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Where the entries of each of ``count`` numbers begin in ``numbers``, which ascend."""
+    return np.searchsorted(numbers, np.arange(count + 1))
 
 
 _KEPT = 8
@@ -126,77 +183,77 @@ def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     return found
 
 
+class _Members(NamedTuple):
+    """What units compute: pairs of a unit and a node, by unit."""
+
+    own_unit: NDArray[np.int64]
+    own_node: NDArray[np.int64]
+    copy_unit: NDArray[np.int64]
+    copy_node: NDArray[np.int64]
+
+
 def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
-    units = _all_units(graph, strategy)
-    sources = _sources(graph, {node for unit in units for node in unit.nodes})
-    reads = [_reads(graph, unit, sources) for unit in units]
-    executed = _executed(graph, units, reads, sources[graph.root])
-    units = [units[i] for i in executed]
-    reads = [reads[i] for i in executed]
-    owner = {node: i for i, unit in enumerate(units) for node in unit.nodes}
-    dependencies = [{owner[source] for source in read} for read in reads]
-    _add_before_pairs(graph, units, dependencies)
-    _reject_cycle(units, dependencies)
-    values = _values(graph, units, reads, set(sources[graph.root]))
-    return UnitGraph(tuple(units), tuple(tuple(sorted(needed)) for needed in dependencies), values)
+    count, listed = len(graph), len(strategy.groups) + len(strategy.buckets)
+    members = _listed_members(graph, strategy)
+    owner = _owners(graph, strategy, members)
+    alone = np.flatnonzero(owner >= listed)
+    own = np.concatenate([members.own_unit, owner[alone]]), np.concatenate([members.own_node, alone])
+    members = _Members(*own, members.copy_unit, members.copy_node)
+    shown, behind = _shown(graph, owner)
+    is_returned = np.zeros(count, np.bool_)
+    is_returned[_behind(int(shown[graph.root]), owner, behind)] = True
+    reader, source = _reads(graph, strategy, members, owner, shown, behind)
+    idle = _idle(graph, alone, owner, reader, source, is_returned)
+    if idle:  # they are no units, and those behind them move up
+        owner[idle] = -1
+        runs = np.ones(listed + alone.size, np.bool_)
+        runs[listed + np.searchsorted(alone, idle)] = False
+        number, kept = np.cumsum(runs) - 1, runs[reader]
+        alone, reader, source = alone[runs[listed:]], number[reader[kept]], source[kept]
+        owner[alone] = np.arange(listed, listed + alone.size)
+        kept = runs[members.own_unit]
+        own = number[members.own_unit[kept]], members.own_node[kept]
+        members = _Members(*own, members.copy_unit, members.copy_node)
+    units = listed + alone.size
+    pairs = np.concatenate([reader * units + owner[source], _before_pairs(graph, strategy, members, units)])
+    waiting, needed = np.divmod(ascending(pairs), max(units, 1))
+    needed_at = _begins(waiting, units)
+    _reject_cycle(strategy, alone, needed_at, needed)
+    result_at, result = _results(strategy, alone, members, is_returned, source)
+    shapes = [graph.nodes[x].shape for x in result.tolist()]
+    return UnitGraph(
+        strategy, alone, needed_at, needed, result_at, result, shapes, is_returned[result], reader, source
+    )
 
 
-def _all_units(graph: Graph, strategy: Strategy) -> list[Unit]:
-    kind = flat_graph(graph).kind
-    fusible = {*np.flatnonzero(kind == Kind.FUSIBLE).tolist()}
-    units = [_group_unit(graph, i, group, fusible) for i, group in enumerate(strategy.groups)]
-    units += [_bucket_unit(graph, i, bucket) for i, bucket in enumerate(strategy.buckets)]
-    owner: dict[int, str] = {}
-    for unit in units:
-        for node in unit.nodes:
-            if node in owner:
-                raise IllegalStrategyError(
-                    f"{_name(graph, node)} belongs to {owner[node]} and to {unit.token}; one may own it."
-                )
-            owner[node] = unit.token
-    left_out = [node for node in graph.all_reduces if node not in owner]
-    if left_out:
-        raise IllegalStrategyError(
-            f"All-reduces are in no bucket: {some(_name(graph, node) for node in left_out)}."
-        )
-    running = np.flatnonzero((kind == Kind.FUSIBLE) | (kind == Kind.FIXED))
-    return units + [Unit(f"n{node}", (node,)) for node in running.tolist() if node not in owner]
-
-
-def _group_unit(graph: Graph, number: int, group: Group, fusible: Set[int]) -> Unit:
-    token = f"g{number}"
-    if not group.nodes:
-        raise IllegalStrategyError(f"{token} owns no node.")
-    inside = {*group.nodes, *group.duplicates}
-    for ids in (group.nodes, group.duplicates):
-        is_ascending = all(map(lt, ids, ids[1:]))
-        _check_ids(graph, token, (*ids[:1], *ids[-1:]) if is_ascending else ids)
-        if not is_ascending:
-            raise IllegalStrategyError(f"{token} does not list its nodes in ascending order: {some(ids)}.")
-    for node in (*group.nodes, *group.duplicates) if not inside <= fusible else ():
-        if not _may_be_grouped(graph, node):
-            raise IllegalStrategyError(
-                f"{token} holds {_name(graph, node)}, which cannot be part of a kernel "
-                f"({graph.nodes[node].kind.name.lower()})."
-            )
-    both = set(group.nodes).intersection(group.duplicates)
-    for node in group.duplicates:
-        if node in both:
-            raise IllegalStrategyError(f"{token} both owns and duplicates {_name(graph, node)}.")
-        if inside.isdisjoint(graph.users[node]):
-            raise IllegalStrategyError(f"{token} duplicates {_name(graph, node)}, which nothing in it reads.")
-    return Unit(token, group.nodes, group.duplicates)
-
-
-def _bucket_unit(graph: Graph, number: int, bucket: Bucket) -> Unit:
-    token = f"b{number}"
-    if not bucket.all_reduces:
-        raise IllegalStrategyError(f"{token} holds no all-reduce.")
-    _check_ids(graph, token, bucket.all_reduces)
-    for node in bucket.all_reduces:
-        if graph.nodes[node].kind is not Kind.ALL_REDUCE:
-            raise IllegalStrategyError(f"{token} holds {_name(graph, node)}, which is no all-reduce.")
-    return Unit(token, bucket.all_reduces)
+def _listed_members(graph: Graph, strategy: Strategy) -> _Members:
+    """What groups and buckets say that they compute."""
+    groups, buckets = strategy.groups, strategy.buckets
+    lists = [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in buckets)]
+    listed = len(lists)
+    lists += [group.duplicates for group in groups]
+    try:
+        begin, node = flat_lists(lists)
+    except OverflowError:  # numbers that no array holds
+        for i, ids in enumerate(lists):
+            _check_ids(graph, _token(strategy, i % listed), ids)
+        raise
+    lengths = np.diff(begin)
+    list_of = np.repeat(np.arange(len(lists)), lengths)
+    unit = np.where(list_of < listed, list_of, list_of - listed)
+    for i in np.flatnonzero(lengths[:listed] == 0).tolist():
+        nothing = "owns no node" if i < len(groups) else "holds no all-reduce"
+        raise IllegalStrategyError(f"{_token(strategy, i)} {nothing}.")
+    for place in np.flatnonzero((node < 0) | (node >= len(graph))).tolist():
+        _check_ids(graph, _token(strategy, unit[place]), (int(node[place]),))
+    is_grouped = unit < len(groups)
+    descends = (np.diff(node) <= 0) & (np.diff(list_of) == 0) & is_grouped[1:]
+    for place in np.flatnonzero(descends).tolist():
+        token, ids = _token(strategy, unit[place]), lists[list_of[place]]
+        raise IllegalStrategyError(f"{token} does not list its nodes in ascending order: {some(ids)}.")
+    _check_kinds(graph, strategy, unit, node, is_grouped)
+    owned = int(begin[listed])
+    return _Members(unit[:owned], node[:owned], unit[owned:], node[owned:])
 
 
 def _check_ids(graph: Graph, token: str, ids: Iterable[int]) -> None:
@@ -207,72 +264,151 @@ def _check_ids(graph: Graph, token: str, ids: Iterable[int]) -> None:
             )
 
 
-def _may_be_grouped(graph: Graph, node: int) -> bool:
-    kind = graph.nodes[node].kind
-    if kind is Kind.FREE:
-        return graph.nodes[node].opcode not in ("tuple", "get-tuple-element", "opt-barrier")
-    return kind in (Kind.FUSIBLE, Kind.FIXED)
+def _check_kinds(
+    graph: Graph,
+    strategy: Strategy,
+    unit: NDArray[np.int64],
+    node: NDArray[np.int64],
+    is_grouped: NDArray[np.bool_],
+) -> None:
+    kind = flat_graph(graph).kind[node]
+    for place in np.flatnonzero(is_grouped & (kind != Kind.FUSIBLE) & (kind != Kind.FIXED)).tolist():
+        named = graph.nodes[node[place]]
+        if named.kind is not Kind.FREE or named.opcode in _NEVER_GROUPED:
+            raise IllegalStrategyError(
+                f"{_token(strategy, unit[place])} holds {_name(graph, named.id)}, which cannot be part of a "
+                f"kernel ({named.kind.name.lower()})."
+            )
+    for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
+        token, name = _token(strategy, unit[place]), _name(graph, int(node[place]))
+        raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")
 
 
-def _sources(graph: Graph, owned: Collection[int]) -> list[tuple[int, ...]]:
-    """For each node, the owned nodes whose values one gets by reading it from outside."""
-    sources: list[tuple[int, ...]] = []
-    for node in graph.nodes:
-        if node.id in owned:
-            sources.append((node.id,))
-        elif len(node.operands) == 1:
-            sources.append(sources[node.operands[0]])
-        elif node.operands:
-            sources.append(tuple(dict.fromkeys(s for operand in node.operands for s in sources[operand])))
-        else:
-            sources.append(())
-    return sources
+def _owners(graph: Graph, strategy: Strategy, members: _Members) -> NDArray[np.int64]:
+    """``[nodes]``: the unit that owns each, a single op where no other does; -1 for what is never executed."""
+    if members.own_node.size and np.bincount(members.own_node).max() > 1:
+        met: dict[int, str] = {}
+        for i, x in zip(members.own_unit.tolist(), members.own_node.tolist(), strict=True):
+            token = _token(strategy, i)
+            if x in met:
+                raise IllegalStrategyError(
+                    f"{_name(graph, x)} belongs to {met[x]} and to {token}; one may own it."
+                )
+            met[x] = token
+    owner = np.full(len(graph), -1, np.int64)
+    owner[members.own_node] = members.own_unit
+    left_out = [x for x in graph.all_reduces if owner[x] < 0]
+    if left_out:
+        raise IllegalStrategyError(
+            f"All-reduces are in no bucket: {some(_name(graph, x) for x in left_out)}."
+        )
+    for place in np.flatnonzero(owner[members.copy_node] == members.copy_unit).tolist():
+        token, name = _token(strategy, members.copy_unit[place]), _name(graph, int(members.copy_node[place]))
+        raise IllegalStrategyError(f"{token} both owns and duplicates {name}.")
+    kind = flat_graph(graph).kind
+    alone = np.flatnonzero(((kind == Kind.FUSIBLE) | (kind == Kind.FIXED)) & (owner < 0))
+    first = len(strategy.groups) + len(strategy.buckets)
+    owner[alone] = np.arange(first, first + alone.size)
+    return owner
 
 
-def _reads(graph: Graph, unit: Unit, sources: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    computed = (*unit.nodes, *unit.duplicates)
-    if len(computed) == 1 and len(graph.nodes[computed[0]].operands) == 1:
-        return tuple(sorted(sources[graph.nodes[computed[0]].operands[0]]))
-    operands: set[int] = set()
-    for node in computed:
-        operands.update(graph.nodes[node].operands)
+def _shown(graph: Graph, owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
+    """For each node what one gets by reading it from outside: itself where it is owned, else what it shows if it has
+    one operand. That may be a node with several operands and no owner; of these, all owned nodes behind them."""
+    flat = flat_graph(graph)
+    operands = np.diff(flat.operand_at)
+    passing = np.flatnonzero((owner < 0) & (operands == 1))
+    shown = np.arange(owner.size)
+    shown[passing] = flat.operand[flat.operand_at[passing]]
+    while np.any((further := shown[shown[passing]]) != shown[passing]):
+        shown[passing] = further
+    behind: dict[int, list[int]] = {}
+    for x in np.flatnonzero((owner < 0) & (operands > 1)).tolist():
+        read = shown[flat.operand[flat.operand_at[x] : flat.operand_at[x + 1]]].tolist()
+        behind[x] = list(dict.fromkeys(z for y in read for z in _behind(y, owner, behind)))
+    return shown, behind
+
+
+def _behind(node: int, owner: NDArray[np.int64], behind: Mapping[int, list[int]]) -> Sequence[int]:
+    return (node,) if owner[node] >= 0 else behind.get(node, ())
+
+
+def _reads(
+    graph: Graph,
+    strategy: Strategy,
+    members: _Members,
+    owner: NDArray[np.int64],
+    shown: NDArray[np.int64],
+    behind: Mapping[int, list[int]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Who reads what: pairs of a unit and an owned node, ascending. Each duplicate must be read by its own unit."""
+    flat, count = flat_graph(graph), len(graph)
+    unit = np.concatenate([members.own_unit, members.copy_unit])
+    node = np.concatenate([members.own_node, members.copy_node])
+    begin = flat.operand_at[node]
+    operands = flat.operand_at[node + 1] - begin
+    reader, operand = np.repeat(unit, operands), flat.operand[stretches(begin, operands)]
     # A bucket's members travel at once: one that reads another waits for its own bucket, a cycle.
-    if not unit.is_bucket:
-        operands.difference_update(computed)
-    found: set[int] = set()
-    for operand in operands:
-        found.update(sources[operand])
-    return tuple(sorted(found))
+    is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.ALL_REDUCE)
+    if members.copy_node.size:
+        copied, asked = members.copy_unit * count + members.copy_node, reader * count + operand
+        place = np.minimum(np.searchsorted(copied, asked), copied.size - 1)
+        is_copied = copied[place] == asked
+        is_inside |= is_copied
+        is_read = np.zeros(copied.size, np.bool_)
+        is_read[place[is_copied]] = True
+        for i in np.flatnonzero(~is_read).tolist():
+            token, name = _token(strategy, members.copy_unit[i]), _name(graph, int(members.copy_node[i]))
+            raise IllegalStrategyError(f"{token} duplicates {name}, which nothing in it reads.")
+    reader, source = reader[~is_inside], shown[operand[~is_inside]]
+    is_owned = owner[source] >= 0
+    pairs = reader[is_owned] * count + source[is_owned]
+    lies_before = np.zeros(count, np.bool_)
+    lies_before[list(behind)] = True
+    through = np.flatnonzero(lies_before[source])
+    if through.size:
+        begin, nodes = flat_lists([behind[x] for x in source[through].tolist()])
+        pairs = np.concatenate([pairs, np.repeat(reader[through], np.diff(begin)) * count + nodes])
+    reader, source = np.divmod(ascending(pairs), count)
+    return reader, source
 
 
-def _executed(
-    graph: Graph, units: Sequence[Unit], reads: Sequence[tuple[int, ...]], returned: Sequence[int]
+def _idle(
+    graph: Graph,
+    alone: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    reader: NDArray[np.int64],
+    source: NDArray[np.int64],
+    is_returned: NDArray[np.bool_],
 ) -> list[int]:
-    """Indices of the units that run: all but single fusible ops which every reader recomputes."""
-    owner = {node: i for i, unit in enumerate(units) for node in unit.nodes}
-    executed = {owner[node] for node in returned} | {
-        i for i, unit in enumerate(units) if unit.token[0] != "n" or _runs_unread(graph, unit.nodes[0])
-    }
-    pending = list(executed)
+    """Single ops that do not run: fusible ones which every reader recomputes."""
+    flat = flat_graph(graph)
+    may_idle = np.zeros(len(graph), np.bool_)
+    may_idle[alone] = (flat.kind[alone] == Kind.FUSIBLE) & ~is_returned[alone]
+    may_idle &= np.bincount(flat.operand, minlength=len(graph)) > 0
+    readers = np.bincount(source, minlength=len(graph))
+    pending: list[int] = np.flatnonzero(may_idle & (readers == 0)).tolist()
+    idle: list[int] = []
+    first, last = (
+        np.searchsorted(reader, owner, side).tolist() if pending else [] for side in ("left", "right")
+    )
     while pending:
-        for source in reads[pending.pop()]:
-            if owner[source] not in executed:
-                executed.add(owner[source])
-                pending.append(owner[source])
-    return sorted(executed)
+        x = pending.pop()
+        idle.append(x)
+        for y in source[first[x] : last[x]].tolist():
+            readers[y] -= 1
+            if readers[y] == 0 and may_idle[y]:
+                pending.append(y)
+    return sorted(idle)
 
 
-def _runs_unread(graph: Graph, node: int) -> bool:
-    return graph.nodes[node].kind is Kind.FIXED or not graph.users[node]
-
-
-def _add_before_pairs(graph: Graph, units: Sequence[Unit], dependencies: Sequence[set[int]]) -> None:
+def _before_pairs(graph: Graph, strategy: Strategy, members: _Members, units: int) -> NDArray[np.int64]:
+    """Who waits for whom by ``Graph.before``: the unit, times their number, plus that which it waits for."""
     if not graph.before:
-        return
-    computing: dict[int, list[int]] = {}
-    for i, unit in enumerate(units):
-        for node in (*unit.nodes, *unit.duplicates):
-            computing.setdefault(node, []).append(i)
+        return np.zeros(0, np.int64)
+    unit = np.concatenate([members.own_unit, members.copy_unit])
+    node = np.concatenate([members.own_node, members.copy_node])
+    begin, computing = (found.tolist() for found in grouped(node, unit, len(graph)))
 
     def running(node: int) -> set[int]:
         """Units that execute a node; for a member of a tuple, those that read it."""
@@ -280,16 +416,22 @@ def _add_before_pairs(graph: Graph, units: Sequence[Unit], dependencies: Sequenc
         pending = [node]
         while pending:
             current = pending.pop()
-            found.update(computing.get(current, ()))
+            found.update(computing[begin[current] : begin[current + 1]])
             if graph.nodes[current].opcode == "get-tuple-element":
                 pending += graph.users[current]
         return found
 
-    buffers = _overwritten(graph)
+    groups, buffers = strategy.groups, _overwritten(graph)
+    pairs: list[int] = []
     for first, second in graph.before:
-        earlier = {i for i in running(first) if not _has_own_copy(units[i].duplicates, buffers.get(second))}
+        earlier = {
+            i
+            for i in running(first)
+            if i >= len(groups) or not _has_own_copy(groups[i].duplicates, buffers.get(second))
+        }
         for later in running(second):
-            dependencies[later] |= earlier - {later}
+            pairs += [later * units + i for i in earlier if i != later]
+    return np.array(pairs, np.int64)
 
 
 def _overwritten(graph: Graph) -> dict[int, list[int]]:
@@ -324,11 +466,14 @@ def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[i
     )
 
 
-def _reject_cycle(units: Sequence[Unit], dependencies: Sequence[set[int]]) -> None:
-    missing = [len(needed) for needed in dependencies]
-    dependents: list[list[int]] = [[] for _ in units]
-    for i, needed in enumerate(dependencies):
-        for j in needed:
+def _reject_cycle(
+    strategy: Strategy, alone: NDArray[np.int64], needed_at: NDArray[np.int64], needed: NDArray[np.int64]
+) -> None:
+    dependencies = _cut(needed_at, needed)
+    missing = [len(needs) for needs in dependencies]
+    dependents: list[list[int]] = [[] for _ in dependencies]
+    for i, needs in enumerate(dependencies):
+        for j in needs:
             dependents[j].append(i)
     ready = [i for i, count in enumerate(missing) if count == 0]
     while ready:
@@ -342,36 +487,49 @@ def _reject_cycle(units: Sequence[Unit], dependencies: Sequence[set[int]]) -> No
     # Every stuck unit waits for a stuck one, so walking back must come round.
     path = [min(stuck)]
     while path[-1] not in path[:-1]:
-        path.append(min(dependencies[path[-1]] & stuck))
+        path.append(min(stuck.intersection(dependencies[path[-1]])))
     cycle = path[path.index(path[-1]) :]
     raise CircleError(
         "Units wait for each other in a circle: "
-        + " waits for ".join(_describe(units[i]) for i in cycle)
+        + " waits for ".join(_describe(strategy, alone, i) for i in cycle)
         + ".",
-        tuple(units[i].token for i in cycle[:-1]),
+        tuple(_token(strategy, i, alone) for i in cycle[:-1]),
     )
 
 
-def _values(
-    graph: Graph, units: Sequence[Unit], reads: Sequence[tuple[int, ...]], returned: Collection[int]
-) -> tuple[Value, ...]:
-    readers: dict[int, list[int]] = {}
-    for i, read in enumerate(reads):
-        for node in read:
-            readers.setdefault(node, []).append(i)
-    values = []
-    for i, unit in enumerate(units):
-        results = [node for node in unit.nodes if node in readers or node in returned]
-        if unit.token[0] == "g" and not results:
-            raise IllegalStrategyError(f"Nothing reads what {_describe(unit)} produces.")
-        for node in sorted(results if unit.token[0] == "g" else unit.nodes):
-            size_bytes = graph.nodes[node].shape.size_bytes
-            values.append(Value(node, size_bytes, i, tuple(readers.get(node, ())), node in returned))
-    return tuple(values)
+def _results(
+    strategy: Strategy,
+    alone: NDArray[np.int64],
+    members: _Members,
+    is_returned: NDArray[np.bool_],
+    source: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each unit leaves in memory: of a group what is read or returned, of other units all they own."""
+    groups, count = len(strategy.groups), is_returned.size
+    leaves = is_returned.copy()
+    leaves[source] = True
+    is_result = leaves[members.own_node] | (members.own_unit >= groups)
+    producer, result = members.own_unit[is_result], members.own_node[is_result]
+    producer, result = np.divmod(np.sort(producer * count + result), count)
+    result_at = _begins(producer, groups + len(strategy.buckets) + alone.size)
+    for i in np.flatnonzero(np.diff(result_at[: groups + 1]) == 0).tolist():
+        raise IllegalStrategyError(f"Nothing reads what {_describe(strategy, alone, i)} produces.")
+    return result_at, result
 
 
-def _describe(unit: Unit) -> str:
-    return unit.token if unit.token[0] == "n" else f"{unit.token} (nodes {some(unit.nodes)})"
+def _token(strategy: Strategy, unit: int, alone: Sequence[int] | NDArray[np.int64] = ()) -> str:
+    groups, listed = len(strategy.groups), len(strategy.groups) + len(strategy.buckets)
+    if unit < groups:
+        return f"g{unit}"
+    return f"b{unit - groups}" if unit < listed else f"n{alone[unit - listed]}"
+
+
+def _describe(strategy: Strategy, alone: NDArray[np.int64], unit: int) -> str:
+    token, groups = _token(strategy, unit, alone), len(strategy.groups)
+    if token[0] == "n":
+        return token
+    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].all_reduces
+    return f"{token} (nodes {some(nodes)})"
 
 
 def _name(graph: Graph, node: int) -> str:

@@ -75,15 +75,16 @@ def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
     if not logs:
         rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
         return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *6 * (nothing,))
+    cleared = (at.SCRATCH_ROWS * width, at.NUMBERS, 2 * VERDICTS, 2 * VERDICTS, REFUSALS)
+    others = (PRODUCERS, _NODE_WORDS * width + 4096, 2 * (_MOVE_WORDS + _NODE_WORDS * width))
+    # In one piece, whose pages are large: a page is met for the first time in as long as a move takes.
+    words = np.empty(sum(cleared) + sum(others), np.int64)
+    words[: sum(cleared)] = 0
+    row, number, verdict, keyed, refused, producer, changed, log = np.split(
+        words, np.cumsum((*cleared, *others))[:-1]
+    )
     return Scratch(
-        np.zeros((at.SCRATCH_ROWS, width), np.int64),
-        np.zeros(at.NUMBERS, np.int64),
-        np.empty(2 * (_MOVE_WORDS + _NODE_WORDS * width), np.int64),  # written before it is read
-        np.empty(_NODE_WORDS * width + 4096, np.int64),
-        np.zeros(2 * VERDICTS, np.int64),
-        np.zeros(2 * VERDICTS, np.int64),
-        np.zeros(REFUSALS, np.int64),
-        np.zeros(PRODUCERS, np.int64),
+        row.reshape(at.SCRATCH_ROWS, width), number, log, changed, verdict, keyed, refused, producer
     )
 
 

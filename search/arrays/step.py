@@ -9,31 +9,38 @@ one takes it along (see ``state.to_strategy``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import mixed
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo import gpu_facts as fact
-from disco_hlo.hlo.flat_graph import FlatGraph, flat_graph, flat_lists
+from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.hlo.legality import LIMITS, is_elementwise, is_joinable, keeps_own_buffer
+from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
+from disco_hlo.hlo.opcodes import ELEMENTWISE
 
 UNSUPPORTED = ("stochastic-convert",)
 """Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
+_FEW: Final = 32
 _NEVER_JOINS = 1 << 20
 """Beside the bits of ``FLAGS``: no kernel may hold ops of this key."""
 _JOINS = 1 << 21
 """A kernel may hold ops of this key, unless something else forbids it."""
 _ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
-_SINGLE_RESULT = ("concatenate", "reduce-window", "gather")
+_FLAG_OF_OPCODE = {
+    **dict.fromkeys(ELEMENTWISE, at.ELEMENTWISE),
+    **dict.fromkeys(("concatenate", "reduce-window", "gather"), at.SINGLE_RESULT),
+    "bitcast": at.BITCAST,
+    "reduce": at.REDUCE,
+}
 
 
 class Step(NamedTuple):
@@ -60,7 +67,7 @@ def build_step(graph: Graph) -> Step:
     flat = flat_graph(graph)
     active = np.isin(flat.kind, _ACTIVE)
     sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
-    earlier = flat_lists(_earlier(graph))
+    earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     edges: list[NDArray[np.int64]] = []
     placed = 0
@@ -70,20 +77,17 @@ def build_step(graph: Graph) -> Step:
         (at.READERS_AT, _reversed(*sources)),
         (at.EARLIER_AT, earlier),
         (at.LATER_AT, _reversed(*earlier)),
-        (at.BUFFERS_AT, flat_lists(_buffers(graph))),
-        (at.USERS_AT, flat_lists(graph.users)),
+        (at.BUFFERS_AT, _buffers(graph)),
+        (at.USERS_AT, flat_users(graph)),
     ):
         node[row] = placed + begin
         edges.append(items)
         placed += items.size
-    first, alike = flat.example, flat.of_key
-    examples = [graph.nodes[x] for x in first.tolist()]
-    of_key = np.array([_flags_of_key(graph, n) for n in examples], np.int64)[alike]
-    node[at.FLAGS, :count] = _flags(graph, flat, active, of_key)
+    alike, shapes = flat.of_key, flat_shapes(graph)
+    node[at.FLAGS, :count] = _flags(graph, flat, active, _flags_of_keys(graph)[alike])
     node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
-    shapes = [n.shape for n in examples]
-    node[at.SHAPE, :count] = _numbered((x.dtype, x.dims, x.layout, x.elements) for x in shapes)[alike]
-    node[at.GEOMETRY, :count] = _numbered((x.dims, x.layout) for x in shapes)[alike]
+    node[at.SHAPE, :count] = shapes.of_key[alike]
+    node[at.GEOMETRY, :count] = shapes.geometry[shapes.of_key][alike]
     gradients = list(graph.all_reduces)
     node[at.CHANNEL, gradients] = _numbered(
         (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
@@ -216,7 +220,7 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
                     seen[read[k]], read[filled] = x, read[k]
                     filled += 1
         end[x] = filled
-        read[begin[x] : filled] = np.sort(read[begin[x] : filled])
+        _sort(read, begin[x], filled)
         if active[x]:
             total += filled - begin[x]
     source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
@@ -227,17 +231,38 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
     return source_at, source
 
 
-def _earlier(graph: Graph) -> list[list[int]]:
-    found: dict[int, set[int]] = {}
-    for first, second in graph.before:
-        running = _running(graph, first)
-        for later in _running(graph, second):
-            found.setdefault(later, set()).update(running - {later})
-    return [sorted(found.get(x, ())) for x in range(len(graph))]
+@inner
+def _sort(items: Any, first: Any, end: Any) -> None:
+    """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
+    if end - first > _FEW:
+        items[first:end] = np.sort(items[first:end])
+        return
+    for place in range(first + 1, end):
+        item = items[place]
+        while place > first and items[place - 1] > item:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
+
+
+def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each node those that must run before it: where each list begins, and all of them."""
+    count = len(graph)
+    pairs = [
+        later * count + x
+        for first, second in graph.before
+        for later in _running(graph, second)
+        for x in _running(graph, first)
+        if x != later
+    ]
+    later, earlier = np.divmod(ascending(np.array(pairs, np.int64)), count)
+    return grouped(later, earlier, count)
 
 
 def _running(graph: Graph, node: int) -> set[int]:
     """Nodes that execute when ``node`` does: itself, or whoever reads through it where it is free."""
+    if is_active(graph.nodes[node]):
+        return {node}
     found: set[int] = set()
     seen: set[int] = set()
     pending = [node]
@@ -253,29 +278,27 @@ def _running(graph: Graph, node: int) -> set[int]:
     return found
 
 
-def _buffers(graph: Graph) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in graph.nodes]
-    for buffer, writer in graph.inplace:
-        found[writer].append(buffer)
+def _buffers(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    pairs = np.array(graph.inplace, np.int64).reshape(-1, 2)
+    return grouped(pairs[:, 1], pairs[:, 0], len(graph))
+
+
+def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
+    """``[keys]``: what follows from a node's op and shapes, the same for all nodes of equal key."""
+    flat, shapes, is_gpu = flat_graph(graph), flat_shapes(graph), graph.backend == "gpu"
+    nodes = [graph.nodes[x] for x in flat.example.tolist()]
+    opcodes = [node.opcode for node in nodes]
+    found = np.array([_FLAG_OF_OPCODE.get(opcode, 0) for opcode in opcodes], np.int64)
+    found[~shapes.reads_in_place] &= ~at.ELEMENTWISE
+    is_tuple = np.array([shape.dtype == "tuple" for shape in shapes.distinct], np.bool_)
+    found[is_tuple[shapes.of_key]] |= at.TUPLE
+    found[(flat.kind == Kind.FUSIBLE)[flat.example] | flat.is_bitcast[flat.example]] |= _JOINS
+    for i, opcode in enumerate(opcodes):
+        if is_gpu and opcode == "scatter":
+            found[i] |= _JOINS
+        if (is_gpu and opcode in UNSUPPORTED) or (opcode == "copy" and keeps_own_buffer(graph, nodes[i])):
+            found[i] |= _NEVER_JOINS
     return found
-
-
-def _flags_of_key(graph: Graph, node: Node) -> int:
-    """What follows from a node's op and shapes: the same for all nodes of equal key."""
-    flag = at.BITCAST if node.opcode == "bitcast" else 0
-    if is_elementwise(graph, node):
-        flag |= at.ELEMENTWISE
-    if node.opcode == "reduce":
-        flag |= at.REDUCE
-    if node.opcode in _SINGLE_RESULT:
-        flag |= at.SINGLE_RESULT
-    if node.shape.dtype == "tuple":
-        flag |= at.TUPLE
-    if (graph.backend == "gpu" and node.opcode in UNSUPPORTED) or keeps_own_buffer(graph, node):
-        flag |= _NEVER_JOINS
-    if is_joinable(node) or (graph.backend == "gpu" and node.opcode == "scatter"):
-        flag |= _JOINS
-    return flag
 
 
 def _flags(
@@ -306,15 +329,14 @@ def _flags(
 
 def _tuples_of_fusible(graph: Graph) -> set[int]:
     """Tuples, and what is taken out of them or shows it, through which one reads ops that may be fused."""
-    found: set[int] = set()
-    for node in graph.nodes:
-        if node.kind is not Kind.FREE:
-            continue
-        if node.opcode == "bitcast":
-            if node.operands[0] in found:
-                found.add(node.id)
-        elif any(graph.nodes[x].kind is Kind.FUSIBLE for x in _through_free(graph, node.operands)):
-            found.add(node.id)
+    kind, found, showing = flat_graph(graph).kind, set[int](), set[int]()
+    is_fusible = (kind == Kind.FUSIBLE).tolist()
+    for x in np.flatnonzero(kind == Kind.FREE).tolist():
+        node = graph.nodes[x]
+        if any(is_fusible[y] or y in showing for y in node.operands):
+            showing.add(x)
+        if node.operands[0] in found if node.opcode == "bitcast" else x in showing:
+            found.add(x)
     return found
 
 
@@ -322,11 +344,7 @@ def _reversed(
     begin: NDArray[np.int64], items: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each node those whose list has it, ascending: where each list begins, and all of them."""
-    count = begin.size - 1
-    owner = np.repeat(np.arange(count), np.diff(begin))
-    begin_reversed = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(items, minlength=count), out=begin_reversed[1:])
-    return begin_reversed, owner[np.argsort(items, kind="stable")]
+    return grouped(items, np.repeat(np.arange(begin.size - 1), np.diff(begin)), begin.size - 1)
 
 
 def _numbered(keys: Iterable[object]) -> NDArray[np.int64]:

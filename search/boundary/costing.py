@@ -6,25 +6,25 @@ these members and results turns up, and never again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
-from disco_hlo.search.arrays.digest import signature_digests
+from disco_hlo.search.arrays.digest import result_share, signature_digests
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.table import claim, find, new_table, with_room
+from disco_hlo.search.arrays.table import Table, claim, find, new_table, with_room
 from disco_hlo.search.boundary.entries import look_up
-from disco_hlo.search.boundary.state import Given, Signature, source_of, written_group
+from disco_hlo.search.boundary.state import Given, written_group
 from disco_hlo.search.times.pricing import COPY, INSIDE, RESULT, learn, listed, new_unknown
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
+from disco_hlo.hlo.flat_graph import ascending, chosen_lists, flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, bucket_times, kernels_ns
+from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, bucket_times
 
 
 class UnitCosts:
@@ -52,9 +52,8 @@ class UnitCosts:
         self.unknown = new_unknown(len(graph), _pieces(model), _wire(machine))
         self._learn_given_buckets()
         self._flags = step.node[at.FLAGS]
-        self._takes_kernels = isinstance(model, KernelTimes)
-        self._given_digests = with_room(new_table(0), len(kept.groups))
-        _put_all(self._given_digests, signature_digests(kept.groups))
+        self._kernels: KernelTimes | None = model if isinstance(model, KernelTimes) else None
+        self._given = _given_kernels(graph, kept)
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -78,62 +77,50 @@ class UnitCosts:
         if not count:
             return
         self.prices = with_room(self.prices, count)
-        key, member_at, member, _, digest, *_ = self.unknown
-        plain, others = _told_apart(key, digest, member_at, member, count, self._flags, self._given_digests)
-        if not self._takes_kernels:
-            plain, others = plain[:0], np.concatenate([plain, others])
+        plain, buckets, given, number = _told_apart(self.unknown, count, self._flags, self._given.flat)
+        if buckets.size:
+            times = [self._bucket_ns(tuple(self._row(row)[0].tolist())) for row in buckets.tolist()]
+            learn(self.prices, self.unknown, buckets, np.array(times, np.int64))
         if plain.size:
-            times_ns = self.model.kernels_ns(self.graph, *listed(self.unknown, plain))  # type: ignore[attr-defined]
-            _learn_kernels(self.prices, key, plain, times_ns, self.machine.launch_ns)
-        if others.size:
-            self._ask_each(others)
+            self._learn_kernels(plain, self._plain_ns(plain))
+        if given.size:
+            self._learn_kernels(given, self._given_ns(number))
 
-    def _ask_each(self, rows: NDArray[np.int64]) -> None:
-        """Ask for buckets and for what may be a kernel of a start."""
-        times = np.full((int(rows.max()) + 1, at.TIME_COLUMNS), -1, np.int64)
-        times[:, at.ON_CHANNEL] = 0
-        is_bucket = self._flags[self.unknown.member[self.unknown.member_at[rows]]] & at.ALL_REDUCE != 0
-        for row in rows[is_bucket].tolist():
-            times[row] = self._bucket_ns(tuple(self._row(row)[0].tolist()))
-        kernels = rows[~is_bucket].tolist()
-        if kernels:
-            times[kernels, at.MAIN] = self._kernels_ns(kernels) + self.machine.launch_ns
-        learn(self.prices, self.unknown, rows, times)
+    def _learn_kernels(self, rows: NDArray[np.int64], times_ns: NDArray[np.int64]) -> None:
+        _learn_kernels(self.prices, self.unknown.key, rows, times_ns, self.machine.launch_ns)
 
-    def _kernels_ns(self, rows: list[int]) -> NDArray[np.int64]:
-        """Times of some entries of ``unknown``: those given by a start are asked for as they came."""
-        times = np.zeros(len(rows), np.int64)
-        flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-        written: dict[int, Group] = {}
-        for i, row in enumerate(rows):
-            members, role = (numbers.tolist() for numbers in self._row(row))
-            owned = tuple(x for x, part in zip(members, role, strict=True) if part in (INSIDE, RESULT))
-            signature = owned, tuple(x for x, part in zip(members, role, strict=True) if part == COPY)
-            results = [x for x, part in zip(members, role, strict=True) if part == RESULT]
-            group = self._given(signature, results)
-            if not self._takes_kernels or (group is not None and group.kind == "triton"):
-                written[i] = group or written_group(self.graph, *signature)
-            elif group is None:
-                flat[i] = members, results
-            else:
-                flat[i] = sorted((*group.nodes, *group.duplicates)), self.kept.results[signature]
-        if flat and isinstance(self.model, KernelTimes):
-            times[list(flat)] = kernels_ns(self.model, self.graph, list(flat.values()))
-        if written:
-            times[list(written)] = self.model.groups_ns(self.graph, list(written.values()))
+    def _plain_ns(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Times of some entries of ``unknown``, which are kernels."""
+        if self._kernels is not None:
+            return self._kernels.kernels_ns(self.graph, *listed(self.unknown, rows))
+        written = []
+        for row in rows.tolist():
+            members, role = self._row(row)
+            owned = members[(role == INSIDE) | (role == RESULT)].tolist()
+            written.append(written_group(self.graph, owned, members[role == COPY].tolist()))
+        return np.asarray(self.model.groups_ns(self.graph, written), np.int64)
+
+    def _given_ns(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Times of some kernels of the starts, asked for as they came; Triton's by the group."""
+        groups = [self._given.groups[number] for number in numbers.tolist()]
+        by_group = np.array([self._kernels is None or group.kind == "triton" for group in groups], np.bool_)
+        times = np.zeros(len(groups), np.int64)
+        if by_group.any():
+            times[by_group] = self.model.groups_ns(
+                self.graph, [groups[i] for i in np.flatnonzero(by_group).tolist()]
+            )
+        if self._kernels is not None and not by_group.all():
+            flat, chosen = self._given.flat, numbers[~by_group]
+            times[~by_group] = self._kernels.kernels_ns(
+                self.graph,
+                *chosen_lists(flat.member_at, flat.member, chosen),
+                *chosen_lists(flat.result_at, flat.result, chosen),
+            )
         return times
 
     def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         start, end = self.unknown.member_at[row : row + 2]
         return self.unknown.member[start:end], self.unknown.role[start:end]
-
-    def _given(self, signature: Signature, results: Sequence[int]) -> Group | None:
-        """The group of a start, where this is one and returns what that did."""
-        group = self.kept.groups.get(signature)
-        if group is None:
-            return None
-        shown = {source_of(self.graph, x) for x in self.kept.results[signature]}
-        return group if shown == {*results} else None
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them; no gradient is cut out of one that is not packed."""
@@ -161,20 +148,62 @@ class UnitCosts:
         )
 
 
+class _FlatKernels(NamedTuple):
+    """The kernels of the starts."""
+
+    member_at: NDArray[np.int64]
+    member: NDArray[np.int64]
+    """As they came, bitcasts included, ascending in each."""
+    result_at: NDArray[np.int64]
+    result: NDArray[np.int64]
+    shown: NDArray[np.int64]
+    """``[kernels]``: hash of what each returns, looked at through bitcasts."""
+    number: Table
+    """From the hash of what each owns and recomputes to its number."""
+
+
+class _GivenKernels(NamedTuple):
+    groups: tuple[Group, ...]
+    flat: _FlatKernels
+
+
+def _given_kernels(graph: Graph, kept: Given) -> _GivenKernels:
+    groups, count = tuple(kept.groups.values()), len(graph)
+    member_at, member = flat_lists([group.nodes + group.duplicates for group in groups])
+    by_kernel = np.repeat(np.arange(len(groups)) * count, np.diff(member_at)) + member
+    result_at, result = flat_lists([kept.results[signature] for signature in kept.groups])
+    kernel = np.repeat(np.arange(len(groups)), np.diff(result_at))
+    shown_by, shown = np.divmod(ascending(kernel * count + flat_graph(graph).shown[result]), count)
+    number = with_room(new_table(1), len(groups))
+    _put_all(number, signature_digests(kept.groups))
+    digests = _result_digests(len(groups), shown_by, shown)
+    return _GivenKernels(
+        groups, _FlatKernels(member_at, np.sort(by_kernel) % count, result_at, result, digests, number)
+    )
+
+
 @compiled
-def _told_apart(
-    key: Any, digest: Any, member_at: Any, member: Any, count: Any, flags: Any, given: Any
-) -> Any:
-    """Entries that are kernels like any other, and those that are buckets or hash as a kernel of a start does.
+def _result_digests(count: Any, kernel: Any, result: Any) -> Any:
+    found = np.zeros(count, np.int64)
+    for i in range(kernel.size):
+        found[kernel[i]] += result_share(result[i])
+    return found
+
+
+@compiled
+def _told_apart(unknown: Any, count: Any, flags: Any, given: Any) -> Any:
+    """Entries that are kernels like any other, buckets, and kernels of a start, with the numbers of these.
 
     Several moves of one batch may have listed the same kernel: the last of these stands for all.
     """
+    key, digest, member_at, member, role = (
+        unknown.key, unknown.digest, unknown.member_at, unknown.member, unknown.role
+    )  # fmt: skip
     slots = 4
     while slots < 2 * count:
         slots *= 2
     taken = np.full(slots, -1)
-    plain, others = np.empty(count, np.int64), np.empty(count, np.int64)
-    plains = rest = 0
+    rows, numbers, filled = np.empty((3, count), np.int64), np.empty(count, np.int64), np.zeros(3, np.int64)
     for row in range(count - 1, -1, -1):
         slot = (key[row] ^ (key[row] >> 29)) & (slots - 1)
         while taken[slot] >= 0 and key[taken[slot]] != key[row]:
@@ -182,13 +211,22 @@ def _told_apart(
         if taken[slot] >= 0:
             continue
         taken[slot] = row
-        if flags[member[member_at[row]]] & at.ALL_REDUCE or find(given, digest[row]) >= 0:
-            others[rest] = row
-            rest += 1
+        sort = 0
+        if flags[member[member_at[row]]] & at.ALL_REDUCE:
+            sort = 1
         else:
-            plain[plains] = row
-            plains += 1
-    return plain[:plains], others[:rest]
+            known = find(given.number, digest[row])
+            if known >= 0:
+                shown = np.int64(0)
+                for k in range(member_at[row], member_at[row + 1]):
+                    if role[k] == RESULT:
+                        shown += result_share(member[k])
+                if shown == given.shown[given.number.value[known, 0]]:
+                    sort = 2
+                    numbers[filled[2]] = given.number.value[known, 0]
+        rows[sort, filled[sort]] = row
+        filled[sort] += 1
+    return rows[0, : filled[0]], rows[1, : filled[1]], rows[2, : filled[2]], numbers[: filled[2]]
 
 
 @compiled
@@ -203,9 +241,9 @@ def _learn_kernels(prices: Any, key: Any, rows: Any, times_ns: Any, launch_ns: A
 
 @compiled
 def _put_all(table: Any, keys: Any) -> None:
-    """Make the keys known to the table."""
-    for key in keys:
-        claim(table, key)
+    """Number the keys in the table."""
+    for i in range(keys.size):
+        table.value[claim(table, keys[i]), 0] = i
 
 
 def _pieces(model: CostModel) -> NDArray[np.float64]:

@@ -9,11 +9,12 @@ import numpy as np
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.arrays.step import Step, build_step
 from disco_hlo.search.boundary.entries import digests_of
-from disco_hlo.search.boundary.state import Given, Signature, from_strategy, given, signatures, source_of
+from disco_hlo.search.boundary.state import Given, Signature, from_strategy, given, signatures
 from disco_hlo.search.rules.legality import LARGE_KERNELS
 from disco_hlo.search.rules.results import count_results
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
@@ -61,7 +62,8 @@ def _given_kernels(
     state: State,
 ) -> dict[int, tuple[int, bool]]:
     """The kernels of a start as ``Step.special`` takes them, if what they return is what the state thinks."""
-    units = unit_graph(graph, strategy)
+    returned_by = unit_graph(graph, strategy).results_of_groups
+    shown_by = flat_graph(graph).shown.tolist()
     found: dict[int, tuple[int, bool]] = {}
     heads = np.array([owned[0] if owned else 0 for owned, _ in memberships], np.int64)
     digests = digests_of(step, state, scratch, heads).tolist()
@@ -69,12 +71,11 @@ def _given_kernels(
         group = kept.groups.get(signature)
         if group is None or not signature[0]:
             continue
-        values = units.values_of[units.index[f"g{number}"]]
-        if tuple(value.node for value in values) != kept.results[signature]:
+        if returned_by[number] != kept.results[signature]:
             continue
-        shown = {source_of(graph, value.node) for value in values}
+        shown = {shown_by[x] for x in returned_by[number]}
         members, results, returned = digests[number]
-        if {x for x in signature[0] if x in shown} == shown and len(shown) == returned:
+        if shown.issubset(signature[0]) and len(shown) == returned:
             found[members] = results, group.kind == "triton"
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from disco_hlo.search.moves.arrange import heads_by_position
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.legality import keeps_own_buffer
 from disco_hlo.hlo.legality_gpu import emitter_kind
@@ -43,13 +44,14 @@ def given(
     ``memberships`` are their :func:`signatures`, where these are at hand.
     """
     memberships = memberships or [signatures(graph, strategy) for strategy in strategies]
+    bitcasts = _bitcasts(graph)
     groups: dict[Signature, Group] = {}
     results: dict[Signature, tuple[int, ...]] = {}
     forms: dict[tuple[int, ...], Bucket] = {}
     for strategy, found in zip(strategies, memberships, strict=True):
-        returned = _returned(graph, strategy)
+        returned = unit_graph(graph, strategy).results_of_groups
         for number, signature in enumerate(found):
-            kept = _kept(graph, strategy.groups[number])
+            kept = _kept(graph, strategy.groups[number], bitcasts)
             if kept is not None and signature not in groups:
                 groups[signature], results[signature] = kept, returned[number]
         for bucket in strategy.buckets:
@@ -57,16 +59,12 @@ def given(
     return Given(groups, results, forms)
 
 
-def _kept(graph: Graph, group: Group) -> Group | None:
+def _kept(graph: Graph, group: Group, bitcasts: frozenset[int]) -> Group | None:
     """The same group, in which bitcasts of what it does not own are duplicates.
 
     Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
     """
-    borrowed = {
-        x
-        for x in group.nodes
-        if graph.nodes[x].opcode == "bitcast" and source_of(graph, x) not in group.nodes
-    }
+    borrowed = {x for x in bitcasts.intersection(group.nodes) if source_of(graph, x) not in group.nodes}
     if not borrowed:
         return group
     nodes = tuple(x for x in group.nodes if x not in borrowed)
@@ -75,11 +73,8 @@ def _kept(graph: Graph, group: Group) -> Group | None:
     return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *borrowed})))
 
 
-def _returned(graph: Graph, strategy: Strategy) -> list[tuple[int, ...]]:
-    """What each group returns."""
-    units = unit_graph(graph, strategy)
-    numbers = [units.index[f"g{number}"] for number in range(len(strategy.groups))]
-    return [tuple(value.node for value in units.values_of[number]) for number in numbers]
+def _bitcasts(graph: Graph) -> frozenset[int]:
+    return frozenset(np.flatnonzero(flat_graph(graph).is_bitcast).tolist())
 
 
 def source_of(graph: Graph, x: int) -> int:
@@ -105,9 +100,7 @@ def from_strategy(
     alone = np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE)
     state.word[at.OWNER, alone], state.word[at.COUNT, alone] = alone, 1
     own(state, [*(owned for owned, _ in memberships), *(bucket.all_reduces for bucket in strategy.buckets)])
-    for owned, copies in memberships:
-        if owned:
-            _duplicate(state, owned[0], copies)
+    _duplicate(state, [(owned[0], copies) for owned, copies in memberships if owned and copies])
     _lay_out(state, _heads_in_order(step, state, strategy, memberships))
     return state
 
@@ -117,24 +110,42 @@ def signatures(graph: Graph, strategy: Strategy) -> list[Signature]:
 
     A group that owned bitcasts alone owns what they show, unless another gives it to others.
     """
-    given_away = {value.node for value in unit_graph(graph, strategy).values}
-    executing = [_without_bitcasts(graph, (*group.nodes, *group.duplicates)) for group in strategy.groups]
-    owning = [computed & {*group.nodes} for computed, group in zip(executing, strategy.groups, strict=True)]
+    units, bitcasts = unit_graph(graph, strategy), _bitcasts(graph)
+    shown = flat_graph(graph).shown.tolist()
+    owning = [
+        group.nodes if bitcasts.isdisjoint(group.nodes) else tuple(sorted({*group.nodes} - bitcasts))
+        for group in strategy.groups
+    ]
+    copying = [{*group.duplicates} - bitcasts for group in strategy.groups]
+    if not all(owning):
+        _take_over(strategy, shown, {*units.result.tolist()}, owning, copying)
+    stripped = [
+        (owned, _used(graph, shown, owned, copied)) for owned, copied in zip(owning, copying, strict=True)
+    ]
+    idle = _idle(graph, stripped)
+    return [_adopting(signature, idle) for signature in stripped]
+
+
+def _take_over(
+    strategy: Strategy,
+    shown: Sequence[int],
+    given_away: Set[int],
+    owning: list[tuple[int, ...]],
+    copying: Sequence[set[int]],
+) -> None:
+    """Let groups that own bitcasts alone own what these show (``FlatGraph.shown``), where they compute it."""
     owner = {x: i for i, owned in enumerate(owning) for x in owned}
-    for i, group in enumerate(strategy.groups):
-        if owning[i]:
-            continue
-        for x in sorted({source_of(graph, node) for node in group.nodes} & executing[i] - given_away):
+    for i in [i for i, owned in enumerate(owning) if not owned]:
+        for x in sorted({shown[node] for node in strategy.groups[i].nodes} & copying[i] - given_away):
             home = owner.get(x)
             if home is not None and len(owning[home]) == 1:
                 continue  # what owns nothing else keeps it
             if home is not None:
-                owning[home].discard(x)
-            owning[i].add(x)
+                owning[home] = tuple(y for y in owning[home] if y != x)
+                copying[home].add(x)
+            owning[i] = tuple(sorted((*owning[i], x)))
+            copying[i].discard(x)
             owner[x] = i
-    stripped = [_signature(graph, *pair) for pair in zip(owning, executing, strict=True)]
-    idle = _idle(graph, stripped)
-    return [_adopting(signature, idle) for signature in stripped]
 
 
 def _idle(graph: Graph, memberships: Sequence[Signature]) -> set[int]:
@@ -176,27 +187,19 @@ def _readers(graph: Graph, x: int) -> set[int]:
     return found
 
 
-def _without_bitcasts(graph: Graph, nodes: Iterable[int]) -> set[int]:
-    return {x for x in nodes if graph.nodes[x].opcode != "bitcast"}
-
-
-def _signature(graph: Graph, owned: set[int], computed: set[int]) -> Signature:
-    if owned == computed:
-        return tuple(sorted(owned)), ()
-    return tuple(sorted(owned)), tuple(sorted(_feeding(graph, owned, computed) - owned))
-
-
-def _feeding(graph: Graph, owned: Collection[int], computed: Collection[int]) -> set[int]:
-    """What of a kernel its owned ops use, themselves included, directly or through bitcasts."""
-    found = set(owned)
-    pending = list(owned)
+def _used(graph: Graph, shown: Sequence[int], owned: Sequence[int], copied: Set[int]) -> tuple[int, ...]:
+    """What a kernel duplicates and uses for what it owns, directly or through bitcasts (``FlatGraph.shown``)."""
+    left = {*copied}
+    pending = [*owned] if left else []
+    copies: list[int] = []
     while pending:
         for operand in graph.nodes[pending.pop()].operands:
-            source = source_of(graph, operand)
-            if source in computed and source not in found:
-                found.add(source)
+            source = shown[operand]
+            if source in left:
+                left.remove(source)
+                copies.append(source)
                 pending.append(source)
-    return found
+    return tuple(sorted(copies))
 
 
 def _adopting(signature: Signature, idle: set[int]) -> Signature:
@@ -245,16 +248,23 @@ def own(state: State, units: Iterable[Sequence[int]]) -> None:
     state.word[at.COUNT, heads] = counts
 
 
-def _duplicate(state: State, unit: int, copies: Sequence[int]) -> None:
+def _duplicate(state: State, units: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Let some units, each given by its head, recompute nodes, in a state in which nothing is recomputed yet."""
     word = state.word
-    following = -1
-    for node in reversed(copies):
-        cell = int(word[at.TOTAL, at.FREE_CELL])
-        word[at.TOTAL, at.FREE_CELL] = word[at.NEXT_OF_UNIT, cell]
-        word[at.CELL_NODE, cell], word[at.CELL_UNIT, cell] = node, unit
-        word[at.NEXT_OF_UNIT, cell], word[at.NEXT_OF_NODE, cell] = following, word[at.COPIERS, node]
-        word[at.COPIERS, node] = following = cell
-    word[at.COPIES, unit] = following
+    start, nodes = flat_lists(
+        [copies[::-1] for _, copies in units]
+    )  # each cell is put before the last of its unit
+    cells, heads = np.arange(nodes.size), np.array([unit for unit, _ in units], np.int64)
+    word[at.CELL_NODE, cells], word[at.CELL_UNIT, cells] = nodes, np.repeat(heads, np.diff(start))
+    word[at.NEXT_OF_UNIT, cells] = cells - 1
+    word[at.NEXT_OF_UNIT, start[:-1]] = -1
+    word[at.COPIES, heads] = start[1:] - 1
+    by_node = np.argsort(nodes, kind="stable")
+    is_first = np.diff(nodes[by_node], prepend=-1) != 0
+    word[at.NEXT_OF_NODE, by_node[1:]] = by_node[:-1]
+    word[at.NEXT_OF_NODE, by_node[is_first]] = -1
+    word[at.COPIERS, nodes[by_node]] = by_node
+    word[at.TOTAL, at.FREE_CELL] = nodes.size
 
 
 def _lay_out(state: State, heads: NDArray[np.int64]) -> None:
@@ -313,7 +323,8 @@ def _without_lone_ops(strategy: Strategy) -> Strategy:
 
 def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kept: Given) -> Iterator[Group]:
     """Groups as they were given where they still return what they did, else as the search writes them."""
-    for group, signature, results in zip(strategy.groups, written, _returned(graph, strategy), strict=True):
+    returned = unit_graph(graph, strategy).results_of_groups
+    for group, signature, results in zip(strategy.groups, written, returned, strict=True):
         same = signature not in kept.groups or results == kept.results[signature]
         yield group if same else written_group(graph, *signature)
 

@@ -55,8 +55,8 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
     return Unknown(
         np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
-        np.zeros(room, np.int64),
-        np.zeros(room, np.int64),
+        np.empty(room, np.int64),  # written before it is read, and most of it never
+        np.empty(room, np.int64),
         np.zeros(nodes, np.int64),
         pieces,
         wire,
@@ -126,11 +126,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
 @compiled
 def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
-    """Keep the times (``[listed, TIME_COLUMNS]``) of these entries."""
-    for row in rows:
-        slot = claim(prices, unknown.key[row])
+    """Keep the times (``[rows, TIME_COLUMNS]``) of these entries."""
+    for i in range(rows.size):
+        slot = claim(prices, unknown.key[rows[i]])
         for column in range(at.TIME_COLUMNS):
-            prices.value[slot, column] = times[row, column]
+            prices.value[slot, column] = times[i, column]
 
 
 @compiled

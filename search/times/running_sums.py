@@ -18,6 +18,7 @@ from disco_hlo.search.arrays.views import address_of, pointer_to
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.hlo.flat_graph import stretches
 from disco_hlo.simulator.costs import MachineModel, Pace
 
 BLOCK: Final = 64
@@ -98,15 +99,15 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
     pace, nodes = machine.pace(), int(step.node.shape[1]) - 1
     channels, events = pace.speed_ppm.shape[1] - 1, KINDS * ranked.size
     rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT)
-    ties = [step.edge[slice(*step.node[row, x : x + 2])] for x in ranked.tolist() for row in rows]
+    begin, end = (step.node[np.ix_(rows, beside)].T.ravel() for beside in (ranked, ranked + 1))
     return Segments(
         np.full((2, nodes + 1), -1, np.int64),
         np.zeros(nodes // BLOCK + 1, np.int64),
         np.zeros(NUMBERS, np.int64),
         np.array([np.full(events, NEVER), np.arange(events)], np.int64),
         ranked,
-        np.cumsum([0, *map(len, ties)], dtype=np.int64),
-        np.concatenate([*ties, np.zeros(0, np.int64)]),
+        np.concatenate([[0], np.cumsum(end - begin)]),
+        step.edge[stretches(begin, end - begin)],
         np.zeros((channels, 3), np.int64),
         np.zeros((channels, ranked.size), np.int64),
         np.zeros((2, ranked.size), np.int64),

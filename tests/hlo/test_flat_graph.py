@@ -6,7 +6,16 @@ from random import Random
 
 import numpy as np
 
-from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, stretches
+from disco_hlo.hlo.flat_graph import (
+    ascending,
+    chosen_lists,
+    flat_graph,
+    flat_lists,
+    flat_shapes,
+    flat_users,
+    grouped,
+    stretches,
+)
 from disco_hlo.hlo.graph import is_cloned
 from tests.search.random_steps import random_step
 
@@ -38,3 +47,45 @@ def test_stretches_are_the_places_of_lists() -> None:
     chosen = np.array([2, 0, 1, 2])
     assert items[stretches(start[chosen], np.diff(start)[chosen])].tolist() == [7, 8, 9, 5, 6, 7, 8, 9]
     assert stretches(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+
+
+def test_shapes_users_and_what_bitcasts_show_are_those_of_the_nodes() -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    flat, shapes = flat_graph(graph), flat_shapes(graph)
+    users_at, users = flat_users(graph)
+    geometry = {}
+    for node in graph.nodes:
+        key = flat.of_key[node.id]
+        place = shapes.of_key[key]
+        assert shapes.distinct[place] == node.shape
+        assert shapes.elements[place] == node.shape.element_count
+        assert (
+            geometry.setdefault((node.shape.dims, node.shape.layout), shapes.geometry[place])
+            == (shapes.geometry[place])
+        )
+        read = [graph.nodes[x].shape for x in node.operands]
+        assert shapes.reads_in_place[key] == all(
+            not shape.dims or (shape.dims, shape.layout) == (node.shape.dims, node.shape.layout)
+            for shape in read
+        )
+        assert users[users_at[node.id] : users_at[node.id + 1]].tolist() == [*graph.users[node.id]]
+        shown = node
+        while shown.opcode == "bitcast":
+            shown = graph.nodes[shown.operands[0]]
+        assert flat.shown[node.id] == shown.id
+    assert len(set(shapes.distinct)) == len(shapes.distinct)
+    assert len({*geometry.values()}) == len(geometry)
+    assert any(node.opcode == "bitcast" for node in graph.nodes)
+
+
+def test_numbers_are_sorted_without_repeats_and_items_by_their_numbers() -> None:
+    numbers = np.array([4, 1, 4, 0])
+    assert ascending(numbers).tolist() == [0, 1, 4]
+    assert ascending(numbers[:0]).tolist() == []
+    start, items = grouped(numbers, np.array([7, 8, 9, 6]), 5)
+    assert (start.tolist(), items.tolist()) == ([0, 1, 2, 2, 2, 4], [6, 8, 7, 9])
+
+
+def test_some_lists_are_chosen_in_any_order() -> None:
+    start, items = chosen_lists(*flat_lists([[5, 6], [], [7, 8, 9]]), np.array([2, 1, 0]))
+    assert (start.tolist(), items.tolist()) == ([0, 3, 3, 5], [7, 8, 9, 5, 6])

@@ -133,6 +133,7 @@ def test_values_in_memory_with_their_readers() -> None:
     [
         (Strategy((Group((1, 2, 5)), Group((2,))), SEPARATE), r"node 2 \(mul\) belongs to g0 and to g1"),
         (Strategy((Group((2, 99)),), SEPARATE), "g0 holds node 99, but the graph has nodes 0 to 8"),
+        (Strategy((Group((2, 10**30)),), SEPARATE), "g0 holds node 10{30}, but the graph has nodes 0 to 8"),
         (Strategy((Group((-1, 2)),), SEPARATE), "g0 holds node -1, but the graph has nodes 0 to 8"),
         (Strategy((Group(()),), SEPARATE), "g0 owns no node"),
         (Strategy((Group((5, 2)),), SEPARATE), "g0 does not list its nodes in ascending order: 5, 2"),

@@ -60,6 +60,21 @@ def test_the_estimator_is_not_asked_where_nothing_is_left_to_it():
     assert found.groups_ns(TWO_LAYERS, [first]).tolist() == [42]
 
 
+def test_the_estimator_is_asked_for_kernels_that_nobody_measured_alone():
+    asked = []
+
+    class Asked:
+        def kernels_ns(self, graph, member_at, members, result_at, results):
+            asked.append([found.tolist() for found in (member_at, members, result_at, results)])
+            return np.array([5001, 5002])[: len(member_at) - 1]
+
+    found = costs({fused_key(TWO_LAYERS, group(2, duplicates=(1,))): OpTime(42, 1, 9)})
+    found.estimator = Asked()
+    kernels = [[0, 1, 3, 5], [3, 1, 2, 4, 5], [0, 1, 2, 3], [3, 2, 5]]  # node 3 alone, then a layer each
+    times = found.kernels_ns(TWO_LAYERS, *(np.array(numbers) for numbers in kernels))
+    assert (times.tolist(), asked) == ([5001, 42, 42], [[[0, 1], [3], [0, 1], [3]]])
+
+
 def test_what_is_read_is_the_estimator_s_business():
     class Looks(Guess):
         def read_classes(self, graph):
