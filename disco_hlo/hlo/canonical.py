@@ -175,11 +175,13 @@ def _overwritten_too_soon(
             found.add(position)
         return there
 
+    written_by: dict[int, list[FlatOp]] = {writer: [] for _, writer in pairs}
+    for position, op in enumerate(flat.ops):
+        written_by.get(numbering.node_of.get(position, -1), []).append(op)
     for buffer, writer in pairs:
-        for position, op in enumerate(flat.ops):
-            if numbering.node_of.get(position) == writer:
-                for operand in overwritten_operands(op.proto, index):
-                    leads_there(op.operands[operand], buffer)
+        for op in written_by[writer]:
+            for operand in overwritten_operands(op.proto, index):
+                leads_there(op.operands[operand], buffer)
     return found
 
 
