@@ -7,6 +7,7 @@
     python scripts/bench_search.py gap            share of the gap to the bound that is closed
     python scripts/bench_search.py optimum        200 small steps against the true optimum
     python scripts/bench_search.py plot           the curves as one picture (needs matplotlib)
+    python scripts/bench_search.py tables         the tables of docs/search.md
 
 The steps are those in ``tests/data``; ``--modules DIR`` takes others, ``NAME.hlo.pb.gz``. Results go into
 ``docs/benchmarks/search.json``, a section each, after every run; what is there already is not run again
@@ -26,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from searching.quality import METHODS, curves, gap, optimum, plot  # noqa: E402
 from searching.speed import algorithm_1, one, race, throughput  # noqa: E402
+from searching.tables import tables  # noqa: E402
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
     for name, run, seconds in (
         ("throughput", throughput, 1.5), ("algorithm-1", algorithm_1, 600.0), ("one", one, 600.0),
         ("race", race, 100.0), ("curves", curves, 10.0), ("gap", gap, 60.0), ("optimum", optimum, 0.0),
-        ("plot", plot, 0.0),
+        ("plot", plot, 0.0), ("tables", tables, 0.0),
     ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(run=run, also_unfused=run is algorithm_1)
