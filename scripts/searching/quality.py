@@ -188,7 +188,7 @@ def plot(arguments: argparse.Namespace) -> None:
                 seconds, times = np.array([*run, [entry["budget_s"], run[-1][1]]]).T
                 label = method if number == 0 else None
                 axes.step(
-                    np.maximum(seconds, 0.05), times / 1e6, where="post", color=colour, lw=1.2, label=label
+                    np.maximum(seconds, 0.005), times / 1e6, where="post", color=colour, lw=1.2, label=label
                 )
         axes.set(title=name, xscale="log", xlabel="processor seconds", ylabel="predicted step, ms")
         axes.legend(fontsize=8)
