@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph, Kind, Shape, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Shape, is_cloned, once_per_graph
 
 
 class FlatGraph(NamedTuple):
@@ -47,11 +47,9 @@ class FlatGraph(NamedTuple):
         return shown
 
 
+@once_per_graph
 def flat_graph(graph: Graph) -> FlatGraph:
-    """The arrays of ``graph``, made at the first call and kept with it."""
-    known = vars(graph).get("_flat_graph")
-    if isinstance(known, FlatGraph):
-        return known
+    """The arrays of ``graph``."""
     nodes = graph.nodes
     kind = np.fromiter([node.kind for node in nodes], np.int64, len(nodes))
     cloned = np.zeros(len(nodes), np.bool_)
@@ -60,9 +58,7 @@ def flat_graph(graph: Graph) -> FlatGraph:
     bitcast = np.fromiter([node.opcode == "bitcast" for node in nodes], np.bool_, len(nodes))
     first = np.array(graph.first_of_key, np.int64)
     keys = np.unique(first, return_inverse=True)
-    found = FlatGraph(kind, first, *keys, bitcast, cloned, *flat_lists([node.operands for node in nodes]))
-    vars(graph)["_flat_graph"] = found
-    return found
+    return FlatGraph(kind, first, *keys, bitcast, cloned, *flat_lists([node.operands for node in nodes]))
 
 
 class FlatShapes(NamedTuple):
@@ -80,11 +76,9 @@ class FlatShapes(NamedTuple):
     """``[keys]``: whether all operands that have dimensions have the node's own, in its layout."""
 
 
+@once_per_graph
 def flat_shapes(graph: Graph) -> FlatShapes:
-    """The shapes of ``graph``, found at the first call and kept with it."""
-    known = vars(graph).get("_flat_shapes")
-    if isinstance(known, FlatShapes):
-        return known
+    """The shapes of ``graph``."""
     flat = flat_graph(graph)
     number: dict[object, int] = {}
     distinct: list[Shape] = []
@@ -106,9 +100,7 @@ def flat_shapes(graph: Graph) -> FlatShapes:
     in_place = np.ones(len(graph), np.bool_)
     in_place[moved] = False
     elements = np.array([shape.element_count for shape in distinct], np.int64)
-    found = FlatShapes(tuple(distinct), of_key, flat_geometry, elements, in_place[flat.example])
-    vars(graph)["_flat_shapes"] = found
-    return found
+    return FlatShapes(tuple(distinct), of_key, flat_geometry, elements, in_place[flat.example])
 
 
 def flat_users(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -27,7 +27,7 @@ from disco_hlo.hlo.gpu_heroes import (
     is_row_major,
     tiled_transpose,
 )
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, once_per_graph
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 
 # Bits of GpuFacts.flags.
@@ -80,18 +80,10 @@ class GpuFacts:
     """Shared memory that the op takes inside any kernel, hero or not (as XLA budgets it)."""
 
 
+@once_per_graph
 def gpu_facts(graph: Graph) -> GpuFacts:
-    """The facts of ``graph``, computed at the first call and kept with it."""
-    known = vars(graph).get("_gpu_facts")
-    if isinstance(known, GpuFacts):
-        return known
-    facts = _facts(graph)
-    vars(graph)["_gpu_facts"] = facts
-    return facts
-
-
-def _facts(graph: Graph) -> GpuFacts:
-    """All of it follows from a node's shapes and attributes: found for the first node of each key."""
+    """The facts of ``graph``. All of it follows from a node's shapes and attributes: found for the first node of
+    each key."""
     flat, shapes = flat_graph(graph), flat_shapes(graph)
     place = flat.of_key
     nodes = [graph.nodes[x] for x in flat.example.tolist()]

@@ -15,8 +15,10 @@ This module knows no protobuf and no XLA: it is data. ``canonical.py`` builds it
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import TypeVar
 
 DTYPE_BYTES: dict[str, float] = {
     "pred": 1, "s2": 0.25, "s4": 0.5, "s8": 1, "s16": 2, "s32": 4, "s64": 8,
@@ -169,3 +171,20 @@ class Graph:
         if moved.opcode == "reduce-scatter":
             return self.nodes[moved.operands[0]].shape.size_bytes // 2
         return moved.shape.size_bytes // (2 if moved.opcode == "all-gather" else 1)
+
+
+_Found = TypeVar("_Found")
+
+
+def once_per_graph(find: Callable[[Graph], _Found]) -> Callable[[Graph], _Found]:
+    """Let a function be computed at the first call for a graph, and its result be kept with the graph."""
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    @wraps(find)
+    def kept(graph: Graph) -> _Found:
+        known: dict[str, _Found] = vars(graph)
+        if name not in known:
+            known[name] = find(graph)
+        return known[name]
+
+    return kept

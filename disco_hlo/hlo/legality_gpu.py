@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.gpu_facts import GpuFacts, gpu_facts
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, once_per_graph
 
 Emitter = Literal["reduction", "transpose", "scatter", "concatenate", "loop"]
 
@@ -282,16 +282,11 @@ def _budget_refusal(facts: GpuFacts, inside: Collection[int]) -> str | None:
     return None
 
 
+@once_per_graph
 def overwritten_names(graph: Graph) -> tuple[tuple[int, int], ...]:
     """``graph.inplace`` with every node under which the overwritten storage can be read: bitcasts of the
-    buffer too, and what comes out of an optimization barrier that it goes into (all that comes out).
-    Computed at the first call and kept with the graph."""
-    known = vars(graph).get("_overwritten_names")
-    if known is None:
-        known = tuple((name, writer) for buffer, writer in graph.inplace for name in _names(graph, buffer))
-        vars(graph)["_overwritten_names"] = known
-    found: tuple[tuple[int, int], ...] = known
-    return found
+    buffer too, and what comes out of an optimization barrier that it goes into (all that comes out)."""
+    return tuple((name, writer) for buffer, writer in graph.inplace for name in _names(graph, buffer))
 
 
 def _names(graph: Graph, buffer: int) -> list[int]:

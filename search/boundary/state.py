@@ -44,14 +44,14 @@ def given(
     ``memberships`` are their :func:`signatures`, where these are at hand.
     """
     memberships = memberships or [signatures(graph, strategy) for strategy in strategies]
-    bitcasts = _bitcasts(graph)
+    bitcasts, shown = _bitcasts(graph), flat_graph(graph).shown.tolist()
     groups: dict[Signature, Group] = {}
     results: dict[Signature, tuple[int, ...]] = {}
     forms: dict[tuple[int, ...], Bucket] = {}
     for strategy, found in zip(strategies, memberships, strict=True):
         returned = unit_graph(graph, strategy).results_of_groups
         for number, signature in enumerate(found):
-            kept = _kept(graph, strategy.groups[number], bitcasts)
+            kept = _kept(strategy.groups[number], bitcasts, shown)
             if kept is not None and signature not in groups:
                 groups[signature], results[signature] = kept, returned[number]
         for bucket in strategy.buckets:
@@ -59,12 +59,12 @@ def given(
     return Given(groups, results, forms)
 
 
-def _kept(graph: Graph, group: Group, bitcasts: frozenset[int]) -> Group | None:
-    """The same group, in which bitcasts of what it does not own are duplicates.
+def _kept(group: Group, bitcasts: frozenset[int], shown: Sequence[int]) -> Group | None:
+    """The same group, in which bitcasts of what it does not own (``FlatGraph.shown``) are duplicates.
 
     Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
     """
-    borrowed = {x for x in bitcasts.intersection(group.nodes) if source_of(graph, x) not in group.nodes}
+    borrowed = {x for x in bitcasts.intersection(group.nodes) if shown[x] not in group.nodes}
     if not borrowed:
         return group
     nodes = tuple(x for x in group.nodes if x not in borrowed)
@@ -75,13 +75,6 @@ def _kept(graph: Graph, group: Group, bitcasts: frozenset[int]) -> Group | None:
 
 def _bitcasts(graph: Graph) -> frozenset[int]:
     return frozenset(np.flatnonzero(flat_graph(graph).is_bitcast).tolist())
-
-
-def source_of(graph: Graph, x: int) -> int:
-    """What a chain of bitcasts shows."""
-    while graph.nodes[x].opcode == "bitcast":
-        x = graph.nodes[x].operands[0]
-    return x
 
 
 def from_strategy(
