@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mean, median
 
 import numpy as np
 from disco_hlo.profiler.profile import Contention
@@ -44,6 +45,8 @@ _BETTER = 0.75
 """Nor those from which a wait and a factor miss, in the median, more than this share of what the factor alone does."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
+_COVERS_NS = 20_000
+"""While a kernel this long runs, the host has started the next one, under a profiler too."""
 
 _UNIT = re.compile(r"[bgn]\d+(?=[._])")
 """How the rewriter's names begin. XLA may add a number to the rest, in one module and not in the other."""
@@ -87,22 +90,28 @@ def _unit(execution: Execution) -> str:
 
 
 def launch_gap_ns(trace: Trace, module_name: str) -> int:
-    """Mean time between the end of one kernel and the start of the next on the same device.
+    """Time between the end of one kernel and the start of the next on the same device, where the host is ahead.
 
-    Gaps in which the device waited are left out, and those beside a transfer. Raises :class:`ProfileError` for a
-    trace without two kernels in a row.
+    Under a profiler the host starts kernels one by one, and short ones end before it has started the next, which they
+    do not in a training step: so the median gap after long kernels counts, and only where there are few of them
+    the mean of all. Gaps in which the device waited are left out, and those beside a transfer. Raises
+    :class:`ProfileError` for a trace without two kernels in a row.
     """
     gaps: list[int] = []
+    covered: list[int] = []
     for kernels in _by_place(trace, module_name).values():
         ends = 0
         for before, after in pairwise(kernels):
             ends = max(ends, before.end_ns)
             if is_transfer(before) or is_transfer(after):
                 continue
-            gaps += [after.start_ns - ends] if 0 <= after.start_ns - ends < _WAIT_NS else []
+            gap_ns = after.start_ns - ends
+            if 0 <= gap_ns < _WAIT_NS:
+                gaps.append(gap_ns)
+                covered += [gap_ns] if before.end_ns - before.start_ns >= _COVERS_NS else []
     if not gaps:
         raise ProfileError(f"the trace holds no two kernels of {module_name} in a row")
-    return round(sum(gaps) / len(gaps))
+    return round(median(covered) if len(covered) >= _FEW else mean(gaps))
 
 
 def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:
