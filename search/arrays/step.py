@@ -294,8 +294,6 @@ def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
     found[is_tuple[shapes.of_key]] |= at.TUPLE
     found[(flat.kind == Kind.FUSIBLE)[flat.example] | flat.is_bitcast[flat.example]] |= _JOINS
     for i, opcode in enumerate(opcodes):
-        if is_gpu and opcode == "scatter":
-            found[i] |= _JOINS
         if (is_gpu and opcode in UNSUPPORTED) or (opcode == "copy" and keeps_own_buffer(graph, nodes[i])):
             found[i] |= _NEVER_JOINS
     return found

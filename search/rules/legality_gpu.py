@@ -48,7 +48,7 @@ def is_gpu_kernel(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     return (
         _emitter_fits(g, w, count, results, long_reductions)
         and _loops_agree(g, w, results)
-        and (not (flags & at.TUPLE or gpu_flags & fact.SCATTER) or _ops_fit(g, w, count, results, stamp))
+        and (not flags & at.TUPLE or _tuples_are_alone(g, w, count, results))
         and _results_may_produce(g, w, count, results, stamp, gpu_flags & fact.MOVES != 0)
         and (long_reductions < 2 or _reductions_are_not_nested(g, w, count))
         and (buffers == 0 or _writes_where_it_reads(g, w, count, stamp))
@@ -168,30 +168,12 @@ def _emitter(g: Any, w: Any, results: Any) -> Any:
 
 
 @inner
-def _ops_fit(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
+def _tuples_are_alone(g: Any, w: Any, count: Any, results: Any) -> Any:
     for i in range(count):
         x = w.members[i]
-        alone = results == 1 and w.results[0] == x
-        if g.flags[x] & at.TUPLE and not alone:
-            return False
-        if not g.gpu_flags[x] & fact.SCATTER:
-            continue
-        if not alone or g.flags[x] & at.TUPLE:
-            return False
-        updated = g.edge[g.operands_at[x]]
-        if w.inside[updated] == stamp or _is_read_by_another(g, w, count, x, updated):
+        if g.flags[x] & at.TUPLE and not (results == 1 and w.results[0] == x):
             return False
     return True
-
-
-@inner
-def _is_read_by_another(g: Any, w: Any, count: Any, besides: Any, value: Any) -> Any:
-    for i in range(count):
-        x = w.members[i]
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            if x != besides and g.edge[e] == value:
-                return True
-    return False
 
 
 @inner
@@ -286,8 +268,6 @@ def _reductions_are_not_nested(g: Any, w: Any, count: Any) -> Any:
 def _writes_where_it_reads(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     for i in range(count):
         writer = w.members[i]
-        if g.gpu_flags[writer] & fact.SCATTER:
-            continue
         for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
             if not _reads_in_place(g, w, g.edge[e], stamp):
                 return False

@@ -40,12 +40,8 @@ def small_steps(count: int, backend: str) -> list[Graph]:
 
 
 def fusible_ops(graph: Graph) -> list[int]:
-    """Ops that may share a kernel; XLA:GPU takes scatters too."""
-    return [
-        node.id
-        for node in graph.nodes
-        if node.kind is Kind.FUSIBLE or (graph.backend == "gpu" and node.opcode == "scatter")
-    ]
+    """Ops that may share a kernel."""
+    return [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE]
 
 
 def least_ns(graph: Graph, costs: CostModel, machine: MachineModel) -> int:
