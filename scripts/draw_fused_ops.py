@@ -8,7 +8,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from disco_hlo.plugin.xla import compiles, jaxlink  # noqa: E402
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
 _STORED_AT_ONCE = 400
+_SEEDS_OF_A_ROUND = 10_000
 
 
 class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +55,10 @@ class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Weight among the model's steps when its samples are divided among them."""
     file: str = ""
     """Instead: a serialized HloModuleProto (.pb or .pb.gz), relative to the repository."""
+    searches: int = 0
+    """How many searches choose kernels of it (``search_fused_ops``), which are taken before random ones."""
+    candidates: int = 40_000
+    """Of each of these searches."""
 
     @property
     def name(self) -> str:
@@ -223,14 +228,20 @@ class Affordable:
 
 
 def draw(
-    config: Config, source: CanonicalModule, count: int, seed: int, known: set[str]
+    config: Config,
+    source: CanonicalModule,
+    count: int,
+    seed: int,
+    known: set[str],
+    chosen: Iterable[FusedOp] = (),
 ) -> Iterator[tuple[str, FusedOp]]:
-    """New fused ops with their keys: all single ops, XLA's own, and random ones until there are ``count``."""
+    """New fused ops with their keys: all single ops, XLA's own, those ``chosen``, and random ones until there are
+    ``count``."""
     affordable = Affordable(config, source)
     own = xla_kernels(source)
     grower = Grower(source.graph, own, Growth(config.most_members), seed)
     attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
-    certain = [*single_ops(source.graph), *own]
+    certain = [*single_ops(source.graph), *own, *chosen]
     found = set(known)
     for number, op in enumerate(itertools.chain(certain, attempts)):
         if number >= len(certain) and len(found) >= count + len(known):
@@ -243,25 +254,41 @@ def draw(
             yield key, op
 
 
-def drawn_mark(step: StepConfig) -> str:
-    """The fact that a file holds once a step's samples are in it."""
-    return f"drawn: {step.name}"
+def drawn_mark(step: StepConfig, turn: int = 1) -> str:
+    """The fact that a file holds once a step's samples of this round are in it."""
+    return f"drawn: {step.name}" + (f", round {turn}" if turn > 1 else "")
 
 
-def prepare(config: Config, data: Dataset, step: StepConfig) -> None:
-    """Capture a step and store samples of it, bit by bit: what ends this leaves a file of use."""
+def chosen_mark(name: str, turn: int = 1) -> str:
+    """The fact that holds the keys of the kernels that searches chose of the step of this name."""
+    return f"chosen: {name}" + (f", round {turn}" if turn > 1 else "")
+
+
+def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> None:
+    """Capture a step and store samples of it, bit by bit: what ends this leaves a file of use.
+
+    Args:
+        turn: the round, from 1. In later ones only what searches choose is drawn, by the weights as they are then.
+    """
     started = time.time()
     module = captured(step)
     captured_s = time.time() - started
     source = canonicalize(module)
     stored = data.add_source(step.model, step.name, source.graph.fingerprint, module)
     known = {sample.key for sample in data.samples()}
-    count = config.count(step) - len(data.samples(stored))
-    drawn = draw(config, source, count, config.seed + config.steps.index(step), known)
+    count = config.count(step) - len(data.samples(stored)) if turn == 1 else 0
+    seed = config.seed + config.steps.index(step) + _SEEDS_OF_A_ROUND * (turn - 1)
+    chosen: list[FusedOp] = []
+    if step.searches:
+        from search_fused_ops import chosen_kernels  # which compiles the search's code
+
+        chosen = list(chosen_kernels(source, step.searches, step.candidates, seed))
+        data.describe({chosen_mark(step.name, turn): sorted({key_of(source, op) for op in chosen})})
+    drawn = draw(config, source, count, seed, known, chosen)
     added = 0
     while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
         added += data.add_samples(stored, some)
-    data.describe({drawn_mark(step): True})
+    data.describe({drawn_mark(step, turn): True})
     say(
         f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
         f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"

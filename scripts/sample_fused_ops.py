@@ -61,9 +61,12 @@ def facts(config: Config) -> dict[str, Any]:
 def child(args: argparse.Namespace, config: Config) -> int:
     """The work of one child process; 3 when time ran out."""
     with Dataset(args.out) as data:
+        if args.draw is not None and config.steps[args.draw].file:
+            prepare(config, data, config.steps[args.draw], args.round)  # which no device has a part in
+            return 0
         data.describe(facts(config))
         if args.draw is not None:
-            prepare(config, data, config.steps[args.draw])
+            prepare(config, data, config.steps[args.draw], args.round)
             return 0
         measuring = Measuring(config, data, args.until, args.measure, config.measure.processes)
         return 0 if measuring.run() else _OUT_OF_TIME
@@ -139,11 +142,15 @@ def parent(args: argparse.Namespace, config: Config) -> int:
     missing = [
         number
         for number, step in enumerate(config.steps)
-        if drawn_mark(step) not in there and (not args.models or step.model in args.models)
+        if drawn_mark(step, args.round) not in there
+        and (not args.models or step.model in args.models)
+        and (args.round == 1 or step.searches)
     ]
-    drawing_until = time.time() + _DRAWING_SHARE * args.seconds
+    drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
     drawn = crew.run("--draw", missing, cores(), drawing_until)
     say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
+    if args.until_drawn:
+        return 1 if any(drawn) else 0
     refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
     if refused and len(refused) == len(missing):
         return max(refused)
@@ -183,6 +190,19 @@ def main() -> int:
         "--seconds", type=float, default=540.0, help="stop within this much time (default 540)"
     )
     parser.add_argument("--models", nargs="*", default=[], metavar="MODEL", help="only steps of these models")
+    parser.add_argument(
+        "--round",
+        type=int,
+        choices=range(1, 100),
+        default=1,
+        metavar="N",
+        help="from 2 on searches choose again, by the weights as they are now",
+    )
+    parser.add_argument(
+        "--until-drawn",
+        action="store_true",
+        help="measure nothing; needs no device where all steps are files",
+    )
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--draw", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)

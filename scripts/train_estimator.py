@@ -67,6 +67,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
     train: dict[str, Any] = {}
+    start: dict[str, Any] = {}
+    """Settings that differ where --start names weights to go on from; without any, those for a few hundred samples."""
     split: SplitConfig = msgspec.field(default_factory=SplitConfig)
     report: ReportConfig = msgspec.field(default_factory=ReportConfig)
 
@@ -184,8 +186,10 @@ class Run:
         opcodes = [data.opcodes[i] for i in split.test]
         members = np.round(2 ** data.known.kernel[split.test, evaluation.MEMBERS] - 1).astype(np.int64)
         error = evaluation.errors(predicted, truth)
+        before = training.predict(start, data, split.test) if start is not None else None
         section = {
             "network": self.judged(predicted, split),
+            **({} if before is None else {"started_from": self.judged(before, split)}),
             "network_without_op_times": self.judged(
                 training.predict(network, data, split.test, blind=True), split
             ),
@@ -331,7 +335,10 @@ def main() -> int:
         start = None
         if args.start:
             start = training.imported(load_file(args.start))
-            run.settings = replace(fine_tuning(run.settings), architecture=start.architecture)
+            chosen = (
+                settings_of({**config.train, **config.start}) if config.start else fine_tuning(run.settings)
+            )
+            run.settings = replace(chosen, architecture=start.architecture)
         run.describe()
         run.unseen_structures(args.weights, start)
         if config.report.leave_one_out and not args.start:

@@ -115,6 +115,26 @@ def test_a_run_without_time_stops_and_says_how_to_go_on(measured: tuple[Path, Pa
     assert "out of time: run again to go on" in done.stdout
 
 
+def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path) -> None:
+    steps = CONFIG.index("[[steps]]")
+    file = "tests/data/h200_models/rnnlm.hlo.pb.gz"
+    step = f'[[steps]]\nmodel = "rnnlm"\nfile = "{file}"\nsearches = 2\ncandidates = 2000\n'
+    (tmp_path / "c.toml").write_text(CONFIG[:steps].replace("1_000_000", "1_000_000_000") + step)
+    done = run(tmp_path / "c.toml", tmp_path / "s.sqlite", "--until-drawn")
+    assert done.returncode == 0, done.stderr
+    with Dataset(tmp_path / "s.sqlite") as data:
+        (source,) = data.sources()
+        samples, about = {sample.key: sample for sample in data.samples()}, data.about()
+        own = {draw_fused_ops.key_of(module, op) for module in [canonicalize(data.module(source))]
+               for op in draw_fused_ops.xla_kernels(module)}  # fmt: skip
+        graph = canonicalize(data.module(source)).graph
+        assert data.measurements() == {}
+    chosen = samples.keys() & set(about[draw_fused_ops.chosen_mark(source.name)])
+    assert len(chosen - own) > 5
+    assert all(is_plain(graph, samples[key].op.members, samples[key].op.results) for key in chosen)
+    assert "device_kind" not in about
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -140,7 +160,7 @@ def test_a_missing_folder_or_a_foreign_file_is_named(tmp_path: Path, refused: Ca
 
 
 def test_the_configurations_that_ship_are_read() -> None:
-    for device in ("cpu", "h200"):
+    for device in ("cpu", "h200", "h200_chosen"):
         config = draw_fused_ops.read_config(ROOT / "configs" / "estimator" / f"samples_{device}.toml")
         assert len({step.model for step in config.steps}) == 7
         assert len({step.name for step in config.steps}) == len(config.steps)
