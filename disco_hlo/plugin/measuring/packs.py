@@ -33,6 +33,7 @@ FEWEST_RUNS = 6
 _PATIENCE = 4
 """How many times its own time limit the fewest runs of a pack may take."""
 _PATTERN_ELEMENTS = 1 << 16
+_LARGEST_INDEX = 1 << 16
 _MADE_ON_HOST_BYTES = 8 << 20
 _GPU_OPTIONS = {"xla_gpu_enable_command_buffer": ""}
 """Kernels inside a command buffer do not show in a trace under their own names."""
@@ -79,9 +80,12 @@ def _device_vector(vector: Vector, seed: int) -> Any:
     dtype = jax.numpy.dtype(JAX_NAMES[vector.dtype])
     random = np.random.default_rng(seed)
     count = min(_PATTERN_ELEMENTS, vector.length)
-    if dtype.kind in "biu":
-        # Whatever is an index stays inside, and whatever counts a loop ends it.
+    if dtype.kind == "b":
         values = random.integers(0, 2, count)
+    elif dtype.kind in "iu":
+        # Indices as words and rows are read, small ones often and large ones seldom; XLA takes the last for those outside.
+        # Zeros and ones alone would have a gather read two rows, which stay in the nearest cache.
+        values = np.exp(random.uniform(0, np.log(min(_LARGEST_INDEX, np.iinfo(dtype).max)), count)) - 1
     else:
         values = random.uniform(0.5, 1.5, count)
     with _x64():
