@@ -14,21 +14,13 @@ from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
-from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_shape
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
-from disco_hlo.hlo.flops import operation_counts
+from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.opcodes import (
-    COLLECTIVES,
-    FREE,
-    NEVER_MERGED,
-    REDUCTIONS,
-    SIDE_EFFECTS,
-    TRANSFERS,
-    kind_of,
-)
+from disco_hlo.hlo.numbering import ComputationDigests, Numbering, Structures, numbered
+from disco_hlo.hlo.opcodes import COLLECTIVES, FREE, TRANSFERS, kind_of
 from disco_hlo.hlo.order_rules import before_pairs, overwritten_operands
-from disco_hlo.hlo.proto import Message, digest, shape_of
+from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.unpack import unpack_concatenated
 
 
@@ -72,14 +64,15 @@ def canonicalize(data: bytes) -> CanonicalModule:
     """
     module = hlo_proto.parse(data)
     index = ModuleIndex(module)
-    digests = _ComputationDigests(index)
-    entry = index.computation(module.entry_computation_id)
-    flat = unpack_concatenated(flatten(index, entry))
+    flat = unpack_concatenated(flatten(index, index.computation(module.entry_computation_id)))
+    structures = Structures(flat, ComputationDigests(index))
+    facts = _Facts(structures, index)
     backend = _backend(module)
     apart: set[int] = set()
     while True:
-        numbering = _number(flat, digests, apart)
-        nodes, protos = _nodes(flat, numbering, digests, index, apart)
+        numbering = numbered(structures, apart)
+        nodes = _nodes(flat, numbering, facts, apart)
+        protos = tuple(flat.ops[position].proto for position in numbering.representative)
         aliases = _aliases(module, nodes, numbering.root)
         rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes), index)
         found = _overwritten_too_soon(flat, numbering, rules.too_soon, index)
@@ -100,67 +93,8 @@ def canonicalize(data: bytes) -> CanonicalModule:
     )
 
 
-@dataclass
-class _Numbering:
-    node_of: dict[int, int]
-    """Flat op -> node id, for live ops."""
-    representative: list[int]
-    """Node id -> the flat op that stands for it."""
-    root: int
-
-
-class _ComputationDigests:
-    """Digest of a called computation in canonical form, so that fusion inside loop bodies does not count."""
-
-    def __init__(self, index: ModuleIndex) -> None:
-        self.index = index
-        self.known: dict[int, str] = {}
-
-    def __call__(self, computation_id: int) -> str:
-        found = self.known.get(computation_id)
-        if found is None:
-            flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
-            numbering = _number(flat, self)
-            lines = [
-                digest(
-                    _structure(flat.ops[op], self),
-                    repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode(),
-                )
-                for op in numbering.representative
-            ]
-            found = self.known[computation_id] = digest(
-                *(line.encode() for line in lines), str(numbering.root).encode()
-            )
-        return found
-
-
-def _structure(op: FlatOp, digests: _ComputationDigests) -> bytes:
-    return b"\0".join((
-        op.proto.opcode.encode(),
-        _shape_bytes(structural_shape(op.proto)),
-        attribute_digest(op.proto, digests).encode(),
-    ))  # fmt: skip
-
-
-def _shape_bytes(shape: Shape) -> bytes:
-    if shape.dtype == "tuple":
-        return b"(" + b",".join(map(_shape_bytes, shape.elements)) + b")"
-    return f"{shape.dtype}{list(shape.dims)}{list(shape.layout)}".encode()
-
-
-def _is_mergeable(op: FlatOp) -> bool:
-    """Pure ops. (A copy that keeps the layout gives a value its own buffer and is none.)"""
-    return op.proto.opcode not in NEVER_MERGED and (
-        not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS
-    )
-
-
-def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
-    return op.proto.opcode == "copy" and shape_of(op.proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
-
-
 def _overwritten_too_soon(
-    flat: FlatComputation, numbering: _Numbering, pairs: Collection[tuple[int, int]], index: ModuleIndex
+    flat: FlatComputation, numbering: Numbering, pairs: Collection[tuple[int, int]], index: ModuleIndex
 ) -> set[int]:
     """Flat ops that must not be merged, as the source has a buffer of its own for each: the zeros that a gradient
     is scattered into are not those that a relu's mask selects later. With them what hands their buffer on."""
@@ -185,91 +119,65 @@ def _overwritten_too_soon(
     return found
 
 
-def _number(flat: FlatComputation, digests: _ComputationDigests, apart: Collection[int] = ()) -> _Numbering:
-    """Merge identical ops, those ``apart`` left out, then number the live ones: parameters first, then in
-    post-order from the root."""
-    merged: list[int] = []
-    seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
-    for position, op in enumerate(flat.ops):
-        representative = position
-        if position not in apart and (_is_mergeable(op) or _layout_changes(op, flat.ops)):
-            key = (_structure(op, digests), tuple(merged[o] for o in op.operands))
-            representative = seen.setdefault(key, position)
-        merged.append(representative)
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """What a node has of its op and of the shapes it reads."""
 
-    parameters = sorted(
-        (position for position, op in enumerate(flat.ops) if op.proto.opcode == "parameter"),
-        key=lambda position: flat.ops[position].proto.parameter_number,
-    )
-    effects = [position for position, op in enumerate(flat.ops) if _has_side_effect(op.proto)]
-    ordered: list[int] = []
-    number: dict[int, int] = {}
-    for start in (*parameters, merged[flat.root], *effects):
-        _post_order(start, flat.ops, merged, number, ordered)
-    node_of = {position: number[target] for position, target in enumerate(merged) if target in number}
-    return _Numbering(node_of, ordered, number[merged[flat.root]])
+    shape: Shape
+    key: str
+    counts: Counts
+    collective: str
+    source: str
 
 
-def _has_side_effect(proto: Message) -> bool:
-    return proto.opcode in SIDE_EFFECTS or (
-        proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto))
-    )
+class _Facts:
+    """What nodes have of their ops, found once for each op: it is the same however ops are merged and numbered."""
 
+    def __init__(self, structures: Structures, index: ModuleIndex) -> None:
+        self.structures, self.index = structures, index
+        self._lines = _SourceLines(index.module)
+        self._known: list[_Fact | None] = [None] * len(structures.flat.ops)
 
-def _post_order(
-    start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]
-) -> None:
-    stack = [(start, iter(ops[start].operands))]
-    if start in number:
-        return
-    while stack:
-        position, operands = stack[-1]
-        pending = next((merged[o] for o in operands if merged[o] not in number), None)
-        if pending is not None:
-            stack.append((pending, iter(ops[pending].operands)))
-            continue
-        stack.pop()
-        if position not in number:
-            number[position] = len(ordered)
-            ordered.append(position)
+    def __getitem__(self, position: int) -> _Fact:
+        found = self._known[position]
+        if found is None:
+            op, own = self.structures.flat.ops[position], self.structures[position]
+            operands = [self.structures[operand] for operand in op.operands]
+            found = self._known[position] = _Fact(
+                own.shape,
+                digest(own.all_bytes, b";".join(operand.shape_bytes for operand in operands))[:24],
+                operation_counts(op.proto, own.shape, [operand.shape for operand in operands], self.index),
+                own.attributes[:16] if op.proto.opcode in COLLECTIVES else "",
+                self._lines.of(op.proto),
+            )
+        return found
 
 
 def _nodes(
-    flat: FlatComputation,
-    numbering: _Numbering,
-    digests: _ComputationDigests,
-    index: ModuleIndex,
-    apart: Collection[int],
-) -> tuple[tuple[Node, ...], tuple[Message, ...]]:
-    frames = _SourceLines(index.module)
+    flat: FlatComputation, numbering: Numbering, facts: _Facts, apart: Collection[int]
+) -> tuple[Node, ...]:
     readers = Counter(operand for op in flat.ops for operand in set(op.operands)) if apart else Counter()
     nodes: list[Node] = []
-    protos: list[Message] = []
     for node_id, position in enumerate(numbering.representative):
-        op = flat.ops[position]
-        operands = tuple(numbering.node_of[o] for o in op.operands)
-        shape = structural_shape(op.proto)
-        counts = operation_counts(op.proto, shape, [nodes[o].shape for o in operands], index)
-        operand_shapes = b";".join(_shape_bytes(nodes[o].shape) for o in operands)
+        op, fact = flat.ops[position], facts[position]
         nodes.append(
             Node(
                 id=node_id,
                 opcode=op.proto.opcode,
-                shape=shape,
-                operands=operands,
-                kind=_kind(op, shape, shared=position in apart and readers[position] > 1),
-                key=digest(_structure(op, digests), operand_shapes)[:24],
-                flops=counts.flops,
-                transcendentals=counts.transcendentals,
+                shape=fact.shape,
+                operands=tuple(numbering.node_of[o] for o in op.operands),
+                kind=_kind(op, fact.shape, shared=position in apart and readers[position] > 1),
+                key=fact.key,
+                flops=fact.counts.flops,
+                transcendentals=fact.counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
-                collective=_collective(op, node_id, digests),
+                collective=_collective(op, node_id, fact.collective),
                 name=op.proto.name,
-                source=frames.of(op.proto),
+                source=fact.source,
                 op_name=op.proto.metadata.op_name,
             )
         )
-        protos.append(op.proto)
-    return tuple(nodes), tuple(protos)
+    return tuple(nodes)
 
 
 def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
@@ -286,11 +194,9 @@ def _is_transfer(op: FlatOp) -> bool:
     return op.proto.opcode in TRANSFERS and len(op.operands) == 1
 
 
-def _collective(op: FlatOp, node_id: int, digests: _ComputationDigests) -> str:
-    if op.proto.opcode not in COLLECTIVES:
-        return ""
-    found = attribute_digest(op.proto, digests)[:16]
-    return found if op.proto.opcode == "all-reduce" else f"{found}/{node_id}"
+def _collective(op: FlatOp, node_id: int, attributes: str) -> str:
+    """All but all-reduces are told apart by their number."""
+    return attributes if not attributes or op.proto.opcode == "all-reduce" else f"{attributes}/{node_id}"
 
 
 class _SourceLines:
@@ -346,7 +252,7 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
 
 
 def _control_pairs(
-    flat: FlatComputation, numbering: _Numbering, nodes: tuple[Node, ...]
+    flat: FlatComputation, numbering: Numbering, nodes: tuple[Node, ...]
 ) -> list[tuple[int, int]]:
     """Control dependencies between nodes; those of all-reduces are XLA's schedule, not the program's."""
     pairs = []
@@ -361,11 +267,11 @@ def _control_pairs(
     return pairs
 
 
-def _live_nodes(source: SourceInstruction, numbering: _Numbering) -> tuple[int, ...]:
+def _live_nodes(source: SourceInstruction, numbering: Numbering) -> tuple[int, ...]:
     return tuple(sorted({numbering.node_of[op] for op in source.ops if op in numbering.node_of}))
 
 
-def _origins(flat: FlatComputation, numbering: _Numbering, graph: Graph) -> tuple[Origin, ...]:
+def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple[Origin, ...]:
     readers: dict[int, set[int]] = {}
     for op in flat.ops:
         for operand in op.operands:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.ownership import some
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import Unit as Unit
 from disco_hlo.plan.units import UnitGraph as UnitGraph
 from disco_hlo.plan.units import Value as Value
-from disco_hlo.plan.units import some
 from disco_hlo.plan.units import unit_graph as unit_graph
 
 

@@ -2,9 +2,9 @@
 
 This is the structural half of a strategy's legality (DisCo, section 4.5: "if H' is valid"):
 whatever the backend, a strategy must own every op at most once, carry every all-reduce exactly
-once, and leave no unit waiting for itself through a path outside. Which ops may share a kernel
-is the backend's business (``disco_hlo/hlo/legality.py``). ``apply``, the simulator and the
-search all take units, dependencies and order from here, so they cannot disagree.
+once (both in ``ownership``), and leave no unit waiting for itself through a path outside. Which
+ops may share a kernel is the backend's business (``disco_hlo/hlo/legality.py``). ``apply``, the
+simulator and the search all take units, dependencies and order from here, so they cannot disagree.
 
 A unit reads a value from the unit that owns it. Nodes that are no units hand reads through:
 a parameter or constant is there from the start; a free node (tuple, get-tuple-element, bitcast)
@@ -15,11 +15,10 @@ reader recomputes is not executed at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -28,9 +27,8 @@ from numpy.typing import NDArray
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
 from disco_hlo.hlo.graph import Graph, Kind, Shape
+from disco_hlo.plan.ownership import Members, described, listed_members, name_of, owners, token_of
 from disco_hlo.plan.strategy import Group, Strategy
-
-_NEVER_GROUPED: Final = ("tuple", "get-tuple-element", "opt-barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +181,13 @@ def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     return found
 
 
-class _Members(NamedTuple):
-    """What units compute: pairs of a unit and a node, by unit."""
-
-    own_unit: NDArray[np.int64]
-    own_node: NDArray[np.int64]
-    copy_unit: NDArray[np.int64]
-    copy_node: NDArray[np.int64]
-
-
 def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     count, listed = len(graph), len(strategy.groups) + len(strategy.buckets)
-    members = _listed_members(graph, strategy)
-    owner = _owners(graph, strategy, members)
+    members = listed_members(graph, strategy)
+    owner = owners(graph, strategy, members)
     alone = np.flatnonzero(owner >= listed)
     own = np.concatenate([members.own_unit, owner[alone]]), np.concatenate([members.own_node, alone])
-    members = _Members(*own, members.copy_unit, members.copy_node)
+    members = Members(*own, members.copy_unit, members.copy_node)
     shown, behind = _shown(graph, owner)
     is_returned = np.zeros(count, np.bool_)
     is_returned[_behind(int(shown[graph.root]), owner, behind)] = True
@@ -213,7 +202,7 @@ def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
         owner[alone] = np.arange(listed, listed + alone.size)
         kept = runs[members.own_unit]
         own = number[members.own_unit[kept]], members.own_node[kept]
-        members = _Members(*own, members.copy_unit, members.copy_node)
+        members = Members(*own, members.copy_unit, members.copy_node)
     units = listed + alone.size
     pairs = np.concatenate([reader * units + owner[source], _before_pairs(graph, strategy, members, units)])
     waiting, needed = np.divmod(ascending(pairs), max(units, 1))
@@ -224,92 +213,6 @@ def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     return UnitGraph(
         strategy, alone, needed_at, needed, result_at, result, shapes, is_returned[result], reader, source
     )
-
-
-def _listed_members(graph: Graph, strategy: Strategy) -> _Members:
-    """What groups and buckets say that they compute."""
-    groups, buckets = strategy.groups, strategy.buckets
-    lists = [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in buckets)]
-    listed = len(lists)
-    lists += [group.duplicates for group in groups]
-    try:
-        begin, node = flat_lists(lists)
-    except OverflowError:  # numbers that no array holds
-        for i, ids in enumerate(lists):
-            _check_ids(graph, _token(strategy, i % listed), ids)
-        raise
-    lengths = np.diff(begin)
-    list_of = np.repeat(np.arange(len(lists)), lengths)
-    unit = np.where(list_of < listed, list_of, list_of - listed)
-    for i in np.flatnonzero(lengths[:listed] == 0).tolist():
-        nothing = "owns no node" if i < len(groups) else "holds no all-reduce"
-        raise IllegalStrategyError(f"{_token(strategy, i)} {nothing}.")
-    for place in np.flatnonzero((node < 0) | (node >= len(graph))).tolist():
-        _check_ids(graph, _token(strategy, unit[place]), (int(node[place]),))
-    is_grouped = unit < len(groups)
-    descends = (np.diff(node) <= 0) & (np.diff(list_of) == 0) & is_grouped[1:]
-    for place in np.flatnonzero(descends).tolist():
-        token, ids = _token(strategy, unit[place]), lists[list_of[place]]
-        raise IllegalStrategyError(f"{token} does not list its nodes in ascending order: {some(ids)}.")
-    _check_kinds(graph, strategy, unit, node, is_grouped)
-    owned = int(begin[listed])
-    return _Members(unit[:owned], node[:owned], unit[owned:], node[owned:])
-
-
-def _check_ids(graph: Graph, token: str, ids: Iterable[int]) -> None:
-    for node in ids:
-        if not 0 <= node < len(graph):
-            raise IllegalStrategyError(
-                f"{token} holds node {node}, but the graph has nodes 0 to {len(graph) - 1}."
-            )
-
-
-def _check_kinds(
-    graph: Graph,
-    strategy: Strategy,
-    unit: NDArray[np.int64],
-    node: NDArray[np.int64],
-    is_grouped: NDArray[np.bool_],
-) -> None:
-    kind = flat_graph(graph).kind[node]
-    for place in np.flatnonzero(is_grouped & (kind != Kind.FUSIBLE) & (kind != Kind.FIXED)).tolist():
-        named = graph.nodes[node[place]]
-        if named.kind is not Kind.FREE or named.opcode in _NEVER_GROUPED:
-            raise IllegalStrategyError(
-                f"{_token(strategy, unit[place])} holds {_name(graph, named.id)}, which cannot be part of a "
-                f"kernel ({named.kind.name.lower()})."
-            )
-    for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
-        token, name = _token(strategy, unit[place]), _name(graph, int(node[place]))
-        raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")
-
-
-def _owners(graph: Graph, strategy: Strategy, members: _Members) -> NDArray[np.int64]:
-    """``[nodes]``: the unit that owns each, a single op where no other does; -1 for what is never executed."""
-    if members.own_node.size and np.bincount(members.own_node).max() > 1:
-        met: dict[int, str] = {}
-        for i, x in zip(members.own_unit.tolist(), members.own_node.tolist(), strict=True):
-            token = _token(strategy, i)
-            if x in met:
-                raise IllegalStrategyError(
-                    f"{_name(graph, x)} belongs to {met[x]} and to {token}; one may own it."
-                )
-            met[x] = token
-    owner = np.full(len(graph), -1, np.int64)
-    owner[members.own_node] = members.own_unit
-    left_out = [x for x in graph.all_reduces if owner[x] < 0]
-    if left_out:
-        raise IllegalStrategyError(
-            f"All-reduces are in no bucket: {some(_name(graph, x) for x in left_out)}."
-        )
-    for place in np.flatnonzero(owner[members.copy_node] == members.copy_unit).tolist():
-        token, name = _token(strategy, members.copy_unit[place]), _name(graph, int(members.copy_node[place]))
-        raise IllegalStrategyError(f"{token} both owns and duplicates {name}.")
-    kind = flat_graph(graph).kind
-    alone = np.flatnonzero(((kind == Kind.FUSIBLE) | (kind == Kind.FIXED)) & (owner < 0))
-    first = len(strategy.groups) + len(strategy.buckets)
-    owner[alone] = np.arange(first, first + alone.size)
-    return owner
 
 
 def _shown(graph: Graph, owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
@@ -336,7 +239,7 @@ def _behind(node: int, owner: NDArray[np.int64], behind: Mapping[int, list[int]]
 def _reads(
     graph: Graph,
     strategy: Strategy,
-    members: _Members,
+    members: Members,
     owner: NDArray[np.int64],
     shown: NDArray[np.int64],
     behind: Mapping[int, list[int]],
@@ -358,7 +261,7 @@ def _reads(
         is_read = np.zeros(copied.size, np.bool_)
         is_read[place[is_copied]] = True
         for i in np.flatnonzero(~is_read).tolist():
-            token, name = _token(strategy, members.copy_unit[i]), _name(graph, int(members.copy_node[i]))
+            token, name = token_of(strategy, members.copy_unit[i]), name_of(graph, int(members.copy_node[i]))
             raise IllegalStrategyError(f"{token} duplicates {name}, which nothing in it reads.")
     reader, source = reader[~is_inside], shown[operand[~is_inside]]
     is_owned = owner[source] >= 0
@@ -402,7 +305,7 @@ def _idle(
     return sorted(idle)
 
 
-def _before_pairs(graph: Graph, strategy: Strategy, members: _Members, units: int) -> NDArray[np.int64]:
+def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int) -> NDArray[np.int64]:
     """Who waits for whom by ``Graph.before``: the unit, times their number, plus that which it waits for."""
     if not graph.before:
         return np.zeros(0, np.int64)
@@ -491,16 +394,16 @@ def _reject_cycle(
     cycle = path[path.index(path[-1]) :]
     raise CircleError(
         "Units wait for each other in a circle: "
-        + " waits for ".join(_describe(strategy, alone, i) for i in cycle)
+        + " waits for ".join(described(strategy, alone, i) for i in cycle)
         + ".",
-        tuple(_token(strategy, i, alone) for i in cycle[:-1]),
+        tuple(token_of(strategy, i, alone) for i in cycle[:-1]),
     )
 
 
 def _results(
     strategy: Strategy,
     alone: NDArray[np.int64],
-    members: _Members,
+    members: Members,
     is_returned: NDArray[np.bool_],
     source: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -513,32 +416,5 @@ def _results(
     producer, result = np.divmod(np.sort(producer * count + result), count)
     result_at = _begins(producer, groups + len(strategy.buckets) + alone.size)
     for i in np.flatnonzero(np.diff(result_at[: groups + 1]) == 0).tolist():
-        raise IllegalStrategyError(f"Nothing reads what {_describe(strategy, alone, i)} produces.")
+        raise IllegalStrategyError(f"Nothing reads what {described(strategy, alone, i)} produces.")
     return result_at, result
-
-
-def _token(strategy: Strategy, unit: int, alone: Sequence[int] | NDArray[np.int64] = ()) -> str:
-    groups, listed = len(strategy.groups), len(strategy.groups) + len(strategy.buckets)
-    if unit < groups:
-        return f"g{unit}"
-    return f"b{unit - groups}" if unit < listed else f"n{alone[unit - listed]}"
-
-
-def _describe(strategy: Strategy, alone: NDArray[np.int64], unit: int) -> str:
-    token, groups = _token(strategy, unit, alone), len(strategy.groups)
-    if token[0] == "n":
-        return token
-    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].all_reduces
-    return f"{token} (nodes {some(nodes)})"
-
-
-def _name(graph: Graph, node: int) -> str:
-    named = graph.nodes[node]
-    return f"node {node} ({named.opcode} {named.name})" if named.name else f"node {node} ({named.opcode})"
-
-
-def some(items: Iterable[object], limit: int = 8) -> str:
-    """The first few of ``items``, comma separated, for the text of an error."""
-    listed = list(items)
-    rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(map(str, listed[:limit])) + rest

@@ -6,14 +6,17 @@ import gzip
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from disco_hlo.errors import ModuleError
-from disco_hlo.hlo import proto
+from disco_hlo.hlo import canonical as canonical_module
+from disco_hlo.hlo import numbering, proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.unpack import unpack_concatenated
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -59,6 +62,30 @@ def test_nodes_are_numbered_topologically_and_parameters_come_first() -> None:
     graph = canonical("default").graph
     assert all(operand < node.id for node in graph.nodes for operand in node.operands)
     assert [node.kind for node in graph.nodes[:446]] == [Kind.PARAMETER] * 446
+
+
+def test_what_an_op_is_is_found_once_though_ops_are_merged_and_numbered_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merged, digested, ops = [], [], []
+    for name, calls in (("numbered", merged), ("attribute_digest", digested)):
+        monkeypatch.setattr(numbering, name, noting(calls, getattr(numbering, name)))
+    monkeypatch.setattr(canonical_module, "numbered", numbering.numbered)
+    for module in (numbering, canonical_module):
+        monkeypatch.setattr(module, "unpack_concatenated", noting(ops, unpack_concatenated))
+    canonicalize(gzip.decompress((DATA / "h200_models" / "rnnlm.hlo.pb.gz").read_bytes()))
+    assert len(merged) == len(ops) + 1
+    assert len(digested) <= sum(len(computation.ops) for computation in ops)
+
+
+def noting(results: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which writes down what it returns."""
+
+    def noted(*arguments: Any) -> Any:
+        results.append(function(*arguments))
+        return results[-1]
+
+    return noted
 
 
 def test_names_and_metadata_do_not_count() -> None:

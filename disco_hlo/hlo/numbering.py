@@ -1,0 +1,152 @@
+"""Which ops of a flat computation are one and the same, and the numbers of those that are left.
+
+Ops are merged and numbered by what they compute, whatever they are called, so the digest of a computation says what
+it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_shape
+from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, flatten
+from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS
+from disco_hlo.hlo.proto import Message, digest, shape_of
+from disco_hlo.hlo.unpack import unpack_concatenated
+
+
+@dataclass
+class Numbering:
+    """A flat computation without what is computed twice and what nobody reads."""
+
+    node_of: dict[int, int]
+    """Flat op -> node id, for live ops."""
+    representative: list[int]
+    """Node id -> the flat op that stands for it."""
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """All of an op but its operands: ops of one structure that read the same compute the same."""
+
+    shape: Shape
+    shape_bytes: bytes
+    attributes: str
+    """Their digest."""
+    all_bytes: bytes
+
+
+class Structures:
+    """The structure of each op of a flat computation, found once: whoever merges, numbers or describes asks again."""
+
+    def __init__(self, flat: FlatComputation, digests: ComputationDigests) -> None:
+        self.flat, self.digests = flat, digests
+        self._known: list[Structure | None] = [None] * len(flat.ops)
+
+    def __getitem__(self, position: int) -> Structure:
+        found = self._known[position]
+        if found is None:
+            proto = self.flat.ops[position].proto
+            shape = structural_shape(proto)
+            shape_bytes = _shape_bytes(shape)
+            attributes = attribute_digest(proto, self.digests)
+            all_bytes = b"\0".join((proto.opcode.encode(), shape_bytes, attributes.encode()))
+            found = self._known[position] = Structure(shape, shape_bytes, attributes, all_bytes)
+        return found
+
+
+class ComputationDigests:
+    """Digest of a called computation in canonical form, so that fusion inside loop bodies does not count."""
+
+    def __init__(self, index: ModuleIndex) -> None:
+        self.index = index
+        self.known: dict[int, str] = {}
+
+    def __call__(self, computation_id: int) -> str:
+        """Digest of the computation with this id."""
+        found = self.known.get(computation_id)
+        if found is None:
+            flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
+            structures = Structures(flat, self)
+            numbering = numbered(structures)
+            lines = [
+                digest(
+                    structures[op].all_bytes,
+                    repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode(),
+                )
+                for op in numbering.representative
+            ]
+            found = self.known[computation_id] = digest(
+                *(line.encode() for line in lines), str(numbering.root).encode()
+            )
+        return found
+
+
+def _shape_bytes(shape: Shape) -> bytes:
+    if shape.dtype == "tuple":
+        return b"(" + b",".join(map(_shape_bytes, shape.elements)) + b")"
+    return f"{shape.dtype}{list(shape.dims)}{list(shape.layout)}".encode()
+
+
+def _is_mergeable(op: FlatOp) -> bool:
+    """Pure ops. (A copy that keeps the layout gives a value its own buffer and is none.)"""
+    return op.proto.opcode not in NEVER_MERGED and (
+        not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS
+    )
+
+
+def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
+    return op.proto.opcode == "copy" and shape_of(op.proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
+
+
+def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
+    """Merge identical ops, those ``apart`` left out, then number the live ones: parameters first, then in
+    post-order from the root."""
+    flat = structures.flat
+    merged: list[int] = []
+    seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    for position, op in enumerate(flat.ops):
+        representative = position
+        if position not in apart and (_is_mergeable(op) or _layout_changes(op, flat.ops)):
+            key = (structures[position].all_bytes, tuple(merged[o] for o in op.operands))
+            representative = seen.setdefault(key, position)
+        merged.append(representative)
+
+    parameters = sorted(
+        (position for position, op in enumerate(flat.ops) if op.proto.opcode == "parameter"),
+        key=lambda position: flat.ops[position].proto.parameter_number,
+    )
+    effects = [position for position, op in enumerate(flat.ops) if _has_side_effect(op.proto)]
+    ordered: list[int] = []
+    number: dict[int, int] = {}
+    for start in (*parameters, merged[flat.root], *effects):
+        _post_order(start, flat.ops, merged, number, ordered)
+    node_of = {position: number[target] for position, target in enumerate(merged) if target in number}
+    return Numbering(node_of, ordered, number[merged[flat.root]])
+
+
+def _has_side_effect(proto: Message) -> bool:
+    return proto.opcode in SIDE_EFFECTS or (
+        proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto))
+    )
+
+
+def _post_order(
+    start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]
+) -> None:
+    stack = [(start, iter(ops[start].operands))]
+    if start in number:
+        return
+    while stack:
+        position, operands = stack[-1]
+        pending = next((merged[o] for o in operands if merged[o] not in number), None)
+        if pending is not None:
+            stack.append((pending, iter(ops[pending].operands)))
+            continue
+        stack.pop()
+        if position not in number:
+            number[position] = len(ordered)
+            ordered.append(position)
