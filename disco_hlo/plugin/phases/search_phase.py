@@ -23,6 +23,7 @@ from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.runner import refuse_callbacks
+from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
@@ -52,6 +53,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)
+    request.positive = positive_parameters(step.source)
     slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
