@@ -29,11 +29,12 @@ from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
-from disco_hlo.plugin.session import Interruption, Session, join
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
