@@ -3,9 +3,9 @@
     python scripts/benchmark_torch.py vgg19 resnet50 bert --link sockets --out DIR
 
 One process per GPU, NCCL; sizes, batch and type from configs/models/<model>.toml, matmuls in TF32 as XLA has
-them. For the models that torchvision (vgg19, resnet50) and transformers (bert) have. The rows "PyTorch DDP" and
-"PyTorch DDP, torch.compile" go into the record that scripts/benchmark.py made; they were not measured in turn with
-its rows, and say so by `not_in_turn`.
+them. As there, steps on GPUs are timed several in a row, without waiting for each. For the models that torchvision
+(vgg19, resnet50) and transformers (bert) have. The rows "PyTorch DDP" and "PyTorch DDP, torch.compile" go into the
+record that scripts/benchmark.py made; they were not measured in turn with its rows, and say so by `not_in_turn`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from evaluation.record import FAILED, OK, CellName, Record, RecordError
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "models"
 PLAIN, COMPILED = "PyTorch DDP", "PyTorch DDP, torch.compile"
 WARM_UPS = 5
+AT_ONCE_S, MOST_AT_ONCE = 0.2, 20
+"""About what one measurement takes, and the most steps in it: as disco_hlo times its own."""
 
 
 @dataclass(frozen=True)
@@ -175,20 +177,35 @@ def _steps(job: Job, model: Model, device: Any, on_gpu: bool) -> list[float]:
     )
     if job.compiled:
         parallel = torch.compile(parallel)
-    times = []
-    for _ in range(WARM_UPS + job.rounds):
+
+    def timed(steps: int) -> float:
         if on_gpu:
             torch.cuda.synchronize()
         started = time.perf_counter()
-        model.optimizer.zero_grad(set_to_none=True)
-        model.loss(parallel, model.batch).backward()
-        if model.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.module.parameters(), model.clip_norm)
-        model.optimizer.step()
+        for _ in range(steps):
+            model.optimizer.zero_grad(set_to_none=True)
+            model.loss(parallel, model.batch).backward()
+            if model.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.module.parameters(), model.clip_norm)
+            model.optimizer.step()
         if on_gpu:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return times[WARM_UPS:]
+        return (time.perf_counter() - started) / steps
+
+    step_s = min(timed(1) for _ in range(WARM_UPS))
+    at_once = _at_once(step_s, job.devices) if on_gpu else 1
+    return [timed(at_once) for _ in range(job.rounds)]
+
+
+def _at_once(step_s: float, devices: int) -> int:
+    """How many steps a measurement takes, by the slowest process: all must take part in as many all-reduces."""
+    import torch
+    from torch.distributed import ReduceOp, all_reduce
+
+    slowest = torch.tensor([step_s], device="cuda")
+    if devices > 1:
+        all_reduce(slowest, ReduceOp.MAX)
+    return max(1, min(MOST_AT_ONCE, round(AT_ONCE_S / float(slowest))))
 
 
 def measure(job: Callable[[str, str], Job]) -> list[float]:

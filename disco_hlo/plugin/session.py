@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import threading
 import time
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +19,13 @@ from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
 from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.activation.choose import open_channel
+from disco_hlo.activation.decision import key_part
 from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
 from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -151,6 +150,31 @@ def _refuse_difference(what: str, values: list[str]) -> None:
     raise ActivationError(f"the ranks differ in {what} ({listed})")
 
 
+@dataclass(frozen=True)
+class _Notes:
+    """That a rank was interrupted, in the job's key-value store."""
+
+    store: CoordinationStore
+    directory: str
+    rank: int
+
+    def leave(self) -> None:
+        self.store.put(f"{self.directory}/{self.rank}", b"1")
+
+    def found(self) -> bool:
+        return bool(self.store.names(self.directory))
+
+
+def interruption(session: Session, fingerprint: str) -> Interruption:
+    """Ctrl-C while the ranks search for the step with this fingerprint, which they do once."""
+    job = jaxlink.distributed_job()
+    if job is None or session.channel.size == 1:
+        return Interruption()
+    directory = f"disco/{key_part(job[1])}/interrupted/{fingerprint}"
+    notes = _Notes(CoordinationStore(job[0]), directory, session.channel.rank)
+    return Interruption(notes, leads=session.leads)
+
+
 def target(graph: Graph, facts: DeviceFacts) -> Target:
     """What a plan or capture of this step is for."""
     return Target(
@@ -179,31 +203,3 @@ def warn_of_lost_donation(session: Session, step: Step) -> None:
             "jax %s loses buffer donation in a rewritten step: it needs more memory; jax 0.11 keeps it",
             session.facts.jax_version,
         )
-
-
-class Interruption:
-    """Ctrl-C while something long runs: the first asks it to end early, the second ends the program."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-    def __bool__(self) -> bool:
-        return self.wanted
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[Interruption]:
-        """Take Ctrl-C over for the time of the body. Only the main thread can; elsewhere nothing changes."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        previous = signal.getsignal(signal.SIGINT)
-
-        def note(_number: int, _frame: types.FrameType | None) -> None:
-            self.wanted = True
-            signal.signal(signal.SIGINT, previous)
-
-        signal.signal(signal.SIGINT, note)
-        try:
-            yield self
-        finally:
-            signal.signal(signal.SIGINT, previous)

@@ -29,10 +29,12 @@ from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
-from disco_hlo.plugin.session import Interruption, Session, join
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -182,9 +184,11 @@ def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
 
 
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
-    """The step's module, XLA's own unless one is given, and its graph."""
+    """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
     module = compiles.capture(request) if module is None else module
-    return Step(module, canonicalize(module))
+    source = canonicalize(module)
+    request.positive = positive_parameters(source)
+    return Step(module, source)
 
 
 def stand_in_profile() -> Profile:

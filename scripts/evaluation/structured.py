@@ -30,6 +30,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import GRAPHS_OFF
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables
@@ -69,8 +70,9 @@ def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
     for some in filter(None, (variants[:1], variants[1:])):
         name = "compile_default_s" if some[0] is variants[0] else "compile_traceable_s"
         _timed(record, name, partial(_in_parallel, asked, compile_traceable, some))
-    if variants[0].error:
+    if variants[0].error or variants[0].source is None:
         raise DiscoError(f"XLA's default: {variants[0].error}")
+    request.positive = positive_parameters(variants[0].source)
     base = asked.profile(request)
     times = _timed(record, "trace_s", lambda: _op_times(asked, request, variants))
     profile = replace(base, ops={**base.ops, **times})

@@ -223,6 +223,40 @@ def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
 
 
 @pytest.mark.product_only
+def test_ctrl_c_on_another_rank_ends_the_search_on_all_and_training_goes_on(
+    fresh: Callable[..., Job], alone: list[Run]
+) -> None:
+    """Only rank 0's did: of a signal that reached another rank nobody heard, and the search went on to its end."""
+    job = fresh()
+    know_all(job.directory, devices=2, processes=2)
+    endless = {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "100000"}
+    search = job.start_ranks(each=[{}, {"DISCO_LOG": "debug"}], **endless)
+    # It waits for rank 0's search from here on.
+    until_it_says(search.processes[1], "disco: debug: search: ")
+    search.processes[1].send_signal(signal.SIGINT)
+    runs = search.finish()
+    assert len(runs[0].lines("interrupted: the best plan so far is in ")) == 1
+    assert len(runs[1].lines("interrupted: the search is ended")) == 1
+    for run, default in zip(runs, alone, strict=True):
+        assert digest(run) == digest(default)
+        assert_same_losses(run, default)
+    assert all(one.samples == 0 for one in plan_in(job.directory).measured.candidates)
+
+
+def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_all_reduce(
+    fresh: Callable[..., Job], alone: list[Run]
+) -> None:
+    """That rank left, and the other waited in the profiled step until jax gave the job up after five minutes."""
+    search = fresh().start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
+    until_it_says(search.processes[1], "disco: debug: known times: ")
+    search.processes[1].send_signal(signal.SIGINT)
+    runs = search.finish()
+    assert len(runs[0].lines("interrupted before the search; this run goes on with XLA's default")) == 1
+    for run, default in zip(runs, alone, strict=True):
+        assert digest(run) == digest(default)
+        assert_same_losses(run, default)
+
+
 def test_ranks_that_agree_without_mpi_listen_on_no_more_ports(
     together: tuple[Job, list[Run]], alone: list[Run]
 ) -> None:

@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.runner import Runner, synthetic_values
+from disco_hlo.plugin.measuring.made_up import synthetic_values
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
@@ -178,9 +179,9 @@ def test_runners_of_one_step_share_their_inputs(
     outputs: list[runner.Outputs] = []
     original = synthetic_values
 
-    def counted(parameter: Parameter, seed: int, index: int, place: int) -> Any:
+    def counted(parameter: Parameter, seed: int, index: int, place: int, **more: Any) -> Any:
         made.append(index)
-        return original(parameter, seed, index, place)
+        return original(parameter, seed, index, place, **more)
 
     monkeypatch.setattr(runner, "synthetic_values", counted)
 
@@ -259,6 +260,40 @@ def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...
     wide = values.astype(np.float64)
     assert np.all(np.isfinite(wide))
     assert np.all(wide >= float(ml_dtypes.finfo(dtype).smallest_normal))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float32, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
+@pytest.mark.parametrize("shape", [(3,), (128, 4096)])
+def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape: tuple[int, ...]) -> None:
+    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0, signed=True)
+    assert values.dtype == dtype
+    wide = values.astype(np.complex128).real
+    assert wide.min() < 0 < wide.max()
+    # Their sums grow with the root of their number.
+    size = max(max(shape[-2:]) ** -0.5, 4 * float(ml_dtypes.finfo(dtype).smallest_normal))
+    assert np.all((np.abs(wide) > 0.45 * size) & (np.abs(wide) < 1.6 * size))
+
+
+def test_floats_that_have_no_sign_stay_positive() -> None:
+    parameter = Parameter((64,), np.dtype(ml_dtypes.float8_e8m0fnu), sharded=False)
+    assert np.all(synthetic_values(parameter, 1, 2, 0, signed=True).astype(np.float64) > 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nudge", "most"), [(np.float32, 2.0**-11, 2.0**-11), (ml_dtypes.bfloat16, 2.0**-20, 2.0**-6)]
+)
+def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
+    dtype: Any, nudge: float, most: float
+) -> None:
+    parameter = Parameter((4, 100), np.dtype(dtype), sharded=False)
+    plain, nudged = (
+        synthetic_values(parameter, 1, 2, 0, signed=True, nudge=by).astype(np.float64) for by in (0, nudge)
+    )
+    changed = np.abs(nudged / plain - 1)
+    assert np.all(changed > 0)
+    assert changed.max() <= 1.01 * most
 
 
 def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.measuring.runner import synthetic_values
+from disco_hlo.plugin.measuring.made_up import synthetic_values
 from disco_hlo.plugin.xla.executables import Parameter
 from tests.ports import free_port
 

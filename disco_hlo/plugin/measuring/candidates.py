@@ -20,16 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
-from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
@@ -39,8 +38,6 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.job import available_bytes
 
 DEFAULT = "XLA default"
-_RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
-"""How far, relative to its norm, an output may be from the default's, by bytes of its type."""
 _ROUNDS = (5, 25)
 _COMPILES_AT_ONCE = 8
 
@@ -211,9 +208,9 @@ def measure(
         UnsupportedError: the step cannot be run on made-up inputs, or XLA's default failed on the way.
     """
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
-    expected: Outputs | None = None
-    for trial in alive:
-        expected = _first_run(session, trial, expected, alive[0].runner)
+    reference = _reference(session, alive[0])
+    for trial in alive[1:]:
+        _first_run(session, trial, alive[0].runner, reference)
     alive = _still_alive(alive)
     complete = True
     at_once = _at_once(session, alive[0].runner)
@@ -248,37 +245,54 @@ def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not trial.error]
 
 
-def _first_run(session: Session, trial: Trial, expected: Outputs | None, inputs_of: Runner | None) -> Outputs:
-    """What the first trial, XLA's default, computes. Another that fails or computes something else is out."""
-    try:
-        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
-        with session.stage(f"inputs of {trial.name}"):
-            seed = session.settings.seed
-            trial.runner = Runner(
-                session.request,
-                trial.executable,
-                seed,
-                inputs_of=inputs_of,
-                together=lambda: all_have(session, "inputs"),
+def _reference(session: Session, default: Trial) -> Reference:
+    """XLA's default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not, its
+    inputs and those of all that follow are positive."""
+    request, asked = session.request, session.request.positive
+    outputs = _outputs(session, default, None)
+    if asked is not None and (signed := _not_finite(session, outputs)):
+        default.runner, request.positive = None, None
+        outputs = _outputs(session, default, None)
+        if _not_finite(session, outputs) < signed:
+            session.say(
+                "inputs of both signs give %s infinities or NaNs that positive ones do not: plans are compared on "
+                "positive ones, which do not show what is wrong behind a mask",
+                request.module_name,
             )
-        with marked(session, trial):
-            outputs = run_on_all(session, f"first run of {trial.name}", lambda: _checked(trial, expected))
+        else:
+            default.runner, request.positive = None, asked
+            outputs = _outputs(session, default, None)
+    assert default.runner is not None
+    return Reference(session, default.executable, default.runner, outputs)
+
+
+def _not_finite(session: Session, outputs: Outputs) -> int:
+    """How many numbers are not finite on all ranks together."""
+    mine = str(not_finite(outputs)).encode()
+    return sum(map(int, session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)))
+
+
+def _first_run(session: Session, trial: Trial, inputs_of: Runner | None, reference: Reference) -> None:
+    """See that a trial runs, and computes what is expected; one that does not on any rank is out on all."""
+    try:
+        reference.check(_outputs(session, trial, inputs_of))
     except Exception as error:
-        if expected is None:
-            raise
         trial.error = one_line(error)
-        return expected
-    return outputs if expected is None else expected
 
 
-def _checked(trial: Trial, expected: Outputs | None) -> Outputs:
-    """What a trial computes, if that is what is expected."""
-    assert trial.runner is not None
-    outputs = _thinned(trial.runner.outputs())
-    unlike = "" if expected is None else difference(expected, outputs)
-    if unlike:
-        raise IllegalStrategyError(unlike)
-    return outputs
+def _outputs(session: Session, trial: Trial, inputs_of: Runner | None) -> Outputs:
+    """What a trial computes."""
+    # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+    with session.stage(f"inputs of {trial.name}"):
+        runner = trial.runner = Runner(
+            session.request,
+            trial.executable,
+            session.settings.seed,
+            inputs_of=inputs_of,
+            together=lambda: all_have(session, "inputs"),
+        )
+    with marked(session, trial):
+        return run_on_all(session, f"first run of {trial.name}", lambda: thinned(runner.outputs()))
 
 
 def _at_once(session: Session, default: Runner | None) -> int:
@@ -299,40 +313,3 @@ def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: fl
     round_s = max(time.monotonic() - started, 1e-6)
     wanted = int(budget_s / round_s)
     return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))
-
-
-def difference(expected: Outputs, got: Outputs) -> str:
-    """Why two runs on equal inputs do not compute the same, in one line; empty where they do.
-
-    Another order of rounding is allowed for; what this catches is a wrong program.
-    """
-    for number, (want, have) in enumerate(zip(expected, got, strict=True)):
-        for left, right in zip(want, have, strict=True):
-            if left.dtype != right.dtype or left.shape != right.shape:
-                return f"output {number} is {right.dtype}{right.shape}, expected {left.dtype}{left.shape}"
-            error = _relative_error(left, right)
-            if error > _RELATIVE_ERROR.get(left.dtype.itemsize, 1e-2):
-                return f"output {number} differs from XLA's default by {error:.2g} of its norm"
-    return ""
-
-
-def _thinned(outputs: Outputs) -> Outputs:
-    """At most some 250,000 elements of each output, evenly spread: gigabytes of parameters need neither be
-    kept nor compared whole."""
-    return tuple(
-        tuple(np.ascontiguousarray(part.reshape(-1)[:: max(1, part.size >> 18)]) for part in output)
-        for output in outputs
-    )
-
-
-def _relative_error(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    if left.dtype.kind in "biu":
-        return 0.0 if np.array_equal(left, right) else 1.0
-    wide = np.complex128 if left.dtype.kind == "c" else np.float64
-    a, b = left.astype(wide), right.astype(wide)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-        return float("inf")
-    finite = np.isfinite(a)
-    norm = float(np.linalg.norm(a[finite]))
-    error = float(np.linalg.norm(a[finite] - b[finite]))
-    return 0.0 if error == 0.0 else error / max(norm, 1e-30)

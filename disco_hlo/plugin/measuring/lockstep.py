@@ -27,6 +27,16 @@ def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[N
     return session.stage(what, logged=False)
 
 
+def anywhere(session: Session, here: bool, what: str) -> bool:
+    """Whether something is so on any rank: the same answer on all.
+
+    Raises:
+        ActivationError: ranks were silent.
+    """
+    answers = session.channel.all_gather(b"1" if here else b"", tag=what, timeout_s=session.timeout_s)
+    return any(answers)
+
+
 class FirstRuns:
     """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.
 

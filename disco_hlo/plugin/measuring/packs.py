@@ -83,7 +83,7 @@ def _device_vector(vector: Vector, seed: int) -> Any:
     if dtype.kind == "b":
         values = random.integers(0, 2, count)
     elif dtype.kind in "iu":
-        # Indices as words and rows are read, small ones often and large ones seldom; XLA takes the last for those outside.
+        # Indices as words and rows are read, small ones often, large ones seldom; XLA takes the last for those outside.
         # Zeros and ones alone would have a gather read two rows, which stay in the nearest cache.
         values = np.exp(random.uniform(0, np.log(min(_LARGEST_INDEX, np.iinfo(dtype).max)), count)) - 1
     else:

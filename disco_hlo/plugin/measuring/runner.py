@@ -1,8 +1,7 @@
 """Runs compiled modules on made-up inputs, on the step's devices (DisCo, section 5.2: the profiler's runs).
 
-The user's arrays are never touched. Inputs depend on the seed alone: floats are positive and of a size at
-which sums neither overflow nor become subnormal, integers are 0 or 1, so that a loop that counts ends. What a
-sharding replicates is equal on every device, so that all devices take the same branches.
+The user's arrays are never touched. What the values are is said in ``made_up``, and which of them have to be positive
+by the request (:attr:`~disco_hlo.plugin.xla.jaxlink.CompileRequest.positive`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import enum
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.measuring.made_up import is_integer, sampled_values, synthetic_values
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
@@ -38,7 +38,6 @@ _KERNELS_OFF = (
     ("xla_gpu_experimental_use_collective_kernels", ""),
     ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
 )
-_PATTERN_ELEMENTS = 1 << 16
 _WORK_WIDTH = 384
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
 
@@ -95,12 +94,18 @@ class _Inputs:
     a large model's take gigabytes and seconds to make."""
 
     def __init__(
-        self, request: CompileRequest, parameters: Sequence[Parameter], seed: int, together: Together
+        self,
+        request: CompileRequest,
+        parameters: Sequence[Parameter],
+        seed: int,
+        together: Together,
+        positive: Collection[int] | None,
     ) -> None:
         self.request = request
         self._together = together
         self.parameters = parameters
         self.seed = seed
+        self.positive = positive
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -127,6 +132,30 @@ class _Inputs:
             jax.block_until_ready(prepared)
         return prepared
 
+    def nudge(self, by: float) -> None:
+        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
+        the other: a second set may not have room."""
+        for index, parameter in enumerate(self.parameters):
+            if not is_integer(parameter):
+                self._values[index] = None
+                self._values[index] = self._make(index, by)
+
+    def sampled(self, index: int, device: int, every: int, nudge: float) -> NDArray[Any]:
+        """Some of what parameter ``index`` holds on a local device."""
+        here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
+        return sampled_values(
+            self.parameters[index],
+            self.seed,
+            index,
+            here[device],
+            every,
+            signed=self._signed(index),
+            nudge=nudge,
+        )
+
+    def _signed(self, index: int) -> bool:
+        return self.positive is not None and index not in self.positive
+
     def donated_bytes(self) -> int:
         """What the copies for one execution take on each device, as far as runs have shown."""
         taken = [self.parameters[index] for index in self._taken]
@@ -139,14 +168,19 @@ class _Inputs:
                 self._taken.add(index)
                 self._values[index] = self._make(index)
 
-    def _make(self, index: int) -> Any:
+    def _make(self, index: int, nudge: float = 0.0) -> Any:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
+        signed = self._signed(index)
         with jax.transfer_guard("allow"):
             buffers = [
-                jax.device_put(synthetic_values(parameter, self.seed, index, place), device, may_alias=False)
+                jax.device_put(
+                    synthetic_values(parameter, self.seed, index, place, signed=signed, nudge=nudge),
+                    device,
+                    may_alias=False,
+                )
                 for place, device in enumerate(devices)
                 if device.process_index == self.request.backend.process_index()
             ]
@@ -173,7 +207,7 @@ class _Meeting:
             lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         )
         parameters = executables.parameters(self._executable)
-        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext).fresh()
+        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext, None).fresh()
 
     def wait(self) -> None:
         """Return once every rank is here: when a tiny all-reduce has ended."""
@@ -187,9 +221,11 @@ class Runner:
 
     Args:
         inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
-            are equal.
+            are equal, and so is which of them have to be positive.
         together: how inputs are made where a rank that cannot must not leave the others in an all-reduce; of no
             account where they are another runner's.
+        of_step: the executable takes what the request's step takes, so that some inputs may be negative; else all
+            are positive.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -205,18 +241,20 @@ class Runner:
         allow_callbacks: bool = False,
         inputs_of: Runner | None = None,
         together: Together = contextlib.nullcontext,
+        of_step: bool = True,
     ) -> None:
         if not allow_callbacks:
             refuse_callbacks(executables.read_executable(executable), request.module_name)
         self._executable = executable
         parameters = executables.parameters(executable)
+        positive = request.positive if of_step else None
         shared = None if inputs_of is None else inputs_of._inputs
         if (
             shared is None
             or shared.request is not request
-            or (shared.parameters, shared.seed) != (parameters, seed)
+            or (shared.parameters, shared.seed, shared.positive) != (parameters, seed, positive)
         ):
-            shared = _Inputs(request, parameters, seed, together)
+            shared = _Inputs(request, parameters, seed, together, positive)
         self._inputs: _Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
@@ -257,6 +295,21 @@ class Runner:
             token.block_until_ready()
         return (time.perf_counter_ns() - start) // count
 
+    def nudge(self, by: float) -> None:
+        """Change each made-up float by this part of it, up or down; 0 takes that back. It holds for all runners that
+        share these inputs."""
+        self._inputs.nudge(by)
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """What the executable takes."""
+        return self._inputs.parameters
+
+    def sampled_input(self, index: int, device: int, every: int, nudge: float = 0.0) -> NDArray[Any]:
+        """Every so manieth number that parameter ``index`` holds on a local device, flat; changed as by
+        :meth:`nudge`."""
+        return self._inputs.sampled(index, device, every, nudge)
+
     def donated_bytes(self) -> int:
         """Device memory that one more set of arguments takes, as the runs so far have shown."""
         return self._inputs.donated_bytes()
@@ -271,23 +324,6 @@ class Runner:
             values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
         self._inputs.learn_donation(arguments)
         return values
-
-
-def synthetic_values(parameter: Parameter, seed: int, index: int, place: int) -> NDArray[Any]:
-    """Values of entry parameter ``index`` on the device at ``place``: a function of its arguments alone."""
-    import ml_dtypes
-
-    is_integer = parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
-    own = place if parameter.sharded and not is_integer else 0
-    random = np.random.default_rng([seed, index, own])
-    count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
-    if is_integer:
-        pattern = random.integers(0, 2, count).astype(parameter.dtype)
-    else:
-        longest = max(*parameter.shape[-2:], 1, 1)
-        smallest = 4 * float(ml_dtypes.finfo(parameter.dtype).smallest_normal)
-        pattern = (random.uniform(0.5, 1.5, count) * max(1 / longest, smallest)).astype(parameter.dtype)
-    return np.resize(pattern, parameter.shape)
 
 
 def all_reduce_runner(
@@ -316,7 +352,7 @@ def all_reduce_runner(
     count = max(1, -(-size_bytes // element.itemsize))
     with together():
         executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
-        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of)
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)
 
 
 def jax_dtype(name: str) -> Any:

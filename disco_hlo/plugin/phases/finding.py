@@ -12,12 +12,13 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.phases.progress import search_progress
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
-from disco_hlo.plugin.session import Interruption, Session
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile

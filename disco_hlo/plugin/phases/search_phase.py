@@ -18,11 +18,13 @@ from disco_hlo.errors import ActivationError
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.runner import refuse_callbacks
+from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
@@ -30,7 +32,7 @@ from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save
 from disco_hlo.plugin.phases.second_look import look_again
 from disco_hlo.plugin.phases.structure_search import Best, restructured_trials
 from disco_hlo.plugin.phases.winner import winning
-from disco_hlo.plugin.session import Interruption, Session, join, warn_of_lost_donation
+from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -52,6 +54,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)
+    request.positive = positive_parameters(step.source)
     slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
@@ -81,25 +84,28 @@ def _only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
 def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedExecutable | None:
     source = step.source
     xla = read(source)
-    started = time.monotonic()
-    with measured_times(session) as store:
-        profiled = profile_step(session, source, xla, store, slot)
-    profile_s = time.monotonic() - started
-    interruption = Interruption()
-    with interruption.watched():
+    stop = interruption(session, source.graph.fingerprint)
+    with stop.watched():
+        started = time.monotonic()
+        with measured_times(session) as store:
+            profiled = profile_step(session, source, xla, store, slot)
+        profile_s = time.monotonic() - started
+        if session.tell(bool(stop), "interrupted"):
+            session.say("interrupted before the search; this run goes on with XLA's default")
+            return None
         if profiled is not None:
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         with session.stage("search", takes_s=takes_s):
-            found = find(session, step, xla, profiled.profile, interruption) if profiled is not None else None
+            found = find(session, step, xla, profiled.profile, stop) if profiled is not None else None
         for _ in range(session.settings.looks):
-            found = look_again(session, step, xla, found, slot, interruption, search_takes_s=takes_s)
+            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s)
         trials = _trials(session, found, slot)
-        if not session.tell(bool(interruption), "interrupted"):
+        if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
                 trials += restructured_trials(session, step, slot, store, _best(found))
         started = time.monotonic()
-        complete = _measure(session, step, trials, interruption)
+        complete = _measure(session, step, trials, stop)
     measure_s = time.monotonic() - started
     forced = session.settings.forced_structure
     winner = trials[session.tell(_chosen(trials, forced) if session.leads and complete else 0, "winner")]
@@ -149,13 +155,13 @@ def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial
     ]
 
 
-def _measure(session: Session, step: Step, trials: Sequence[Trial], interruption: Interruption) -> bool:
+def _measure(session: Session, step: Step, trials: Sequence[Trial], stop: Interruption) -> bool:
     """Compile and time the trials; whether that was not interrupted."""
-    if session.tell(bool(interruption), "interrupted"):
+    if session.tell(bool(stop), "interrupted"):
         return False
     session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
     compile_trials(session, step.source, trials, tag="candidate")
-    if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(interruption)):
+    if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
         return False
     for trial in trials:
         if trial.error:

@@ -23,11 +23,12 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import kernel_times
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
-from disco_hlo.plugin.session import Interruption, Session
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.costs import Estimator, fused_key
 from disco_hlo.profiler.profile import OpTime, Profile

@@ -71,6 +71,9 @@ class CompileRequest:
     executable_devices: Any
     """jaxlib DeviceList."""
     _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
+    positive: frozenset[int] | None = None
+    """Entry parameters whose made-up values have to be positive; None: all. Whoever runs the step sets it, before the
+    first run, to what the step's graph says, and the same on every rank."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
 
     @functools.cached_property

@@ -1,0 +1,108 @@
+"""The values of made-up inputs: a function of the seed, the parameter and what the step asks of it, alone.
+
+Floats are of a size at which sums neither overflow nor become subnormal: sums of positive ones grow with their number,
+sums of both signs with its root. None is near zero, so that what they are multiplied with is not lost. Integers are 0
+or 1, so that a loop that counts ends. What a sharding replicates is equal on every device, so that all devices take
+the same branches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.proto import DTYPES, parse
+from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.executables import Parameter
+
+_PATTERN_ELEMENTS = 1 << 16
+_COARSEST = 2.0**-8
+"""Of bf16. What is kept in 8 bits is computed from something finer."""
+_TENSOR_FLOAT = 2.0**-11
+"""Half a last digit of TF32, in which a GPU may multiply f32."""
+
+
+def synthetic_values(
+    parameter: Parameter, seed: int, index: int, place: int, *, signed: bool = False, nudge: float = 0.0
+) -> NDArray[Any]:
+    """Values of entry parameter ``index`` on the device at ``place``.
+
+    They are a pattern that is repeated, over the flat array.
+
+    Args:
+        signed: floats are of both signs; else all are positive.
+        nudge: by what part of it each float is raised or lowered, at random; by its last digit at least.
+    """
+    return np.resize(_pattern(parameter, seed, index, place, signed, nudge), parameter.shape)
+
+
+def sampled_values(
+    parameter: Parameter,
+    seed: int,
+    index: int,
+    place: int,
+    every: int,
+    *,
+    signed: bool = False,
+    nudge: float = 0.0,
+) -> NDArray[Any]:
+    """Every so manieth of the :func:`synthetic_values`, flat."""
+    pattern = _pattern(parameter, seed, index, place, signed, nudge)
+    places = np.arange(0, math.prod(parameter.shape), every)
+    sampled: NDArray[Any] = pattern[places % max(1, pattern.size)]
+    return sampled
+
+
+def _pattern(
+    parameter: Parameter, seed: int, index: int, place: int, signed: bool, nudge: float
+) -> NDArray[Any]:
+    import ml_dtypes
+
+    integer = is_integer(parameter)
+    own = place if parameter.sharded and not integer else 0
+    random = np.random.default_rng([seed, index, own])
+    count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
+    if integer:
+        return random.integers(0, 2, count).astype(parameter.dtype)
+    kind = ml_dtypes.finfo(parameter.dtype)
+    signed = signed and float(kind.min) < 0  # there are floats without a sign
+    longest = max(*parameter.shape[-2:], 1, 1)
+    size = max(longest**-0.5 if signed else 1 / longest, 4 * float(kind.smallest_normal))
+    pattern = random.uniform(0.5, 1.5, count) * size
+    if signed:
+        pattern *= random.choice((-1.0, 1.0), count)
+    if nudge:
+        pattern *= 1 + max(nudge, float(kind.eps)) * random.choice((-1.0, 1.0), count)
+    return pattern.astype(parameter.dtype)
+
+
+def is_integer(parameter: Parameter) -> bool:
+    """Whether the parameter holds whole numbers or truth values."""
+    return parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
+
+
+def rounding_of(module: bytes, platform: str) -> float:
+    """By what part of it a number changes at most where a step rounds it, in the coarsest type that it computes in.
+
+    Args:
+        module: what runs, as a serialized HloModuleProto.
+        platform: ``cpu``, or what the GPU's is called.
+    """
+    import jax.numpy as jnp
+
+    kinds = {
+        DTYPES.get(instruction.shape.element_type, "")
+        for computation in parse(module).computations
+        for instruction in computation.instructions
+    }
+    parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
+    if platform != "cpu" and "f32" in kinds:
+        parts.append(_TENSOR_FLOAT)
+    return min(max(parts, default=0.0), _COARSEST)
+
+
+def _is_float(kind: str) -> bool:
+    return kind.startswith(("f", "bf"))

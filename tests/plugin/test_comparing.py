@@ -1,0 +1,243 @@
+"""A finalist's outputs beside the default's: wrong programs are refused, other roundings are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from disco_hlo.hlo import proto
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.comparing import difference, limits_of, not_finite, thinned
+from disco_hlo.plugin.measuring.made_up import rounding_of
+from disco_hlo.plugin.measuring.signs import positive_parameters
+from disco_hlo.plugin.session import join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+Array = Any
+
+
+def measured(
+    step: models.Step, change: Callable[[bytes], bytes], folder: Path, *, signed: bool = True
+) -> tuple[Trial, Trial, frozenset[int] | None]:
+    """The unfused step and a changed one as they were judged, and which inputs were positive in the end."""
+
+    def body(request: CompileRequest) -> tuple[Trial, Trial, frozenset[int] | None]:
+        session = join(request, Settings(search=True, directory=folder))
+        source = canonicalize(compiles.capture(request))
+        plain = unfused(source.graph)
+        if signed:
+            request.positive = positive_parameters(source)
+        trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
+        compile_trials(session, source, trials[:2], tag="candidate")
+        trials[2].executable = compiles.compile_module(request, change(apply(plain, source)))
+        measure(session, trials, budget_s=0.1)
+        return trials[1], trials[2], request.positive
+
+    found: tuple[Trial, Trial, frozenset[int] | None] = intercept(*step, body)
+    return found
+
+
+# --- programs that are wrong behind a mask only ---------------------------------------------------
+
+
+def relu_step() -> models.Step:
+    """A relu and a maximum pooling of what is positive where all inputs are."""
+    parameters = {"w": models.random(0, 3, 8), "v": models.random(1, 8, 8)}
+
+    def loss(p: Any, x: Any) -> Any:
+        y = jax.nn.relu(x @ p["w"])
+        pooled = jax.lax.reduce_window(y, -np.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.mean((pooled @ p["v"]) ** 2)
+
+    return models.trained(
+        "relu_step", loss, parameters, (models.random(2, 8, 6, 6, 3),), optax.sgd(0.1, momentum=0.9)
+    )
+
+
+def reading_twice(opcode: str, operand: int, instead: int) -> Callable[[bytes], bytes]:
+    """Change every ``opcode`` of float arrays, each in a kernel by itself: one operand takes the place of another."""
+
+    def change(module: bytes) -> bytes:
+        message = proto.parse(module)
+        kernels = {c.id: c for c in message.computations if c.is_fusion_computation}
+        changed = 0
+        for kernel in (i for c in message.computations for i in c.instructions if i.opcode == "fusion"):
+            called = kernels[kernel.called_computation_ids[0]]
+            given = {i.id: i.parameter_number for i in called.instructions if i.opcode == "parameter"}
+            root = next(i for i in called.instructions if i.id == called.root_id)
+            if root.opcode != opcode or root.shape.element_type not in FLOATS or not root.shape.dimensions:
+                continue
+            old, new = given[root.operand_ids[operand]], given[root.operand_ids[instead]]
+            kernel.operand_ids[old] = kernel.operand_ids[new]
+            changed += 1
+        assert changed
+        return proto.serialize(message)
+
+    return change
+
+
+FLOATS = [number for number, name in proto.DTYPES.items() if name in ("f32", "bf16")]
+FAULTS = {
+    "the zeros that a mask selects are the buffer that a gradient was scattered into": ("select", 2, 1),
+    "a relu passes everything on": ("maximum", 1, 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_program_that_is_wrong_only_behind_a_mask_is_refused(fault: str, tmp_path: Path) -> None:
+    plain, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path)
+    assert plain.error == ""
+    assert "differs from XLA's default by" in wrong.error
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_positive_inputs_do_not_show_what_is_wrong_behind_a_mask(fault: str, tmp_path: Path) -> None:
+    """Should they do so one day, signs are not needed."""
+    _, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path, signed=False)
+    assert wrong.error == ""
+
+
+# --- inputs for which a step has no values --------------------------------------------------------
+
+
+def root_step(opaque: Callable[[Any], Any]) -> models.Step:
+    """A root of what the rule on signs cannot see through or takes for never negative."""
+    parameters = {"w": models.random(0, 8, 8)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.sqrt(opaque(p["w"])) * (x @ p["w"]))
+
+    return models.trained("root_step", loss, parameters, (models.random(2, 8, 8),), optax.sgd(0.1))
+
+
+def test_where_signs_give_no_values_inputs_are_positive_and_one_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = root_step(
+        lambda w: jnp.exp(100 * w) - 0.99
+    )  # its derivative is asked for nothing, and the root is not
+    with caplog.at_level("INFO", "disco_hlo"):
+        plain, _, positive = measured(step, lambda module: module, tmp_path)
+    assert plain.error == ""
+    assert positive is None
+    said = [record.getMessage() for record in caplog.records if "both signs" in record.getMessage()]
+    assert said == [
+        "inputs of both signs give jit_root_step infinities or NaNs that positive ones do not: plans are compared on "
+        "positive ones, which do not show what is wrong behind a mask"
+    ]
+
+
+def test_a_step_that_has_no_values_for_any_inputs_keeps_those_of_both_signs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = root_step(lambda w: -jnp.exp(w))
+    with caplog.at_level("INFO", "disco_hlo"):
+        plain, _, positive = measured(step, lambda module: module, tmp_path)
+    assert plain.error == ""
+    assert positive == frozenset()
+    assert "both signs" not in caplog.text
+
+
+def test_infinities_and_what_is_no_number_are_counted() -> None:
+    strange = np.array([1, np.nan, np.inf, -np.inf], np.float32)
+    assert not_finite(((strange, strange[:1]), (np.array([1 + 1j * np.inf], np.complex64),))) == 4
+    assert not_finite(((np.array([1, 2], np.int32),),)) == 0
+
+
+# --- outputs that are nothing but rounding --------------------------------------------------------
+
+
+def normalized_step(dtype: Any = np.float32) -> models.Step:
+    """Returns gradients as they are. That of a bias before a normalization is 0 but for rounding."""
+    parameters = {"w": models.random(0, 16, 16, dtype=dtype), "b": models.random(1, 16, dtype=dtype)}
+
+    def loss(p: Any, x: Any) -> Any:
+        y = x @ p["w"] + p["b"]
+        y = (y - y.mean(0)) * jax.lax.rsqrt(jnp.square(y - y.mean(0)).mean(0) + 1e-5)
+        return jnp.mean(jnp.sin(jax.nn.relu(y) + 1).astype(jnp.float32))
+
+    def normalized(p: Any, x: Any) -> Any:
+        return jax.grad(loss)(p, x)
+
+    arguments = (jax.device_put(parameters, models.replicated()),)
+    batch = jax.device_put(models.random(2, 256, 16, dtype=dtype), models.split())
+    return jax.jit(normalized), (*arguments, batch)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
+def test_an_output_that_is_nothing_but_rounding_does_not_refuse_a_right_plan(
+    dtype: Any, tmp_path: Path
+) -> None:
+    plain, _, _ = measured(normalized_step(dtype), lambda module: module, tmp_path)
+    assert plain.error == ""
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
+def test_beside_such_an_output_a_wrong_program_is_refused(dtype: Any, tmp_path: Path) -> None:
+    _, wrong, _ = measured(normalized_step(dtype), reading_twice("select", 2, 1), tmp_path)
+    assert "differs from XLA's default by" in wrong.error
+
+
+def one(*values: float) -> tuple[tuple[Any, ...], ...]:
+    return ((np.array(values, np.float32),),)
+
+
+def test_an_output_may_lie_twice_as_far_as_a_rounding_of_the_inputs_moves_it() -> None:
+    [limit] = limits_of(one(1, 0), one(1, 0.1), 2.0**-8)
+    assert limit == pytest.approx(0.2)
+    assert difference(one(1, 0), one(1, 0.19), limits=[limit]) == ""
+    assert "by 0.21 of its norm" in difference(one(1, 0), one(1, 0.21), limits=[limit])
+
+
+def test_an_output_that_hardly_moves_is_held_to_the_usual_error() -> None:
+    assert limits_of(one(1, 0), one(1, 1e-6), 2.0**-23) == [1e-2]
+
+
+def test_zeros_are_refused_where_half_of_an_output_is_rounding() -> None:
+    [limit] = limits_of(one(1, 1), one(1, 0.3), 2.0**-8)
+    assert "by 1 of its norm" in difference(one(1, 1), one(0, 0), limits=[limit])
+
+
+def test_of_what_is_nothing_but_rounding_the_size_is_compared() -> None:
+    noise = one(3e-7, -2e-7)
+    [limit] = limits_of(noise, one(-1e-7, 4e-7), 2.0**-23)
+    assert difference(noise, one(-2e-6, 1e-6), limits=[limit]) == ""
+    assert difference(noise, one(1e-2, 0), limits=[limit]) != ""
+
+
+def test_a_step_rounds_in_its_coarsest_type_on_gpu_at_least_as_tensor_cores_do(tmp_path: Path) -> None:
+    def roundings(request: CompileRequest) -> list[float]:
+        module = compiles.capture(request)
+        return [rounding_of(module, platform) for platform in ("cpu", "cuda")]
+
+    assert intercept(*models.mlp(), roundings) == [2.0**-23, 2.0**-11]
+    assert intercept(*models.mlp(jnp.bfloat16), roundings) == [2.0**-8, 2.0**-8]
+    assert intercept(*models.mlp(np.float16), roundings) == [2.0**-10, 2.0**-10]
+
+
+def test_complex_numbers_are_compared_whole() -> None:
+    right, conjugate = np.array([3 + 4j], np.complex64), np.array([3 - 4j], np.complex64)
+    assert difference(((right,),), ((right.copy(),),)) == ""
+    assert difference(((right,),), ((conjugate,),)) == (
+        "output 0 differs from XLA's default by 1.6 of its norm"
+    )
+
+
+def test_a_large_output_is_compared_by_some_of_its_elements() -> None:
+    [[part]] = thinned(((np.arange(1 << 20, dtype=np.float32),),))
+    assert part.shape == (1 << 18,)
+    assert part[-1] == (1 << 20) - 4
