@@ -203,7 +203,7 @@ class Cell:
         with self._clock("measure"):
             run_all(
                 Rounds(
-                    request=self.request,
+                    session=self.session,
                     compiled=self.compiled,
                     record=self.record,
                     count=self.asked.rounds,

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.comparing import Reference, thinned
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.winner import winning
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.session import Session
 from evaluation import measure
 from evaluation.compiling import Compiled
 from evaluation.record import FAILED, Record
@@ -24,7 +26,7 @@ from evaluation.rows import PLANNED
 class Rounds:
     """What is to be run, and how."""
 
-    request: CompileRequest
+    session: Session
     compiled: Sequence[Compiled]
     """XLA's default first."""
     record: Record
@@ -42,7 +44,8 @@ class Rounds:
 def run_all(rounds: Rounds) -> None:
     """First runs with their numbers, rounds in turn, and traces."""
     record, compiled, seed = rounds.record, rounds.compiled, rounds.seed
-    default = measure.runner_of(rounds.request, compiled[0].executable, seed, None)
+    request = rounds.session.request
+    default = measure.runner_of(request, compiled[0].executable, seed, None)
     default.run()
     at_once = measure.at_once(record, default) if rounds.on_gpu else 1
     expected = measure.outputs_on_device(compiled[0].executable, default)
@@ -50,7 +53,7 @@ def run_all(rounds: Rounds) -> None:
     for one in compiled:
         try:
             record.update(one.row.name, first_run_began=time.time())
-            own = measure.runner_of(rounds.request, one.executable, seed, default)
+            own = measure.runner_of(request, one.executable, seed, default)
             own.run()
             numbers = rounds.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
         except Exception as error:
@@ -59,6 +62,7 @@ def run_all(rounds: Rounds) -> None:
         record.update(one.row.name, numbers=numbers, first_run_began=None)
         alive.append((one, own, Trial(one.row.name, None, 0)))
     del expected
+    _check(rounds, alive)
     _in_turn(rounds, alive, at_once)
     _choose(record, alive)
     _traces(rounds, alive)
@@ -66,6 +70,21 @@ def run_all(rounds: Rounds) -> None:
     for _, _, trial in alive:
         ratio = ratio_to(trial, alive[0][2])
         rounds.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
+
+
+def _check(rounds: Rounds, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
+    """What the plugin's own comparison has against the plan; nothing where it is empty."""
+    plan = next((runner for one, runner, _ in alive if one.row.name == PLAN), None)
+    if plan is None:
+        return
+    default, runner, _ = alive[0]
+    reference = Reference(rounds.session, default.executable, runner, thinned(runner.outputs()))
+    refused = ""
+    try:
+        reference.check(thinned(plan.outputs()))
+    except DiscoError as error:
+        refused = one_line(error)
+    rounds.record.update(PLAN, refused=refused)
 
 
 def _in_turn(rounds: Rounds, alive: Sequence[tuple[Compiled, Runner, Trial]], at_once: int) -> None:

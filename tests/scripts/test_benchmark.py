@@ -217,6 +217,7 @@ def test_a_run_measures_resumes_and_records_what_fails(
     }  # fmt: skip
     assert "no bucket" in first["rows"]["plan 2"]["reason"]
     plan = first["rows"]["plan"]
+    assert plan["refused"] == "", "the plugin's own comparison has nothing against it"
     assert len(plan["times_ms"]) == 3
     assert plan["executed_difference"] == ""
     assert plan["numbers"]["max_relative_difference"] < 1e-5

@@ -15,7 +15,7 @@ that is subtracted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class Reference:
         self._executable = executable
         self._runner = runner
         self._outputs = outputs
-        self._updated = [_updated_by(output, runner) for output in outputs]
+        self._updated = _updated_parameters(outputs, runner)
         self._limits: list[float] | None = None
 
     def check(self, outputs: Outputs) -> None:
@@ -200,23 +200,31 @@ def _every(shape: Sequence[int]) -> int:
     return max(1, int(np.prod(shape)) // _ELEMENTS)
 
 
-def _updated_by(output: Sequence[NDArray[Any]], runner: Runner) -> int | None:
-    """The parameter that this output is the new value of, by the values: what is donated or not does not say."""
-    if not output or not output[0].size:
-        return None
-    new, nearest = output[0], (_UPDATED, -1)
-    some = max(1, new.size // _A_FEW)
-    wide = _widened(new)[::some]
-    norm = float(np.linalg.norm(wide))
+def _updated_parameters(outputs: Outputs, runner: Runner) -> list[int | None]:
+    """Of each output the parameter that it is the new value of, by the values: what is donated or not does not say."""
+    alike: dict[tuple[str, int], list[tuple[int, NDArray[Any]]]] = {
+        (str(output[0].dtype), output[0].size): [] for output in outputs if output
+    }
     for index, parameter in enumerate(runner.parameters):
         every = _every(parameter.shape)
         size = -(-int(np.prod(parameter.shape)) // every)
-        if parameter.dtype != new.dtype or size != new.size or is_integer(parameter):
-            continue
-        old = _widened(runner.sampled_input(index, 0, every * some))
-        apart = float(np.linalg.norm(wide - old)) / max(norm, 1e-30)
-        nearest = min(nearest, (apart, index))
-    return nearest[1] if nearest[1] >= 0 else None
+        candidates = alike.get((str(parameter.dtype), size))
+        if candidates is not None and size and not is_integer(parameter):
+            few = runner.sampled_input(index, 0, every * max(1, size // _A_FEW))
+            candidates.append((index, _widened(few)))
+    return [_nearest(output[0], alike) if output and output[0].size else None for output in outputs]
+
+
+def _nearest(
+    new: NDArray[Any], alike: Mapping[tuple[str, int], Sequence[tuple[int, NDArray[Any]]]]
+) -> int | None:
+    few = _widened(new)[:: max(1, new.size // _A_FEW)]
+    norm = max(float(np.linalg.norm(few)), 1e-30)
+    found = [
+        (float(np.linalg.norm(few - old)) / norm, index) for index, old in alike[str(new.dtype), new.size]
+    ]
+    apart, index = min(found, default=(_UPDATED, -1))
+    return index if apart < _UPDATED else None
 
 
 def _apart(
