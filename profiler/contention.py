@@ -45,7 +45,7 @@ _BETTER = 0.75
 """Nor those from which a wait and a factor miss, in the median, more than this share of what the factor alone does."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
-_COVERS_NS = 20_000
+HOST_IS_AHEAD_NS = 20_000
 """While a kernel this long runs, the host has started the next one, under a profiler too."""
 
 _UNIT = re.compile(r"[bgn]\d+(?=[._])")
@@ -89,29 +89,33 @@ def _unit(execution: Execution) -> str:
     return found[0] if found else execution.op
 
 
-def launch_gap_ns(trace: Trace, module_name: str) -> int:
-    """Time between the end of one kernel and the start of the next on the same device, where the host is ahead.
+def launch_gap_ns(trace: Trace, module_name: str, behind_ns: int = 0) -> int:
+    """Time between the end of one kernel and the start of the next on the same device.
 
-    Under a profiler the host starts kernels one by one, and short ones end before it has started the next, which they
-    do not in a training step: so the median gap after long kernels counts, and only where there are few of them
-    the mean of all. Gaps in which the device waited are left out, and those beside a transfer. Raises
-    :class:`ProfileError` for a trace without two kernels in a row.
+    Gaps in which the device waited are left out, and those beside a transfer.
+
+    Args:
+        behind_ns: only gaps behind kernels that take at least this long count, their median; 0 for the mean of all.
+            Under a profiler the host starts kernels one by one (GPU), and short ones end before it has started the
+            next, which they do not in a training step (:data:`HOST_IS_AHEAD_NS`).
+
+    Raises:
+        ProfileError: the trace holds no two kernels in a row, or few behind such long ones.
     """
     gaps: list[int] = []
-    covered: list[int] = []
     for kernels in _by_place(trace, module_name).values():
         ends = 0
         for before, after in pairwise(kernels):
             ends = max(ends, before.end_ns)
             if is_transfer(before) or is_transfer(after):
                 continue
-            gap_ns = after.start_ns - ends
-            if 0 <= gap_ns < _WAIT_NS:
-                gaps.append(gap_ns)
-                covered += [gap_ns] if before.end_ns - before.start_ns >= _COVERS_NS else []
-    if not gaps:
-        raise ProfileError(f"the trace holds no two kernels of {module_name} in a row")
-    return round(median(covered) if len(covered) >= _FEW else mean(gaps))
+            if 0 <= after.start_ns - ends < _WAIT_NS and before.end_ns - before.start_ns >= behind_ns:
+                gaps.append(after.start_ns - ends)
+    if len(gaps) < (_FEW if behind_ns else 1):
+        raise ProfileError(
+            f"the trace holds {len(gaps)} kernels of {module_name} behind one of {behind_ns} ns"
+        )
+    return round(median(gaps) if behind_ns else mean(gaps))
 
 
 def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:

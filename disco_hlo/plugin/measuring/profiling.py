@@ -52,7 +52,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import bucket_totals_ns, contention, launch_gap_ns
+from disco_hlo.profiler.contention import HOST_IS_AHEAD_NS, bucket_totals_ns, contention, launch_gap_ns
 from disco_hlo.profiler.costs import group_times
 from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
@@ -249,7 +249,6 @@ def _trace(
             runs = _RUNS[session.facts.backend]
             trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
             one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
-            launch_ns = launch_ns if one.gap_ns is None else min(launch_ns, one.gap_ns)
         found[trial.name] = one
         if not keep:
             trial.executable = None
@@ -281,11 +280,11 @@ def _take_in(
 
 
 def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
-    """A training step's kernels follow each other sooner than the links of a chain, which are all long."""
+    """What lies between kernels of a training step, where it has long ones."""
     if trace.backend != "gpu":
         return None
     try:
-        return launch_gap_ns(trace, name)
+        return launch_gap_ns(trace, name, HOST_IS_AHEAD_NS)
     except ProfileError:
         return None
 
@@ -354,7 +353,7 @@ def _read(
     executed = executables.read_executable(trial.executable)
     name = module_name(executed)
     gap_ns = _gap_ns(taken, name)
-    launch_ns = launch_ns if gap_ns is None else min(launch_ns, gap_ns)
+    launch_ns = launch_ns if gap_ns is None else gap_ns
     if trial.name == _BESIDE:
         return _Traced(taken, name, walls_ns, gap_ns=gap_ns)
     written, inside = canonicalize(executed), owners(executed)
