@@ -1,8 +1,8 @@
 """Compiling the finalists, as many as there is time for: of a step of thousands of instructions each takes a minute.
 
-They are compiled the likeliest winners first, as many at a time as there are cores for it, and for about as long as the
-search may take: where the next ones would not be done by then, what is left is not compiled. Rank 0's clock decides for
-all ranks.
+They are compiled the likeliest winners first, as many at a time as there are cores for it, and for as long as the
+search may take, or a minute: where the next ones would not be done by then, what is left is not compiled. Rank 0's
+clock decides for all ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from disco_hlo.plugin.session import Session
 _AT_LEAST = 3
 """Modules that are compiled however long that takes: XLA's default, the plan, and the next best."""
 
+_SHORTEST_S = 60.0
+"""However short a search is asked for."""
 _FIRST = (DEFAULT, PLAN, OUR_ORDER, PLAN_BUCKETS)
 _LAST = (ONE_BUCKET, NO_FUSION)
 """Other plans of the search are in between."""
@@ -38,6 +40,7 @@ def compile_finalists(
     started = time.monotonic()
     waiting = sorted(trials, key=_rank)
     at_once = compiles_at_once(session)
+    budget_s = max(session.settings.budget_s, _SHORTEST_S)
     done = 0
     while waiting:
         began_s = time.monotonic() - started
@@ -45,7 +48,7 @@ def compile_finalists(
         compile_trials(session, source, some, tag=f"candidates from {done}")
         done += len(some)
         spent_s = time.monotonic() - started
-        late = done >= _AT_LEAST and 2 * spent_s - began_s > session.settings.budget_s
+        late = done >= _AT_LEAST and 2 * spent_s - began_s > budget_s
         interrupted, late = session.tell([bool(stop), late], "candidates compiled")
         if interrupted:
             return False
