@@ -15,7 +15,7 @@ that is subtracted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class Reference:
         self._executable = executable
         self._runner = runner
         self._outputs = outputs
-        self._updated = _updated(outputs, runner)
+        self._updated = _updated_parameters(outputs, runner)
         self._limits: list[float] | None = None
 
     def check(self, outputs: Outputs) -> None:
@@ -203,28 +203,31 @@ def _every(shape: Sequence[int]) -> int:
     return max(1, int(np.prod(shape)) // _ELEMENTS)
 
 
-def _updated(outputs: Outputs, runner: Runner) -> list[int | None]:
-    """Of each output the parameter that it is the new value of, by the values: what is donated does not say."""
-    known: dict[tuple[np.dtype[Any], int], list[tuple[int, NDArray[Any]]]] = {}
+def _updated_parameters(outputs: Outputs, runner: Runner) -> list[int | None]:
+    """Of each output the parameter that it is the new value of, by the values: what is donated or not does not say."""
+    alike: dict[tuple[str, int], list[tuple[int, NDArray[Any]]]] = {
+        (str(output[0].dtype), output[0].size): [] for output in outputs if output
+    }
     for index, parameter in enumerate(runner.parameters):
-        size = int(np.prod(parameter.shape))
-        if size and not is_integer(parameter):
-            every = _every(parameter.shape)
-            kept = -(-size // every)
-            few = _widened(runner.sampled_input(index, 0, every * max(1, kept // _A_FEW)))
-            known.setdefault((parameter.dtype, kept), []).append((index, few))
-    found: list[int | None] = []
-    for output in outputs:
-        alike = known.get((output[0].dtype, output[0].size), []) if output else []
-        found.append(_nearest(output[0], alike) if alike else None)
-    return found
+        every = _every(parameter.shape)
+        size = -(-int(np.prod(parameter.shape)) // every)
+        candidates = alike.get((str(parameter.dtype), size))
+        if candidates is not None and size and not is_integer(parameter):
+            few = runner.sampled_input(index, 0, every * max(1, size // _A_FEW))
+            candidates.append((index, _widened(few)))
+    return [_nearest(output[0], alike) if output and output[0].size else None for output in outputs]
 
 
-def _nearest(new: NDArray[Any], inputs: Sequence[tuple[int, NDArray[Any]]]) -> int | None:
+def _nearest(
+    new: NDArray[Any], alike: Mapping[tuple[str, int], Sequence[tuple[int, NDArray[Any]]]]
+) -> int | None:
     few = _widened(new)[:: max(1, new.size // _A_FEW)]
-    apart = np.linalg.norm(np.stack([values for _, values in inputs]) - few, axis=1)
-    best = int(np.argmin(apart))
-    return inputs[best][0] if apart[best] < _UPDATED * np.linalg.norm(few) else None
+    norm = max(float(np.linalg.norm(few)), 1e-30)
+    found = [
+        (float(np.linalg.norm(few - old)) / norm, index) for index, old in alike[str(new.dtype), new.size]
+    ]
+    apart, index = min(found, default=(_UPDATED, -1))
+    return index if apart < _UPDATED else None
 
 
 def _apart(
