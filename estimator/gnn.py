@@ -64,6 +64,10 @@ class GnnModel:
         self._known = nothing_known()
         self._space = new_space(self._network, 1, 1)
 
+    def __reduce__(self) -> tuple[type[GnnModel], tuple[Weights, dict[str, float], DeviceModel]]:
+        """A copy in another process makes its own tables; what is kept of a graph is for this one."""
+        return GnnModel, (self.weights, self._times_ns, self.analytic.device)
+
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
 

@@ -1,6 +1,7 @@
 """The estimator as a cost model: the interface of the analytical one, and what it does without weights."""
 
 import logging
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,13 @@ def test_one_group_costs_the_same_alone_and_among_others(model: GnnModel) -> Non
     fresh = GnnModel(random_weights())
     for place in (0, 7, len(GROUPS) - 1):
         assert fresh.groups_ns(GRAPH, [GROUPS[place]])[0] == times[place]
+
+
+def test_a_model_that_has_been_asked_goes_to_another_process(model: GnnModel) -> None:
+    """It did not once it had been asked, and the search's other seeds ran in the process of the first."""
+    times = model.groups_ns(GRAPH, GROUPS)
+    copy = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
+    assert copy.groups_ns(GRAPH, GROUPS).tolist() == times.tolist()
 
 
 def test_the_order_in_which_members_are_listed_does_not_matter(model: GnnModel) -> None:

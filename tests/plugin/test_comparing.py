@@ -17,8 +17,9 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.measuring.comparing import difference, limits_of, not_finite, thinned
+from disco_hlo.plugin.measuring.comparing import Reference, difference, limits_of, not_finite, thinned
 from disco_hlo.plugin.measuring.made_up import rounding_of
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
@@ -190,6 +191,37 @@ def test_an_output_that_is_nothing_but_rounding_does_not_refuse_a_right_plan(
 def test_beside_such_an_output_a_wrong_program_is_refused(dtype: Any, tmp_path: Path) -> None:
     _, wrong, _ = measured(normalized_step(dtype), reading_twice("select", 2, 1), tmp_path)
     assert "differs from XLA's default by" in wrong.error
+
+
+def test_outputs_are_compared_by_what_they_change_in_their_inputs() -> None:
+    """A gradient that a small learning rate hides: a tenth of it is missing, and of the parameter 6e-6."""
+    before, right, wrong = one(1, -1, 1), one(1.0001, -1, 1), one(1.00009, -1, 1)
+
+    def was(_number: int, _device: int) -> Any:
+        return before[0][0]
+
+    assert difference(right, wrong) == ""
+    assert "by 0.1 of its update's norm" in difference(right, wrong, was)
+
+
+def test_an_update_may_differ_by_the_last_digits_of_what_it_is_added_to() -> None:
+    before, right, other = one(1, -1, 1), one(1 + 2**-22, -1, 1), one(1 + 2**-23, -1, 1)
+    assert difference(right, other, lambda _number, _device: before[0][0]) == ""
+
+
+def test_the_new_value_of_each_parameter_is_known_by_its_values(tmp_path: Path) -> None:
+    """Weights and their momentum are of one shape; the loss is no update."""
+
+    def updated(request: CompileRequest) -> tuple[list[int | None], int]:
+        request.positive = frozenset()
+        runner = Runner(request, compiles.compile_module(request, None), 0)
+        outputs = thinned(runner.outputs())
+        reference = Reference(join(request, Settings(search=True, directory=tmp_path)), None, runner, outputs)
+        return reference._updated, len(runner.parameters)
+
+    found, parameters = intercept(*models.mlp(), updated)
+    # Parameters come in the order of the outputs: weights, momenta, and then the batch.
+    assert found == [*range(parameters - 1), None]
 
 
 def one(*values: float) -> tuple[tuple[Any, ...], ...]:

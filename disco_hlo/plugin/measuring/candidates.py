@@ -169,19 +169,21 @@ def _compile(
     session: Session, source: CanonicalModule, trial: Trial, extra_options: Mapping[str, str] | None
 ) -> Exception | None:
     """Compile a trial's module on this rank; returns what went wrong."""
+    started = time.monotonic()
     try:
         if trial.strategy is None:
             trial.executable = compiles.compile_module(session.request, None, extra_options)
-            return None
-        own = trial.source(source)
-        trial.module = local_module(own, trial.strategy, trial.module)
-        verify(own, trial.module, trial.strategy)
-        with marked(session, trial):
-            trial.executable = compiles.compile_module(
-                session.request, trial.module, extra_options, trial.structure
-            )
+        else:
+            own = trial.source(source)
+            trial.module = local_module(own, trial.strategy, trial.module)
+            verify(own, trial.module, trial.strategy)
+            with marked(session, trial):
+                trial.executable = compiles.compile_module(
+                    session.request, trial.module, extra_options, trial.structure
+                )
     except Exception as error:
         return error
+    LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
     return None
 
 

@@ -20,12 +20,13 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import Trial, measure
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.runner import refuse_callbacks
 from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
@@ -155,12 +156,13 @@ def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial
     ]
 
 
-def _measure(session: Session, step: Step, trials: Sequence[Trial], stop: Interruption) -> bool:
-    """Compile and time the trials; whether that was not interrupted."""
+def _measure(session: Session, step: Step, trials: list[Trial], stop: Interruption) -> bool:
+    """Compile and time the trials, less those that there is no time to compile; whether that was not interrupted."""
     if session.tell(bool(stop), "interrupted"):
         return False
     session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
-    compile_trials(session, step.source, trials, tag="candidate")
+    if not compile_finalists(session, step.source, trials, stop):
+        return False
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
         return False
     for trial in trials:

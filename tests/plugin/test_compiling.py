@@ -1,0 +1,108 @@
+"""Finalists are compiled while there is time: which first, which not at all, and who says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plugin.phases import compiling
+from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN, PLAN_BUCKETS
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
+
+NAMES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS, PLAN, "plan 2", "plan 3")
+Compiled = list[list[str]]
+
+
+class Clock:
+    """Time that passes while something compiles, and then only."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Compiled, list[str], bool]]:
+    """Compile trials of these names, each so many seconds long: what was compiled when, what is left, and whether it
+    went to its end."""
+
+    def run(
+        tmp_path: Path, each_s: float, at_once: int = 1, names: Sequence[str] = NAMES, stop_after: int = 100
+    ) -> tuple[Compiled, list[str], bool]:
+        clock, stop, waves = Clock(), Interruption(), []
+
+        def compile_trials(_session: Session, _source: Any, trials: Sequence[Trial], *, tag: str) -> None:
+            waves.append([trial.name for trial in trials])
+            assert tag
+            clock.now_s += each_s
+            stop.wanted = len(waves) >= stop_after
+
+        monkeypatch.setattr(compiling, "compile_trials", compile_trials)
+        monkeypatch.setattr(compiling, "compiles_at_once", lambda _: at_once)
+        monkeypatch.setattr(compiling, "time", clock)
+        settings = Settings(search=True, directory=tmp_path, budget_s=120.0)
+        session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+        trials = [Trial(name, None if name == DEFAULT else Strategy(), 0) for name in names]
+        ended = compiling.compile_finalists(session, None, trials, stop)  # type: ignore[arg-type]
+        return waves, [trial.name for trial in trials], ended
+
+    return run
+
+
+def test_where_there_is_time_all_are_compiled_and_stay_in_their_order(
+    compiled: Callable[..., tuple[Compiled, list[str], bool]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        waves, left, ended = compiled(tmp_path, 15.0)
+    assert [name for wave in waves for name in wave] == [
+        DEFAULT, PLAN, PLAN_BUCKETS, "plan 2", "plan 3", ONE_BUCKET, NO_FUSION
+    ]  # fmt: skip
+    assert left == list(NAMES)
+    assert ended is True
+    assert caplog.text == ""
+
+
+def test_what_would_not_be_done_in_time_is_left_out_and_one_line_says_so(
+    compiled: Callable[..., tuple[Compiled, list[str], bool]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        waves, left, _ = compiled(tmp_path, 40.0, at_once=2)
+    # The fourth pair would end 160 s after the beginning.
+    assert waves == [[DEFAULT, PLAN], [PLAN_BUCKETS, "plan 2"], ["plan 3", ONE_BUCKET]]
+    assert left == [name for name in NAMES if name != NO_FUSION]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a module of this step compiles for 40 s: the time (DISCO_BUDGET_S) does not do for no fusion"
+    ]
+
+
+def test_the_default_the_plan_and_the_next_best_are_compiled_however_long_it_takes(
+    compiled: Callable[..., tuple[Compiled, list[str], bool]], tmp_path: Path
+) -> None:
+    names = (DEFAULT, OUR_ORDER, ONE_BUCKET, PLAN, "plan 2")
+    waves, left, ended = compiled(tmp_path, 1000.0, names=names)
+    assert waves == [[DEFAULT], [PLAN], [OUR_ORDER]]
+    assert left == [DEFAULT, OUR_ORDER, PLAN]
+    assert ended is True
+
+
+def test_ctrl_c_ends_it_between_two_modules(
+    compiled: Callable[..., tuple[Compiled, list[str], bool]], tmp_path: Path
+) -> None:
+    waves, _, ended = compiled(tmp_path, 1.0, stop_after=2)
+    assert waves == [[DEFAULT], [PLAN]]
+    assert ended is False
