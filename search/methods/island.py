@@ -49,7 +49,7 @@ KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFU
 FIRST_MOVES: Final[Mapping[int, int]] = {FUSE: 1, DUPLICATE: 1}
 """Of the very first climb: few kernels of XLA are better for losing an op, and all that are tried must be priced."""
 BUCKET_MOVES: Final[Mapping[int, int]] = {MERGE: 2, SPLIT: 1, HAND_OVER: 1}
-ORDER_MOVES: Final[Mapping[int, int]] = {REORDER: 4}
+ORDER_MOVES: Final[Mapping[int, int]] = {REORDER: 2}
 KERNEL_DIVISORS: Final = (16, 64, 256, 0)
 """Each climb begins by allowing a loss of the average unit's time over this; 0: no loss at all."""
 ORDER_DIVISORS: Final = (32, 256, 0)
@@ -211,8 +211,15 @@ class _Run:
             if self.stopped:
                 return
         self.climber.draw_alike()
-        self._climb({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES}, 0, ordered=True)
-        yield
+        yield from self._while_it_pays({**KERNEL_MOVES, **BUCKET_MOVES, **ORDER_MOVES})
+
+    def _while_it_pays(self, moves: Mapping[int, int]) -> Iterator[None]:
+        """Climb without a loss, each order simulated, until that brings less than a round must."""
+        wanted_ns = self.best_ns + 1
+        while not self.stopped and self.best_ns < wanted_ns:
+            wanted_ns = int(self.best_ns * (1 - GAIN))
+            self._climb(moves, 0, ordered=True)
+            yield
 
     def _reschedule(self) -> None:
         self.climber.reschedule()

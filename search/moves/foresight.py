@@ -111,7 +111,7 @@ def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     lost = fresh_stamp(w)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
         x = g.edge[e]
-        if s.owner[x] == home and s.leaves[x] and not _is_read_besides(g, s, home, x, unit, node):
+        if s.owner[x] == home and s.leaves[x] and not _is_needed_elsewhere(g, s, x, home, unit, node):
             w.judging[x] = lost
             returned -= result_share(x)
     verdict = known_verdict(w, s.computed[home] + returned)
@@ -128,15 +128,16 @@ def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def _is_read_besides(g: Any, s: Any, home: Any, x: Any, unit: Any, node: Any) -> Any:
-    """Whether a value leaves the unit that owns it for another reader than a node as one unit recomputes it."""
+def _is_needed_elsewhere(g: Any, s: Any, x: Any, home: Any, other: Any, by: Any) -> Any:
+    """Whether a node is returned, or read outside ``home`` by a unit that does not compute it. What the unit ``other``
+    reads it for is left out of account: its node ``by`` alone, or, where that is -1, all of it."""
     if g.flags[x] & at.RETURNED:
         return True
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         reader, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
         while True:
-            here = g.edge[e] == node and reader == unit
-            if reader != home and not here and not computes(s, reader, x):
+            aside = reader == home or (reader == other and (by == -1 or by == g.edge[e]))
+            if not aside and not computes(s, reader, x):
                 return True
             if cell == -1:
                 break
@@ -209,31 +210,14 @@ def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     x = b
     while x != -1:
         if s.leaves[x]:
-            if _is_read_by_these_alone(g, s, a, b, x):
-                returned -= result_share(x)
-            else:
+            if _is_needed_elsewhere(g, s, x, a, b, -1):
                 w.results[results] = x
                 results += 1
+            else:
+                returned -= result_share(x)
         x = s.next[x]
     sort_runs(w.results, w.queue, results)
     return results, returned
-
-
-@inner
-def _is_read_by_these_alone(g: Any, s: Any, a: Any, b: Any, x: Any) -> Any:
-    """Whether nobody reads a node but two units."""
-    if g.flags[x] & at.RETURNED:
-        return False
-    for e in range(g.readers_at[x], g.readers_at[x + 1]):
-        unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
-        while True:
-            if unit != a and unit != b and not computes(s, unit, x):
-                return False
-            if cell == -1:
-                break
-            unit = s.cell_unit[cell]
-            cell = s.next_of_node[cell]
-    return True
 
 
 @inner

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import PRODUCERS, fresh_stamp
 from disco_hlo.search.arrays.rng import draw
@@ -34,6 +35,10 @@ SIBLING: Final = 8
 KINDS: Final = 9
 UNRELATED: Final = 4
 """One in so many of them is of units that have nothing in common."""
+RIVALS: Final = 4
+"""Of so many units the one that takes longest is moved to another place."""
+TRIES: Final = 32
+"""Slots that are looked at for that place."""
 
 METHODS: Final = {"fuse": FUSE, "duplicate": DUPLICATE, "merge": MERGE}
 """The methods of Algorithm 1."""
@@ -120,10 +125,9 @@ def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any)
         return _random_member(g, s, generator, pools)
     if method == ABSORB:
         return _random_unit(s, generator, pools.fusible, pools.fusibles), -1
-    unit = s.order[draw(generator, s.total[at.SLOTS])]
-    if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
-        return -1, -1
-    return unit, _random_slot(g, s, w, generator, unit)
+    unit = _random_long_unit(g, s, generator)
+    slot = _random_slot(g, s, w, generator, unit)
+    return (unit, slot) if slot != -1 else (-1, -1)
 
 
 @inner
@@ -228,14 +232,39 @@ def _random_member(g: Any, s: Any, generator: Any, pools: Any) -> Any:
 
 
 @inner
+def _random_long_unit(g: Any, s: Any, generator: Any) -> Any:
+    """The one that takes longest of ``RIVALS`` units other than buckets, each of these equally likely.
+
+    What runs beside a transfer, and when a gradient appears, is decided by where the long ones stand.
+    """
+    chosen, longest_ns = np.int64(-1), np.int64(0)
+    for _ in range(RIVALS):
+        unit = s.order[draw(generator, s.total[at.SLOTS])]
+        while unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+            unit = s.order[draw(generator, s.total[at.SLOTS])]
+        time_ns = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
+        if chosen == -1 or time_ns > longest_ns:
+            chosen, longest_ns = unit, time_ns
+    return chosen
+
+
+@inner
 def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
-    """A slot where a unit may stand."""
+    """The slot of another unit whose place a unit may take, each equally likely; -1 where none was met.
+
+    Most slots are empty, and those of a kernel of hundreds of ops lie together: drawn by slot, a unit that could pass
+    many others would nearly always come to stand beside the largest kernels.
+    """
     low, high = -1, s.total[at.SLOTS]
     for i in range(predecessors(g, s, w, unit, w.neighbours)):
         low = max(low, s.place[w.neighbours[i]])
     for i in range(successors(g, s, w, unit, w.neighbours)):
         high = min(high, s.place[w.neighbours[i]])
-    return low + 1 + draw(generator, high - low - 1)
+    for _ in range(TRIES):
+        slot = low + 1 + draw(generator, high - low - 1)
+        if s.order[slot] != -1 and s.order[slot] != unit:
+            return slot
+    return -1
 
 
 @inner

@@ -133,6 +133,20 @@ def test_the_first_plan_does_not_wait_for_a_simulation_of_the_start(monkeypatch:
     assert found.start_ns == simulated(built.problem).makespan_ns
 
 
+def test_the_first_climb_of_orders_is_made_again_while_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = object.__new__(island._Run)
+    begun.stopped, begun.best, begun.noted = "", None, [(None, 1_000_000)]
+    found_ns = iter([990_000, 989_000, 988_900, 900_000])
+
+    def climb(self: island._Run, *_: object, ordered: bool) -> None:
+        assert ordered
+        self.noted = [(None, next(found_ns))]
+
+    monkeypatch.setattr(island._Run, "_climb", climb)
+    assert len(list(begun._while_it_pays(KERNEL_MOVES))) == 3
+    assert begun.best_ns == 988_900
+
+
 def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
     graph = random_step(Random(MEMORY_SEED), 60, backend="gpu")
 
