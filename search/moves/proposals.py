@@ -37,6 +37,8 @@ UNRELATED: Final = 4
 """One in so many of them is of units that have nothing in common."""
 RIVALS: Final = 4
 """Of so many units the one that takes longest is moved to another place."""
+MOST_DRAWS: Final = 1 << 12
+"""Of slots, until there are so many units: in a step of few units most slots are empty."""
 TRIES: Final = 32
 """Slots that are looked at for that place."""
 
@@ -126,7 +128,7 @@ def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any)
     if method == ABSORB:
         return _random_unit(s, generator, pools.fusible, pools.fusibles), -1
     unit = _random_long_unit(g, s, generator)
-    slot = _random_slot(g, s, w, generator, unit)
+    slot = _random_slot(g, s, w, generator, unit) if unit != -1 else -1
     return (unit, slot) if slot != -1 else (-1, -1)
 
 
@@ -233,18 +235,22 @@ def _random_member(g: Any, s: Any, generator: Any, pools: Any) -> Any:
 
 @inner
 def _random_long_unit(g: Any, s: Any, generator: Any) -> Any:
-    """The one that takes longest of ``RIVALS`` units other than buckets, each of these equally likely.
+    """The one that takes longest of ``RIVALS`` units other than buckets, each of these equally likely; -1 where none
+    was met.
 
     What runs beside a transfer, and when a gradient appears, is decided by where the long ones stand.
     """
-    chosen, longest_ns = np.int64(-1), np.int64(0)
-    for _ in range(RIVALS):
+    chosen, longest_ns, rivals = np.int64(-1), np.int64(0), 0
+    for _ in range(MOST_DRAWS):
         unit = s.order[draw(generator, s.total[at.SLOTS])]
-        while unit == -1 or g.flags[unit] & at.ALL_REDUCE:
-            unit = s.order[draw(generator, s.total[at.SLOTS])]
+        if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+            continue
         time_ns = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
         if chosen == -1 or time_ns > longest_ns:
             chosen, longest_ns = unit, time_ns
+        rivals += 1
+        if rivals == RIVALS:
+            break
     return chosen
 
 

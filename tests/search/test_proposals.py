@@ -146,3 +146,8 @@ def test_units_are_moved_where_most_slots_are_empty_the_longest_most_often() -> 
     times_ns = bench.state.times[:, at.MAIN]
     longest = max(bench.heads(), key=lambda unit: times_ns[unit])
     assert sum(unit == longest for unit, _ in found) > 2 * 2000 / 7
+
+
+def test_a_step_of_buckets_alone_has_no_unit_to_move() -> None:
+    bench = Bench(chain("param\nall-reduce 0\ntuple 1", backend="gpu"), GPU)
+    assert set(drawn_places(bench, 1, 20)) == {(-1, -1)}
