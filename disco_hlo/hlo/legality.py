@@ -94,7 +94,7 @@ def _member_refusal(graph: Graph, inside: set[int], results: set[int]) -> str | 
         node = graph.nodes[member]
         if member not in results and inside.isdisjoint(graph.users[member]):
             return f"n{member} ({node.opcode}) is computed, but nothing reads it"
-        if not is_joinable(node):
+        if not is_joinable(node) and not (graph.backend == "gpu" and node.opcode == "scatter"):
             return f"n{member} ({node.opcode}) cannot be fused"
         if keeps_own_buffer(graph, node):
             return f"n{member} is a copy that gives its value a buffer of its own"

@@ -15,9 +15,8 @@ loop and input fusion of real steps has it, however XLA came to it):
 * No long reduction of a long reduction (``PriorityFusion``).
 * Shared memory and reductions within the budget (``FusionFitsInBudget``).
 * A buffer that the kernel overwrites is read at the element in hand alone (``FusionCanShareBufferHint``,
-  ``ShouldFuseInPlaceOp``).
-
-A scatter is not for these rules: it stays in the kernel that XLA gave it, or alone (docs/search.md says why).
+  ``ShouldFuseInPlaceOp``); a scatter is the one result, and nothing else in its kernel reads what it
+  updates (``CanEmitInputFusedScatter``).
 
 All of it is flags and class numbers of ``gpu_facts`` and walks over operands and users inside the group,
 each node at most a few times, so that the search can do the same in compiled code. What XLA's cost
@@ -159,7 +158,7 @@ def gpu_refusal(graph: Graph, inside: Collection[int], results: Sequence[int]) -
     facts = gpu_facts(graph)
     heroes = [find_hero(graph, facts, inside, result) for result in results]
     return (
-        _op_refusal(graph, inside, results)
+        _op_refusal(graph, facts, inside, results)
         or _emitter_refusal(graph, facts, inside, results, heroes)
         or _shared_loop_refusal(graph, facts, results, heroes)
         or _producing_result_refusal(graph, facts, inside, results, heroes)
@@ -173,13 +172,20 @@ def _named(graph: Graph, node: int) -> str:
     return f"n{node} ({graph.nodes[node].opcode})"
 
 
-def _op_refusal(graph: Graph, inside: Collection[int], results: Sequence[int]) -> str | None:
+def _op_refusal(graph: Graph, facts: GpuFacts, inside: Collection[int], results: Sequence[int]) -> str | None:
     for member in sorted(inside):
         node = graph.nodes[member]
         if node.opcode in _UNSUPPORTED:
             return f"{_named(graph, member)} has no code generator"
         if node.shape.dtype == "tuple" and list(results) != [member]:
             return f"{_named(graph, member)} has several results and may only be the single result of a group"
+        if not facts.flags[member] & fact.SCATTER:
+            continue
+        if list(results) != [member] or node.shape.dtype == "tuple":
+            return f"{_named(graph, member)} may only be the single result of a group"
+        updated = node.operands[0]
+        if updated in inside or any(updated in graph.nodes[x].operands for x in inside if x != member):
+            return f"n{updated}, which {_named(graph, member)} updates in place, is used inside its kernel"
     return None
 
 
@@ -299,7 +305,7 @@ def _names(graph: Graph, buffer: int) -> list[int]:
 
 def _inplace_refusal(graph: Graph, facts: GpuFacts, inside: Collection[int]) -> str | None:
     for buffer, writer in overwritten_names(graph):
-        if writer not in inside:
+        if writer not in inside or facts.flags[writer] & fact.SCATTER:
             continue
         touched = {buffer}
         for member in sorted(inside):

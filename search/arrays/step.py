@@ -292,6 +292,7 @@ def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
     found[~shapes.reads_in_place] &= ~at.ELEMENTWISE
     is_tuple = np.array([shape.dtype == "tuple" for shape in shapes.distinct], np.bool_)
     found[is_tuple[shapes.of_key]] |= at.TUPLE
+    # Not a scatter, though XLA:GPU would take it: what its updates cost inside it no estimate tells (docs/search.md).
     found[(flat.kind == Kind.FUSIBLE)[flat.example] | flat.is_bitcast[flat.example]] |= _JOINS
     for i, opcode in enumerate(opcodes):
         if (is_gpu and opcode in UNSUPPORTED) or (opcode == "copy" and keeps_own_buffer(graph, nodes[i])):

@@ -61,11 +61,11 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
             microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("gap_ns", "launch_ns"), [(100, 100), (900, 412)])
-def test_a_step_whose_kernels_follow_sooner_lowers_the_launch_cost(gap_ns: int, launch_ns: int) -> None:
+@pytest.mark.parametrize("gap_ns", [100, 900])
+def test_the_launch_cost_of_a_traced_step_takes_the_place_of_a_chains(gap_ns: int) -> None:
     times = as_times(CONSTANTS) | gap_as_times(gap_ns)
     assert all(is_constant(key) for key in times)
     found = constants_in(times)
     assert found is not None
-    assert found.launch_ns == launch_ns
+    assert found.launch_ns == gap_ns
     assert constants_in(gap_as_times(gap_ns)) is None

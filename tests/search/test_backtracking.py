@@ -27,8 +27,8 @@ from tests.search.steps import chain
 
 ROOT = Path(__file__).parents[2]
 PAPER = SearchSettings(method="backtracking")
-GOLDEN = [(1, 1297024), (4, 1264256), (7, 1100416), (10, 805504), (13, 739968), (17, 723200)]
-GOLDEN_END = (300, 17, "evaluations")
+GOLDEN = [(1, 1297024), (4, 1264256), (10, 1198720), (13, 805804), (19, 739968)]
+GOLDEN_END = (300, 45, "evaluations")
 
 
 def run(seed: int = 1, **changes: object) -> SearchResult:

@@ -1,4 +1,4 @@
-"""The compiled rules agree with ``hlo.legality``."""
+"""The compiled rules agree with ``hlo.legality``, but for scatters, around which the search makes no kernels."""
 
 from __future__ import annotations
 
@@ -63,5 +63,7 @@ def test_the_compiled_rules_refuse_what_the_rules_refuse(
         return
     group = written_group(graph, owned, [])
     expected = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
+    if any(graph.nodes[x].opcode == "scatter" for x in owned):
+        expected = "a scatter stays as XLA left it"
     if any(graph.nodes[x].opcode not in ("dot", "all-reduce") for x in owned):
         assert (found == LEGAL) == (expected is None), (found, expected)
