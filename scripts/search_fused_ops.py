@@ -15,8 +15,10 @@ from draw_fused_ops import ROOT  # first: it finds the packages
 from disco_hlo.estimator.gnn import GnnModel  # isort: skip
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.run import search
 
 from disco_hlo.cli.costs import costs_for
@@ -25,7 +27,6 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.phases.ranking import searchable
 
 PROFILE = ROOT / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
@@ -42,7 +43,7 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
     """
     profile = load_profile(PROFILE)
     profile = replace(
-        profile, ops={key: time for key, time in profile.ops.items() if not key.startswith("g:")}
+        profile, ops={key: time for key, time in profile.ops.items() if not key.startswith(GROUP_PREFIX)}
     )
     starts = searchable(source.graph, read(source)), unfused(source.graph)
     for number in range(searches):
@@ -62,14 +63,9 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
 
 
 def kernels_in(graph: Graph, plan: Strategy) -> Iterator[FusedOp]:
-    """The op groups of a plan as they would be measured."""
-    units = unit_graph(graph, plan)
-    results: dict[int, list[int]] = {}
-    for value in units.values:
-        results.setdefault(value.producer, []).append(value.node)
-    by_nodes = {group.nodes: group for group in plan.groups}
-    for number, unit in enumerate(units.units):
-        group = by_nodes.get(tuple(unit.nodes))
-        if unit.token[0] == "g" and group is not None and group.kind != "triton":
-            members = tuple(sorted((*unit.nodes, *unit.duplicates)))
-            yield FusedOp(members, tuple(sorted(results.get(number, []))), group.kind, group.config)
+    """The op groups of a plan as they would be measured, in the order of their results."""
+    groups = {frozenset((*group.nodes, *group.duplicates)): group for group in plan.groups}
+    for members, results in sorted(kernels_of(graph, plan), key=lambda kernel: kernel[1]):
+        group = groups[members]
+        if group.kind != "triton":
+            yield FusedOp(tuple(sorted(members)), tuple(results), group.kind, group.config)
