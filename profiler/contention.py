@@ -111,9 +111,11 @@ def launch_gap_ns(trace: Trace, module_name: str, behind_ns: int = 0) -> int:
                 continue
             if 0 <= after.start_ns - ends < _WAIT_NS and before.end_ns - before.start_ns >= behind_ns:
                 gaps.append(after.start_ns - ends)
-    if len(gaps) < (_FEW if behind_ns else 1):
+    needed = _FEW if behind_ns else 1
+    if len(gaps) < needed:
         raise ProfileError(
-            f"the trace holds {len(gaps)} kernels of {module_name} behind one of {behind_ns} ns"
+            f"the trace holds {len(gaps)} gaps of {module_name} behind kernels of {behind_ns} ns and more, "
+            f"need {needed}"
         )
     return round(median(gaps) if behind_ns else mean(gaps))
 

@@ -61,12 +61,11 @@ def facts(config: Config) -> dict[str, Any]:
 def child(args: argparse.Namespace, config: Config) -> int:
     """The work of one child process; 3 when time ran out."""
     with Dataset(args.out) as data:
-        if args.draw is not None and config.steps[args.draw].file:
-            prepare(config, data, config.steps[args.draw], args.round)  # which no device has a part in
-            return 0
-        data.describe(facts(config))
-        if args.draw is not None:
-            prepare(config, data, config.steps[args.draw], args.round)
+        step = None if args.draw is None else config.steps[args.draw]
+        if step is None or not step.file:  # no device has a part in what is drawn from a file
+            data.describe(facts(config))
+        if step is not None:
+            prepare(config, data, step, args.round)
             return 0
         measuring = Measuring(config, data, args.until, args.measure, config.measure.processes)
         return 0 if measuring.run() else _OUT_OF_TIME
@@ -145,15 +144,16 @@ def parent(args: argparse.Namespace, config: Config) -> int:
         if drawn_mark(step, args.round) not in there
         and (not args.models or step.model in args.models)
         and (args.round == 1 or step.searches)
+        and (step.file or not args.until_drawn)
     ]
     drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
     drawn = crew.run("--draw", missing, cores(), drawing_until)
     say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
-    if args.until_drawn:
-        return 1 if any(drawn) else 0
     refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
     if refused and len(refused) == len(missing):
         return max(refused)
+    if args.until_drawn:
+        return 1 if refused else _OUT_OF_TIME if any(drawn) else 0
     processes = range(config.measure.processes)
     codes = crew.run("--measure", processes, len(processes), crew.until)
     finished = not any(codes) and not any(drawn)
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument(
         "--until-drawn",
         action="store_true",
-        help="measure nothing; needs no device where all steps are files",
+        help="measure nothing, and draw only from steps that are files: that needs no device",
     )
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--draw", type=int, help=argparse.SUPPRESS)

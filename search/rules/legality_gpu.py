@@ -2,8 +2,9 @@
 
 What they are for, and where they come from, is said there; the functions have the names they have
 there, but for the budget of shared memory and reductions, which is counted in passing. A property test
-holds the two equal. A group's members stand in row ``members``, ascending, and are marked in row
-``inside`` with ``stamp``; its results in row ``results``, their heroes in ``heroes``.
+holds the two equal, but for scatters, around which the search makes no kernels. A group's members stand in
+row ``members``, ascending, and are marked in row ``inside`` with ``stamp``; its results in row ``results``,
+their heroes in ``heroes``.
 """
 
 from __future__ import annotations

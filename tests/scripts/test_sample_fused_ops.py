@@ -119,6 +119,7 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
     steps = CONFIG.index("[[steps]]")
     file = "tests/data/h200_models/rnnlm.hlo.pb.gz"
     step = f'[[steps]]\nmodel = "rnnlm"\nfile = "{file}"\nsearches = 2\ncandidates = 2000\n'
+    step += '[[steps]]\nmodel = "vgg19"\nsize = "tiny"\n'  # which is captured where it is measured
     (tmp_path / "c.toml").write_text(CONFIG[:steps].replace("1_000_000", "1_000_000_000") + step)
     done = run(tmp_path / "c.toml", tmp_path / "s.sqlite", "--until-drawn")
     assert done.returncode == 0, done.stderr
