@@ -12,6 +12,7 @@ from typing import Protocol
 from weakref import ref
 
 import numpy as np
+from disco_hlo.profiler.corrections import NONE, Corrections
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
@@ -19,7 +20,7 @@ from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.flat_graph import chosen_lists, flat_graph
+from disco_hlo.hlo.flat_graph import chosen_lists, flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, TellsReadsApart, UnitTimes
 
@@ -35,12 +36,13 @@ class MeasuredCosts:
     """Times from a profile, completed by an estimator. Integer ns; same inputs, same times. Serves one thread
     at a time: what it works in is kept from call to call.
 
-    Estimates of fused kernels are raised by what such promises fell short of before (``profile.promises``).
+    Estimates of fused kernels are multiplied by what measured kernels tell of them (``corrections``).
     """
 
-    def __init__(self, profile: Profile, estimator: Estimator) -> None:
+    def __init__(self, profile: Profile, estimator: Estimator, corrections: Corrections = NONE) -> None:
         self.profile = profile
         self.estimator = estimator
+        self.corrections = corrections
         self._lines = profile.transfers
         prefix = len(GROUP_PREFIX)
         self._kernels = {
@@ -49,6 +51,7 @@ class MeasuredCosts:
         self._texts: tuple[ref[Graph], KeyTexts] | None = None
         self._nodes: tuple[ref[Graph], NDArray[np.int64]] | None = None
         """Of the graph asked for last: a search asks for each of its plans."""
+        self._known: tuple[ref[Graph], NDArray[np.float64]] | None = None
 
     def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
@@ -69,8 +72,10 @@ class MeasuredCosts:
         missing = [position for position, time in enumerate(measured) if time is None]
         times = np.array([0 if time is None else time.median_ns for time in measured], np.int64)
         if missing:  # before the first estimate of a step its tables are made
-            estimates = self.estimator.groups_ns(graph, [groups[position] for position in missing])
-            times[missing] = self._raised(estimates)
+            unknown = [groups[position] for position in missing]
+            member_at, members = flat_lists([group.nodes + group.duplicates for group in unknown])
+            estimates = self.estimator.groups_ns(graph, unknown)
+            times[missing] = self._corrected(estimates, graph, member_at, members)
         return times
 
     def kernels_ns(
@@ -83,15 +88,15 @@ class MeasuredCosts:
     ) -> NDArray[np.int64]:
         """Time of many kernels in one call, with their results (see ``KernelTimes``)."""
         if not self._kernels:
-            return self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
+            return self._estimates(graph, member_at, members, result_at, results)
         keys = kernel_keys(self._texts_of(graph), member_at, members, result_at, results)
         times = np.array([self._kernels.get(key, -1) for key in keys], np.int64)
         missing = np.flatnonzero(times < 0)
         if missing.size == times.size:
-            times = self._raised(self.estimator.kernels_ns(graph, member_at, members, result_at, results))
-        elif missing.size:
+            return self._estimates(graph, member_at, members, result_at, results)
+        if missing.size:
             kernels = *chosen_lists(member_at, members, missing), *chosen_lists(result_at, results, missing)
-            times[missing] = self._raised(self.estimator.kernels_ns(graph, *kernels))
+            times[missing] = self._estimates(graph, *kernels)
         return times
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
@@ -101,9 +106,30 @@ class MeasuredCosts:
             return self.estimator.read_classes(graph)
         return np.zeros(len(graph), np.int64)
 
-    def _raised(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        factor = self.profile.promises.factor
-        return times_ns if factor == 1.0 else np.rint(times_ns * factor).astype(np.int64)
+    def _estimates(
+        self,
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        times_ns = self.estimator.kernels_ns(graph, member_at, members, result_at, results)
+        return self._corrected(times_ns, graph, member_at, members)
+
+    def _corrected(
+        self,
+        times_ns: NDArray[np.int64],
+        graph: Graph,
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        if not self.corrections.weight:
+            return times_ns
+        if self._known is None or self._known[0]() is not graph:
+            self._known = (ref(graph), self.corrections.of_nodes(graph))
+        factors = self.corrections.factors(self._known[1], member_at, members)
+        return np.rint(times_ns * factors).astype(np.int64)
 
     def _texts_of(self, graph: Graph) -> KeyTexts:
         if self._texts is None or self._texts[0]() is not graph:
@@ -111,8 +137,8 @@ class MeasuredCosts:
         return self._texts[1]
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy in another process makes its own texts and times of nodes."""
-        return {**self.__dict__, "_texts": None, "_nodes": None}
+        """A copy in another process makes its own texts, times and weights of nodes."""
+        return {**self.__dict__, "_texts": None, "_nodes": None, "_known": None}
 
     def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
         """Time of an all-reduce of each size; :class:`ProfileError` where no sweep was measured."""

@@ -12,7 +12,6 @@ from statistics import median
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, OpTime, Profile, merged
-from disco_hlo.profiler.promises import NONE
 
 from disco_hlo.errors import ProfileError
 
@@ -52,7 +51,6 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         noise=max(profile.noise for profile in profiles),
         in_step=_in_step(profile.in_step for profile in profiles),
         together=_in_step(profile.together for profile in profiles),
-        promises=sum((profile.promises for profile in profiles), start=NONE),
     )
 
 

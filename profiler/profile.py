@@ -18,15 +18,14 @@ from typing import Any
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_total_of
-from disco_hlo.profiler.promises import NONE as NO_PROMISES
-from disco_hlo.profiler.promises import Promises, promises_of
 
 from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
 VERSION = 5
 _READABLE = (1, 2, 3, 4, 5)
-"""Version 1 lacks ``in_step``, version 2 ``together``, version 3 ``promises``, version 4 a transfer's wait."""
+"""Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait; versions 4 and 5
+may hold ``promises``, which nobody reads any more."""
 _MAXIMUM_BYTES = 1 << 28
 
 
@@ -103,8 +102,6 @@ class Profile:
     """What the all-reduces of the step that was profiled take in it one by one, where they block (CPU)."""
     together: InStep | None = None
     """And in as few buckets as can be (CPU), or in XLA's own, every other one of them taken apart, each alone (GPU)."""
-    promises: Promises = NO_PROMISES
-    """How far estimates of kernels that a search chose here fell short."""
 
     @property
     def transfers(self) -> AllReduceFit | None:
@@ -188,7 +185,6 @@ def to_json(profile: Profile) -> str:
         "all_reduce": None if profile.all_reduce is None else _fit_body(profile.all_reduce),
         "in_step": None if profile.in_step is None else asdict(profile.in_step),
         "together": None if profile.together is None else asdict(profile.together),
-        "promises": asdict(profile.promises),
     }
     head = json.dumps(body, sort_keys=True, indent=1, allow_nan=False)
     ops = ",\n".join(
@@ -276,7 +272,6 @@ def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
         noise=check.number(body.get("noise"), "noise", minimum=0.0),
         in_step=in_step_of(body.get("in_step"), check),
         together=in_step_of(body.get("together"), check, "together"),
-        promises=promises_of(body.get("promises"), check),
     )
 
 

@@ -126,7 +126,7 @@ def main() -> None:
         vars(module)["time"] = SimpleNamespace(perf_counter=time.process_time, sleep=time.sleep)
     source = canonicalize(gzip.decompress(MODULE.read_bytes()))
     profile = load(PROFILE)
-    costs, machine = costs_of(profile, [source.graph]), machine_of(profile)
+    costs, machine = costs_of(profile, source.graph), machine_of(profile)
     trained = costs.estimator
     if not isinstance(trained, GnnModel):
         raise SystemExit("no weights ship for the H200")

@@ -6,7 +6,8 @@ The times that the H200 profile and its estimator say are taken for the truth. T
 of every kernel that never ran: the truth times a random factor, the same one each time it asks (``--error`` is the
 standard deviation of its logarithm; a model that training never saw is estimated with a mean error of 8 %). After each
 search the best plan's kernels are looked up in the truth, as ``phases.second_look`` measures them on a device, and the
-search is made again, in one series with the estimates raised by what they fell short of, in the other without.
+search is made again, in one series with estimates corrected by what was measured (``profiler.corrections``), in the
+other as they are.
 Every search has the same budget in candidates, so the figures do not depend on the machine.
 """
 
@@ -22,11 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from disco_hlo.profiler.corrections import NONE, corrections
 from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
 from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from disco_hlo.profiler.profile import OpTime, Profile, load
-from disco_hlo.profiler.promises import NONE, Promises
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.warm import warm_up
@@ -38,7 +39,7 @@ from disco_hlo.hlo.kernel_times import FusedOps
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.plugin.costing import costs_of, machine_of, seen_kernels
 from disco_hlo.plugin.phases.second_look import estimates_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel
@@ -96,9 +97,9 @@ class Experiment:
         module = canonicalize(gzip.decompress(path.read_bytes()))
         self.graph, self.xla = module.graph, read(module)
         shipped = load(ROOT / "disco_hlo" / "data" / "profiles" / f"nvidia-h200-{link}.json")
-        self.truth = costs_of(shipped, [self.graph])
+        self.truth = costs_of(shipped, self.graph)
         # XLA's kernels ran before the search.
-        self.profile = self._looked_at(shipped, self.xla, learning=False)
+        self.profile = self._looked_at(shipped, self.xla)
         self.machine = machine_of(shipped)
         self.error = error
         self.settings = SearchSettings(evaluations=candidates, seeds=1, processes=1)
@@ -111,7 +112,9 @@ class Experiment:
         plans: list[Strategy] = []
         profile, default_ns = self.profile, self._step_ns(self.xla, self.truth)
         for _ in range(1 + LOOKS):
-            told = MeasuredCosts(profile, Mistaken(self.truth.estimator, self.graph, self.error, seed))
+            mistaken = Mistaken(self.truth.estimator, self.graph, self.error, seed)
+            known = seen_kernels(profile, self.graph, mistaken, (self.xla, *plans))
+            told = MeasuredCosts(profile, mistaken, corrections(self.graph, known) if learning else NONE)
             result = search(self.graph, told, self.machine, start=self.xla, settings=self.settings)
             plans += [one.strategy for one in result.finalists]
             best = min(plans, key=lambda plan: self._step_ns(plan, told))
@@ -121,18 +124,16 @@ class Experiment:
                 {
                     "of_default": round(takes_ns / default_ns, 5),
                     "longer_than_promised": round(takes_ns / promised_ns - 1, 5),
-                    "estimates_raised_by": round(profile.promises.factor - 1, 4),
+                    "shortfall": round(told.corrections.shortfall - 1, 4),
                 }
             )
-            profile = self._looked_at(profile, best, learning=learning, told=told)
+            profile = self._looked_at(profile, best)
         return found
 
     def _step_ns(self, plan: Strategy, costs: CostModel) -> int:
         return simulate(build(self.graph, plan, costs, self.machine).problem).makespan_ns
 
-    def _looked_at(
-        self, profile: Profile, plan: Strategy, *, learning: bool, told: MeasuredCosts | None = None
-    ) -> Profile:
+    def _looked_at(self, profile: Profile, plan: Strategy) -> Profile:
         takes_ns = estimates_ns(self.truth, self.graph, plan).tolist()
         units = unit_graph(self.graph, plan)
         new: dict[str, int] = {}
@@ -144,11 +145,7 @@ class Experiment:
             if key not in profile.ops:
                 new[key] = i
         ops = {key: OpTime(takes_ns[i], 0, 1) for key, i in new.items()}
-        promises = NONE
-        if learning and told is not None:
-            promised_ns = estimates_ns(told.estimator, self.graph, plan).tolist()
-            promises = Promises(*(sum(ns[i] for i in new.values()) for ns in (promised_ns, takes_ns)))
-        return replace(profile, ops={**profile.ops, **ops}, promises=profile.promises + promises)
+        return replace(profile, ops={**profile.ops, **ops})
 
 
 def main() -> None:
@@ -172,7 +169,7 @@ def main() -> None:
             continue
         experiment = None
         for seed in range(arguments.seeds):
-            for series, learning in (("looked at", False), ("looked at, estimates raised", True)):
+            for series, learning in (("looked at", False), ("looked at, estimates corrected", True)):
                 key = f"{name} {arguments.link} {arguments.error} {seed} {series}"
                 found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
                 if key in found:

@@ -51,7 +51,7 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     session = steps.session_of(request, settings)
     profile = steps.profile(session, step, args.out)
     graph, xla = step.source.graph, read(step.source)
-    trained, machine = costs_of(profile, [graph]), machine_of(profile)
+    trained, machine = costs_of(profile, graph), machine_of(profile)
     if not hasattr(trained.estimator, "analytic"):
         raise SystemExit(f"compare_estimators.py: no weights ship for {profile.platform.device_kind}")
     models = {TRAINED: trained, ANALYTICAL: MeasuredCosts(profile, trained.estimator.analytic)}

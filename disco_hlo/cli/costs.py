@@ -27,6 +27,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import FusedOps, TellsReadsApart
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
@@ -151,22 +152,25 @@ def formula(link: Link) -> LinearPieces:
     return LinearPieces((0, crossing), (tree[0], ring[0]), (tree[1], ring[1]))
 
 
-def costs_for(graph: Graph, profile: Profile | None, device_kind: str | None) -> Costs:
+def costs_for(
+    graph: Graph, profile: Profile | None, device_kind: str | None, plans: Sequence[Strategy] = ()
+) -> Costs:
     """Costs of a step from a profile, from the one that comes with the package, or from constants; ``lines`` say which.
 
     Args:
         device_kind: what the step runs on, where that is known.
+        plans: see :func:`~disco_hlo.plugin.costing.costs_of`.
 
     Raises:
         ProfileError: the profile was taken on another kind of device.
     """
     if profile is None:
         shipped = shipped_profile(graph.backend, device_kind)
-        return _analytic(graph.backend) if shipped is None else _of_shipped(graph, shipped)
+        return _analytic(graph.backend) if shipped is None else _of_shipped(graph, shipped, plans)
     # On CPU the profile names the processor, which JAX does not.
     known = device_kind if graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE else None
     profile.require(known or profile.platform.device_kind, graph.backend)
-    model = costs_of(profile, [graph])
+    model = costs_of(profile, graph, plans)
     lines = [f"times from the profile of {profile.platform}"]
     unmeasured = model.unmeasured(graph)
     if unmeasured:
@@ -194,8 +198,8 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
         return load_profile(path)
 
 
-def _of_shipped(graph: Graph, shipped: Profile) -> Costs:
-    made = costs_for(graph, shipped, shipped.platform.device_kind)
+def _of_shipped(graph: Graph, shipped: Profile, plans: Sequence[Strategy]) -> Costs:
+    made = costs_for(graph, shipped, shipped.platform.device_kind, plans)
     first = f"no profile: taken instead: {_SHIPPED}, which comes with disco-hlo (--profile names another)"
     return Costs(made.model, made.machine, made.pieces, [first, *made.lines])
 

@@ -13,6 +13,7 @@ from disco_hlo.cli.costs import Costs, costs_for, find_profile
 from disco_hlo.cli.options import AsJson, PlanName, ProfilePath
 from disco_hlo.cli.output import plan_directory, print_json, show, warn_all, write_file
 from disco_hlo.errors import DiscoError
+from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
@@ -40,7 +41,8 @@ def report(
     costs: Costs | None = None
     if bundle.source is not None:
         known = find_profile(profile, bundle.profile)
-        costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind)
+        strategies = read(bundle.source), bundle.plan.strategy
+        costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
     said = () if costs is None else costs.lines
     data = page_data(bundle, costs, said)
     if output is not None:

@@ -87,8 +87,8 @@ def search(
     check_place(plan_file)
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
-    costs = costs_for(opened.source.graph, known, opened.device_kind)
     xla = read(opened.source)
+    costs = costs_for(opened.source.graph, known, opened.device_kind, [xla])
     graph = opened.source.graph
     if method == "joint":
         settings = replace(settings, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, costs.machine))

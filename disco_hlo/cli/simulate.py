@@ -44,11 +44,12 @@ def simulate(
     link = _link(gpus, bandwidth, latency)
     opened = open_named(module)
     graph = opened.source.graph
-    costs = costs_for(graph, find_profile(profile, opened.profile), opened.device_kind)
-    costs = costs.imagine(link) if link else costs
     strategies = {"XLA default": read(opened.source)}
     if plan is not None:
         strategies["plan"] = _strategy(opened, plan)
+    known = find_profile(profile, opened.profile)
+    costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
+    costs = costs.imagine(link) if link else costs
     found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
     limit = lower_bound(graph, list(strategies.values()), costs)
     if trace is not None:

@@ -9,18 +9,54 @@ from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.corrections import Seen, corrections
+from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import Profile
+from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, speed_ppm
 
 
-def costs_of(profile: Profile, graphs: Sequence[Graph]) -> MeasuredCosts:
-    """Measured times where the profile has them, else the estimator for its device, calibrated by it."""
+def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> MeasuredCosts:
+    """Measured times where the profile has them, else the estimator for its device, calibrated by it.
+
+    Args:
+        plans: of ``graph``, XLA's own first, then those that searches found. What their measured kernels take
+            corrects the estimates of others.
+    """
     platform = profile.platform
     base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=platform.backend == "cpu")
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
-    device = calibrated(base, measured_ops(graphs, times))
-    return MeasuredCosts(profile, estimator_for(platform.backend, platform.device_kind, device, times))
+    device = calibrated(base, measured_ops([graph], times))
+    estimator = estimator_for(platform.backend, platform.device_kind, device, times)
+    return MeasuredCosts(
+        profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans))
+    )
+
+
+def seen_kernels(
+    profile: Profile, graph: Graph, estimator: Estimator, plans: Sequence[Strategy]
+) -> list[Seen]:
+    """The measured kernels of ``plans``, each once; those of all but the first plan count as chosen by a search.
+
+    A kernel of one op is left out: nobody estimates it as a kernel.
+
+    Raises:
+        IllegalStrategyError: a plan does not fit the graph.
+    """
+    if not plans:
+        return []
+    nodes_ns = estimator.nodes_ns(graph)
+    found: dict[str, Seen] = {}
+    for number, plan in enumerate(plans):
+        estimates = groups_ns(graph, plan, unit_graph(graph, plan), estimator, nodes_ns)
+        for group, estimated_ns in zip(plan.groups, estimates.tolist(), strict=True):
+            key = fused_key(graph, group)
+            ops = tuple(x for x in group.nodes + group.duplicates if graph.nodes[x].opcode != "bitcast")
+            if key in profile.ops and key not in found and len(ops) > 1:
+                found[key] = Seen(ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
+    return list(found.values())
 
 
 def machine_of(profile: Profile) -> MachineModel:

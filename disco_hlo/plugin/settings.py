@@ -50,8 +50,9 @@ class Settings:
     """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
     patience: int = 1000
     """``DISCO_PATIENCE``: unchanged candidates after which the search stops (DisCo, Algorithm 1)."""
-    looks: int = 0
-    """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again."""
+    looks: int | None = None
+    """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again; None is once on
+    GPU, where new kernels gain most and keep least of what estimates promise, and not on CPU."""
     timeout_s: float = 600.0
     """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
     channel: str = "auto"

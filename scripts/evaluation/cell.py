@@ -125,13 +125,14 @@ class Cell:
         source, first = self.captured.source, plans.searched[0]
         with self._clock(f"look_{number}"):
             times = kernel_times(self.session, source, first, profile.launch_ns)
-        profile, newly = with_kernels(profile, times, source.graph, first)
+        told = step.costs(profile, self.captured, plans).model
+        profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
-        self.record.note(f"look_{number}_kernels", newly)
-        self.record.note(f"look_{number}_promises", round(profile.promises.factor, 4))
+        self.record.note(f"look_{number}_kernels", seen.kernels)
+        self.record.note(f"look_{number}_promises", round(seen.ratio, 4))
         self.asked.say(
-            f"{self.name.stem}: measured {newly} kernels of the plan that had never run, "
-            f"which take {profile.promises.factor:.2f} of what was estimated"
+            f"{self.name.stem}: measured {seen.kernels} kernels of the plan that had never run, "
+            f"which take {seen.ratio:.2f} of what was estimated"
         )
 
     def _guides(self) -> bool:
@@ -158,7 +159,7 @@ class Cell:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
         self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
         source = self.captured.source
-        costs = step.costs(profile, self.captured)
+        costs = step.costs(profile, self.captured, plans)
         seed = self.asked.settings.seed
         self.context = Context(
             self.request, source, read(source), costs, plans, seed, fdo_profile=self.fdo_profile

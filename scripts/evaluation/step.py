@@ -206,9 +206,12 @@ def profile(session: Session, step: Step, out: Path) -> Profile:
     return found.profile
 
 
-def costs(profile: Profile, step: Step) -> Costs:
-    """The cost model and the machine model that the search uses."""
-    return Costs(profile, costs_of(profile, [step.source.graph]), machine_of(profile))
+def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Costs:
+    """The cost model and the machine model that the search uses, after it found ``plans``."""
+    known = [read(step.source)]
+    if plans is not None:  # of the others nobody has measured a kernel
+        known += ([] if plans.before_looks is None else [plans.before_looks]) + plans.searched[:1]
+    return Costs(profile, costs_of(profile, step.source.graph, known), machine_of(profile))
 
 
 def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:

@@ -177,8 +177,8 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     source, graph, machine = variant.source, variant.source.graph, machine_of(profile)
     started = time.monotonic()
     try:
-        costs = Costs(profile, costs_of(profile, [graph]), machine)
         xla = read(source)
+        costs = Costs(profile, costs_of(profile, graph, [xla]), machine)
         _note_prediction(record, variant, XLA_ORDER, costs, xla)
         if variant.name == WHOLE:
             _note_advice(record, variant.source, costs, xla)

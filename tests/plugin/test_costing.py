@@ -26,7 +26,7 @@ def profile() -> Profile:
 
 def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: Profile) -> None:
     graph = transformer().graph
-    costs = costs_of(replace(profile, ops={}), [graph])
+    costs = costs_of(replace(profile, ops={}), graph)
     assert isinstance(costs.estimator, GnnModel)
     measured = [group for group in read(transformer()).groups if fused_key(graph, group) in profile.ops]
     truth = np.array([profile.ops[fused_key(graph, group)].median_ns for group in measured])
@@ -38,7 +38,7 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
 
 def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     other = replace(profile, platform=replace(profile.platform, device_kind="Other GPU"))
-    assert isinstance(costs_of(other, [transformer().graph]).estimator, AnalyticModel)
+    assert isinstance(costs_of(other, transformer().graph).estimator, AnalyticModel)
     assert caplog.text.count("Other GPU are estimated analytically") == 1
 
 

@@ -1,13 +1,14 @@
 """The cost model of a profile: measured first, then estimated."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
+from disco_hlo.profiler.corrections import Corrections
 from disco_hlo.profiler.costs import MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import OpTime, Platform, Profile
-from disco_hlo.profiler.promises import Promises
 
 from disco_hlo.errors import ProfileError
 from tests.profiler.test_keys import TWO_LAYERS
@@ -86,19 +87,13 @@ def test_what_is_read_is_the_estimator_s_business():
     assert found.read_classes(TWO_LAYERS).tolist() == [x % 3 for x in range(len(TWO_LAYERS))]
 
 
-def test_estimates_of_kernels_are_raised_by_what_such_promises_fell_short_of():
+def test_estimates_of_kernels_are_corrected_and_measured_times_are_not():
     measured = {fused_key(TWO_LAYERS, group(2, duplicates=(1,))): OpTime(42, 1, 9)}
-    found = costs(measured, promises=Promises(1000, 1250))
+    found = costs(measured)
+    keys = {TWO_LAYERS.nodes[x].key for x in (1, 2, 5, 6)}
+    found.corrections = Corrections(dict.fromkeys(keys, math.log(1.25)), dict.fromkeys(keys, 1.0))
     assert found.groups_ns(TWO_LAYERS, [group(1, 2), group(5, 6)]).tolist() == [42, 6252]  # 5002 x 1.25
     assert found.nodes_ns(TWO_LAYERS)[2] == 1002
-
-
-@pytest.mark.parametrize(
-    ("estimated_ns", "measured_ns", "factor"),
-    [(0, 0, 1.0), (1000, 1100, 1.1), (1000, 900, 1.0), (10, 900, 2.0)],
-)
-def test_promises_that_were_kept_raise_nothing(estimated_ns, measured_ns, factor):
-    assert Promises(estimated_ns, measured_ns).factor == factor
 
 
 def test_all_reduces_follow_the_fit():

@@ -20,7 +20,6 @@ from disco_hlo.profiler.profile import (
     save,
     to_json,
 )
-from disco_hlo.profiler.promises import NONE, Promises
 
 from disco_hlo.errors import ProfileError
 
@@ -43,7 +42,6 @@ PROFILE = Profile(
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
-    promises=Promises(40_000, 46_000),
 )
 
 
@@ -64,15 +62,14 @@ def test_profiles_of_earlier_versions_know_less_of_the_step():
     del fourth["contention"]["transfer_wait_ns"]
     known = replace(PROFILE, contention=Contention(1.08, 1.3, 0))
     assert from_json(json.dumps(fourth)) == known
-    third = {**fourth, "version": 3}
-    del third["promises"]
-    assert from_json(json.dumps(third)) == replace(known, promises=NONE)
-    second = {**third, "version": 2}
+    promising = {**fourth, "promises": {"estimated_ns": 40_000, "measured_ns": 46_000}}
+    assert from_json(json.dumps(promising)) == known
+    second = {**fourth, "version": 2}
     del second["together"]
-    assert from_json(json.dumps(second)) == replace(known, promises=NONE, together=None)
+    assert from_json(json.dumps(second)) == replace(known, together=None)
     first = {**second, "version": 1}
     del first["in_step"]
-    assert from_json(json.dumps(first)) == replace(known, promises=NONE, in_step=None, together=None)
+    assert from_json(json.dumps(first)) == replace(known, in_step=None, together=None)
 
 
 def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
@@ -106,7 +103,6 @@ def test_equal_profiles_give_equal_text():
         0.004,
         PROFILE.in_step,
         PROFILE.together,
-        PROFILE.promises,
     )
     assert to_json(turned) == to_json(PROFILE)
     assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
@@ -134,10 +130,6 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
         ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
-        (
-            body(promises={"estimated_ns": -1, "measured_ns": 3}),
-            "promises.estimated_ns: expected an integer of at least 0, got -1",
-        ),
         (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, got 99"),
         (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
         (body(launch_ns=1.5), "launch_ns"),

@@ -114,23 +114,36 @@ class _Inputs:
         """Arguments for one execution."""
         return self.several(1)[0]
 
-    def several(self, count: int) -> list[list[Any]]:
-        """Arguments for so many executions, once every rank has its own."""
+    def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
+        """Arguments for so many executions, once every rank has its own.
+
+        Args:
+            handed_on: parameters that each execution but the first has from the one before; None stands there.
+        """
         import jax
 
         with self._together():
             with jax.transfer_guard("allow"):
-                prepared = [
-                    [
-                        jax.device_put(value, value.sharding, may_alias=False)
-                        if index in self._taken
-                        else value
-                        for index, value in enumerate(self._values)
-                    ]
-                    for _ in range(count)
-                ]
+                prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
             jax.block_until_ready(prepared)
         return prepared
+
+    def _arguments(self, handed_on: Collection[int]) -> list[Any]:
+        import jax
+
+        arguments: list[Any] = []
+        for index, value in enumerate(self._values):
+            if index in handed_on:
+                arguments.append(None)
+            elif index in self._taken:
+                arguments.append(jax.device_put(value, value.sharding, may_alias=False))
+            else:
+                arguments.append(value)
+        return arguments
+
+    def like(self, index: int) -> Any:
+        """An array as parameter ``index`` is."""
+        return self._values[index]
 
     def nudge(self, by: float) -> None:
         """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
@@ -156,9 +169,9 @@ class _Inputs:
     def _signed(self, index: int) -> bool:
         return self.positive is not None and index not in self.positive
 
-    def donated_bytes(self) -> int:
-        """What the copies for one execution take on each device, as far as runs have shown."""
-        taken = [self.parameters[index] for index in self._taken]
+    def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
+        """What the copies for one more execution take on each device, as far as runs have shown."""
+        taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
         return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
@@ -259,6 +272,8 @@ class Runner:
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
+        self._next_of: dict[int, int] = executables.storage_taken(executable) if of_step else {}
+        """By parameter, the output that a training loop hands on as the next step's."""
 
     def inputs(self) -> list[Any]:
         """Arguments for one execution; what an execution takes over is not among those of the next."""
@@ -280,17 +295,28 @@ class Runner:
         return elapsed_ns
 
     def run_in_a_row(self, count: int) -> int:
-        """Run ``count`` times as a training loop does, which does not wait for a step before it starts the next;
-        returns wall nanoseconds of one.
+        """Run ``count`` times as a training loop does, which hands on what a step returns in the storage of its
+        arguments, and does not wait for a step before it starts the next; returns wall nanoseconds of one.
 
-        A single run of a short step is mostly the way from the host to the devices and back. All arguments are
-        there before the clock starts, ``count`` times :meth:`donated_bytes` of them.
+        A single run of a short step is mostly the way from the host to the devices and back; and arguments that lie
+        elsewhere each time make a GPU's command buffers be written anew. All others are there before the clock
+        starts, ``count`` times :meth:`donated_bytes` of them.
         """
         if not self._has_run:  # What a step takes over must be known before it is handed out more than once.
             self.run()
-        prepared = self._inputs.several(count)
+        prepared = self._inputs.several(count, self._next_of)
+        like = {output: self._inputs.like(index) for index, output in self._next_of.items()}
+        handlers = executables.output_handlers(self._executable, like)
+        tokens: list[Any] = []
+        outputs: list[Any] = []
         start = time.perf_counter_ns()
-        tokens = [executables.token_of(executables.execute(self._executable, one)) for one in prepared]
+        for number, arguments in enumerate(prepared):
+            if number:
+                for index, output in self._next_of.items():
+                    arguments[index] = outputs[output]
+            result = executables.execute(self._executable, arguments)
+            tokens.append(executables.token_of(result))
+            outputs = executables.chosen_outputs(result, handlers)
         for token in tokens:
             token.block_until_ready()
         return (time.perf_counter_ns() - start) // count
@@ -311,8 +337,8 @@ class Runner:
         return self._inputs.sampled(index, device, every, nudge)
 
     def donated_bytes(self) -> int:
-        """Device memory that one more set of arguments takes, as the runs so far have shown."""
-        return self._inputs.donated_bytes()
+        """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
+        return self._inputs.donated_bytes(self._next_of)
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from disco_hlo.plugin.measuring.runner import Runner
 
-AT_ONCE_NS = 200_000_000
-"""About what one measurement should take: a hundred times what the host adds to it."""
+AT_ONCE_NS = 500_000_000
+"""About what one measurement should take: hundreds of times what the host adds to it."""
 MOST_AT_ONCE = 20
 COPIES_BYTES = 16 << 30
 """The most that copies of donated inputs may take on each device."""

@@ -66,10 +66,11 @@ def find(
     """Search and name what to measure; of ``session`` only the settings and the voice are used.
 
     Args:
-        also: plans of an earlier search, to be ranked with those of this one.
+        also: plans of an earlier search, to be ranked with those of this one; what their kernels took, where they were
+            measured since, corrects estimates.
     """
     graph, settings = step.source.graph, session.settings
-    costs, machine = costs_of(profile, [graph]), machine_of(profile)
+    costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
     started = time.monotonic()
     chosen = replace(
         search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)

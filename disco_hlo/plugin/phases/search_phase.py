@@ -61,6 +61,11 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         return _search_and_measure(session, step, slot)
 
 
+def _looks(session: Session) -> int:
+    wanted = session.settings.looks
+    return int(session.facts.backend == "gpu") if wanted is None else wanted
+
+
 def _refuse_other_steps(session: Session, fingerprint: str) -> None:
     """One search is for one step: ranks that compile different ones must not even start."""
     same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
@@ -99,7 +104,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         with session.stage("search", takes_s=takes_s):
             found = find(session, step, xla, profiled.profile, stop) if profiled is not None else None
-        for _ in range(session.settings.looks):
+        for _ in range(_looks(session)):
             found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s)
         trials = _trials(session, found, slot)
         if not session.tell(bool(stop), "interrupted"):

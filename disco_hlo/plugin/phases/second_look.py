@@ -5,13 +5,13 @@ flatters most. On H200 plans took up to 11 % of the step longer than they had be
 which had been measured, up to 4 % (docs/benchmarks.md). DisCo (section 4.3) leaves it at one estimate. Here the best
 plan's kernels are run under the profiler, as XLA's were before the search, and the search is made once more: now they
 cost what they cost, and what it takes instead has to be better than that by as much as such promises fell short
-(``profiler.promises``).
+(``profiler.corrections``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -30,9 +30,8 @@ from disco_hlo.plugin.measuring.profiling import kernel_times
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.costs import Estimator, fused_key
+from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import OpTime, Profile
-from disco_hlo.profiler.promises import Promises
 from disco_hlo.simulator.build import groups_ns
 
 
@@ -64,21 +63,21 @@ def look_again(
         lacking = unknown_kernels(step.source.graph, found.profile, best)
         LOGGER.debug("%d of %d kernels of the plan were never run", lacking, len(best.groups))
         raw = msgspec.to_builtins(best) if lacking else None
-    told = session.tell(raw, "plan to look at")
-    if told is None:
+    raw = session.tell(raw, "plan to look at")
+    if raw is None:
         return found
-    times = _measured(session, step, msgspec.convert(told, Strategy), slot, found)
+    times = _measured(session, step, msgspec.convert(raw, Strategy), slot, found)
     if not session.tell(bool(times), "looked at"):
         return found
     with session.stage("search again", takes_s=search_takes_s):
         if found is None or interruption:
             return found
-        plans = plans_in(found.trials)
-        profile, newly = with_kernels(found.profile, times, step.source.graph, plans[0])
-        promises = profile.promises
+        plans, graph = plans_in(found.trials), step.source.graph
+        told = costs_of(found.profile, graph, (xla, *plans))
+        profile, look = with_kernels(told, times, graph, plans[0])
         session.say(
             "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
-            newly, promises.measured_ns / 1e6, promises.estimated_ns / 1e6,
+            look.kernels, look.measured_ns / 1e6, look.estimated_ns / 1e6,
         )  # fmt: skip
         again = find(session, step, xla, profile, interruption, also=plans)
         return replace(again, earlier=(*found.earlier, (found.result.evaluations, found.search_s)))
@@ -98,28 +97,39 @@ def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
     return sum(fused_key(graph, group) not in profile.ops for group in plan.groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Kernels of a plan that had only been estimated and were measured then."""
+
+    kernels: int
+    estimated_ns: int
+    measured_ns: int
+
+    @property
+    def ratio(self) -> float:
+        """Measured over estimated time; 1 where there is nothing to compare."""
+        return self.measured_ns / self.estimated_ns if self.estimated_ns else 1.0
+
+
 def with_kernels(
-    profile: Profile, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
-) -> tuple[Profile, int]:
-    """The profile with ``times`` of what it does not know, and of how many kernels of ``plan`` these tell.
+    told: MeasuredCosts, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
+) -> tuple[Profile, Look]:
+    """The profile with ``times`` of what it does not know, and what these tell of the kernels of ``plan``.
 
-    What these kernels were estimated at and what they take is added to its promises.
+    Args:
+        told: what the search was told by; the profile is its.
     """
-    known = replace(profile, ops={**times, **profile.ops})
+    profile = told.profile
     keys = [fused_key(graph, group) for group in plan.groups]
-    told = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
-    if not told:
-        return known, 0
-    promises = Promises(
-        int(estimates_ns(costs_of(profile, [graph]).estimator, graph, plan)[told].sum()),
-        sum(times[keys[i]].median_ns for i in told),
-    )
-    return replace(known, promises=profile.promises + promises), len(told)
+    new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
+    estimates = estimates_ns(told, graph, plan)[new] if new else np.zeros(0, np.int64)
+    look = Look(len(new), int(estimates.sum()), sum(times[keys[i]].median_ns for i in new))
+    return replace(profile, ops={**times, **profile.ops}), look
 
 
-def estimates_ns(estimator: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
-    """Of each group what the search is told, as the simulator asks for it."""
-    return groups_ns(graph, plan, unit_graph(graph, plan), estimator, estimator.nodes_ns(graph))
+def estimates_ns(costs: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+    """Of each group what a search is told by ``costs``, as the simulator asks for it."""
+    return groups_ns(graph, plan, unit_graph(graph, plan), costs, costs.nodes_ns(graph))
 
 
 def _measured(

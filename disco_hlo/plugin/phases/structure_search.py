@@ -70,7 +70,7 @@ def restructured_trials(
 
 def why_not(graph: Graph, best: Best) -> str:
     """Why no other structure is tried, as a sentence's end; empty where one is."""
-    costs, machine = costs_of(best.profile, [graph]), machine_of(best.profile)
+    costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
     if not machine.asynchronous:
         return "collectives block here, nothing can hide them"
     timeline = simulate(build(graph, best.strategy, costs, machine).problem)
@@ -185,7 +185,7 @@ def _most_promising(
     for name, one in made.items():
         graph = one.source.graph
         try:
-            costs, machine = costs_of(best.profile, [graph]), machine_of(best.profile)
+            costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
             predicted[name] = best_buckets(graph, read(one.source).groups, costs, machine).predicted_ns
         except Exception as error:
             _say_left_out(session, name, error)
@@ -209,7 +209,8 @@ def _searched(
 
 def _best_plan(session: Session, one: Restructured, profile: Profile) -> Scheduled:
     graph, settings = one.source.graph, session.settings
-    costs, machine, xla = costs_of(profile, [graph]), machine_of(profile), read(one.source)
+    xla = read(one.source)
+    costs, machine = costs_of(profile, graph, [xla]), machine_of(profile)
     chosen = SearchSettings(
         alpha=settings.alpha,
         beta=settings.beta,

@@ -5,13 +5,14 @@ With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from disco_hlo.errors import UnsupportedError
+from disco_hlo.hlo.proto import parse
 
 LoadedExecutable = Any
 """``jaxlib`` loaded executable; jaxlib ships no types for it."""
@@ -97,3 +98,37 @@ def result_arrays(result: Any) -> list[list[Any]]:
     """Outputs of an execution as single-device arrays: ``[output][local device]``."""
     arrays: list[list[Any]] = result.disassemble_into_single_device_arrays()
     return arrays
+
+
+def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
+    """By parameter, the number of the output that takes over its storage: a training step's next state."""
+    entries = parse(read_executable(executable)).input_output_alias.entries
+    return {
+        int(entry.parameter_number): int(entry.output_shape_index[0]) if entry.output_shape_index else 0
+        for entry in entries
+        if not entry.parameter_shape_index and len(entry.output_shape_index) < 2
+    }
+
+
+def output_handlers(executable: LoadedExecutable, like: Mapping[int, Any]) -> list[Any]:
+    """What :func:`chosen_outputs` makes of each output of ``executable``: an array like the one given for its number;
+    others are dropped."""
+    import jaxlib._hlo as _hlo
+    from jaxlib import xla_client
+
+    shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
+    count = len(shape.tuple_shapes()) if shape.is_tuple() else 1
+    handlers: list[Any] = [_dropped] * count
+    for number, array in like.items():
+        handlers[number] = xla_client.array_result_handler(array.aval, array.sharding, committed=True)
+    return handlers
+
+
+def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:
+    """Outputs of an execution, ready or not, as arrays over all devices; None for one that is dropped."""
+    outputs: list[Any] = result.consume_with_handlers(handlers)
+    return outputs
+
+
+def _dropped(_: Any) -> None:
+    return None
