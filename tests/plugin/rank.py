@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.xla import compiles, jaxlink, job
+from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -56,6 +56,23 @@ def waits_for_a_late_rank(step: runner.Runner, rank: int, store: job.KeyValueSto
     return waited
 
 
+def weights_in_a_row(step: runner.Runner, count: int) -> list[list[float]]:
+    """What each of so many steps in a row takes for the weight."""
+    seen: list[list[float]] = []
+    execute = executables.execute
+
+    def noted(executable: LoadedExecutable, arguments: list[Any]) -> Any:
+        seen.append(np.asarray(arguments[0].addressable_data(0)).tolist())
+        return execute(executable, arguments)
+
+    executables.execute = noted  # type: ignore[assignment]
+    try:
+        step.run_in_a_row(count)
+    finally:
+        executables.execute = execute
+    return seen
+
+
 def main(address: str, rank: int, output: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     report: dict[str, object] = {}
@@ -82,6 +99,7 @@ def main(address: str, rank: int, output: Path) -> None:
         report["ran"] = all(t > 0 for t in times)
         report["same_module"] = hashes[0] == hashes[1]
         report["outputs"] = [[part.tolist() for part in out] for out in step.outputs()]
+        report["in a row"] = weights_in_a_row(step, 3)
         report["sums"] = [part.tolist() for part in sweep.outputs()[0]]
         report["job"] = job.job_id()
         report["places"] = [facts.process_index, facts.process_count, facts.device_count]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from disco_hlo.plugin.measuring.made_up import synthetic_values
 from disco_hlo.plugin.xla.executables import Parameter
 from tests.ports import free_port
 
+KEEPS_DONATION = jax.__version_info__ >= (0, 11)
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -69,6 +71,9 @@ def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str,
             np.testing.assert_allclose(part, weight + total, rtol=1e-6)
         for part in report["outputs"][1]:
             np.testing.assert_array_equal(part, weight.tolist())
+        # What takes no storage of its arguments over hands nothing on.
+        steps = [weight + number * total * KEEPS_DONATION for number in range(3)]
+        np.testing.assert_allclose(report["in a row"], steps, rtol=1e-6)
         assert len(report["sums"]) == 2
         for part in report["sums"]:
             assert part == pytest.approx(summed.tolist(), rel=1e-6)
