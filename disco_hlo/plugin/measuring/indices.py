@@ -67,7 +67,6 @@ _EITHER: dict[str, Callable[..., Numbers]] = {
     "select": whole_numbers.selected,
 }
 _LOGIC: dict[str, Callable[..., Numbers]] = {
-    "and": whole_numbers.conjunction,
     "not": whole_numbers.negation,
     "or": whole_numbers.disjunction,
 }
@@ -114,6 +113,7 @@ class _Following:
         self._left: set[int] = set()
         """Parameters that are left 0 or 1."""
         self._rules: dict[str, _Rule] = {
+            "and": self._and,
             "compare": self._compare,
             "concatenate": concatenated,
             "constant": self._constant,
@@ -297,15 +297,36 @@ class _Following:
             self._leave(numbers.mixed)
         return elementwise(lambda a, b: compared(direction, a, b), (one, other))
 
+    def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
+        """Of truth values; of whole numbers a remainder where the low bits are kept."""
+        if _dtype(proto) == _TRUTH:
+            return elementwise(whole_numbers.conjunction, operands)
+        for one, mask in (operands, operands[::-1]):
+            if _is_one(mask) and _is_power_of_two(int(mask.low) + 1):
+                return self._below(one, int(mask.low) + 1)
+        return computed(*operands)
+
     def _remainder(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
-        """Numbers below what they are divided by stay what they are."""
         one, by = operands
-        if by.carried or by.mixed or not 0 < by.low == by.high < math.inf:
-            return computed(one, by)
-        self._limit(one, int(by.low))
-        if one.low <= one.high:
-            one = replace(one.whole, low=min(one.low, -by.high), high=by.high - 1, counts=False)
-        return one
+        return self._below(one, int(by.low)) if _is_one(by) and by.low > 0 else computed(one, by)
+
+    def _below(self, numbers: Numbers, divisor: int) -> Numbers:
+        """Numbers below what they are divided by stay what they are."""
+        if numbers.mixed:
+            return computed(numbers)
+        self._limit(numbers, divisor)
+        if numbers.low > numbers.high:
+            return numbers
+        return replace(numbers.whole, low=min(numbers.low, -divisor), high=divisor - 1, counts=False)
+
+
+def _is_one(numbers: Numbers) -> bool:
+    """Whether it holds one number that is known."""
+    return not numbers.touched and numbers.low == numbers.high
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
 
 
 def _dtype(proto: Message) -> str:
