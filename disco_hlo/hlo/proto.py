@@ -145,6 +145,14 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "operand_batching_dims": (5, "int64*"),
         "start_indices_batching_dims": (6, "int64*"),
     },
+    "ScatterDimensionNumbers": {
+        "update_window_dims": (1, "int64*"),
+        "inserted_window_dims": (2, "int64*"),
+        "scatter_dims_to_operand_dims": (3, "int64*"),
+        "index_vector_dim": (4, "int64"),
+        "input_batching_dims": (5, "int64*"),
+        "scatter_indices_batching_dims": (6, "int64*"),
+    },
     "PaddingDimension": {
         "edge_padding_low": (1, "int64"),
         "edge_padding_high": (2, "int64"),
@@ -199,7 +207,9 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "padding_config": (21, "PaddingConfig"),
         "gather_dimension_numbers": (33, "GatherDimensionNumbers"),
         "gather_slice_sizes": (34, "int64*"),
+        "scatter_dimension_numbers": (48, "ScatterDimensionNumbers"),
         "replica_groups": (49, "ReplicaGroup*"),
+        "comparison_direction": (63, "string"),
         "use_global_device_ids": (71, "bool"),
         "collective_device_list": (87, "DeviceList"),
         "mesh_axes_groups": (93, "MeshGroups"),
@@ -209,8 +219,9 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "device_assignment": (15, "DeviceAssignment"),
     },
 }
-"""What the moves inside a layer (``disco_hlo/structure``) read beyond :data:`_SCHEMA`. Kept apart: fingerprints
-hash the fields that the schema does not name as they lie in the bytes, so naming one more would change them."""
+"""What the moves inside a layer (``disco_hlo/structure``) and the rules on made-up inputs read beyond :data:`_SCHEMA`.
+Kept apart: fingerprints hash the fields that the schema does not name as they lie in the bytes, so naming one more
+would change them."""
 
 _SCALARS = {
     "float": descriptor_pb2.FieldDescriptorProto.TYPE_FLOAT,

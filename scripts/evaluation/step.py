@@ -30,6 +30,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.measuring.indices import index_bounds
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases import finding
@@ -188,6 +189,7 @@ def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> St
     module = compiles.capture(request) if module is None else module
     source = canonicalize(module)
     request.positive = positive_parameters(source)
+    request.index_bounds = index_bounds(source)
     return Step(module, source)
 
 

@@ -28,6 +28,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.measuring.indices import index_bounds
 from disco_hlo.plugin.measuring.profiling import GRAPHS_OFF
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.signs import positive_parameters
@@ -73,6 +74,7 @@ def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
     if variants[0].error or variants[0].source is None:
         raise DiscoError(f"XLA's default: {variants[0].error}")
     request.positive = positive_parameters(variants[0].source)
+    request.index_bounds = index_bounds(variants[0].source)
     base = asked.profile(request)
     times = _timed(record, "trace_s", lambda: _op_times(asked, request, variants))
     profile = replace(base, ops={**base.ops, **times})

@@ -18,6 +18,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.comparing import Reference, difference, limits_of, not_finite, thinned
+from disco_hlo.plugin.measuring.indices import index_bounds
 from disco_hlo.plugin.measuring.made_up import rounding_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.signs import positive_parameters
@@ -32,16 +33,19 @@ Array = Any
 
 
 def measured(
-    step: models.Step, change: Callable[[bytes], bytes], folder: Path, *, signed: bool = True
+    step: models.Step, change: Callable[[bytes], bytes], folder: Path, *, realistic: bool = True
 ) -> tuple[Trial, Trial, frozenset[int] | None]:
-    """The unfused step and a changed one as they were judged, and which inputs were positive in the end."""
+    """The unfused step and a changed one as they were judged, and which inputs were positive in the end.
+
+    Unless they are realistic, inputs are positive and integers 0 or 1.
+    """
 
     def body(request: CompileRequest) -> tuple[Trial, Trial, frozenset[int] | None]:
         session = join(request, Settings(search=True, directory=folder))
         source = canonicalize(compiles.capture(request))
         plain = unfused(source.graph)
-        if signed:
-            request.positive = positive_parameters(source)
+        if realistic:
+            request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
         compile_trials(session, source, trials[:2], tag="candidate")
         trials[2].executable = compiles.compile_module(request, change(apply(plain, source)))
@@ -108,8 +112,55 @@ def test_a_program_that_is_wrong_only_behind_a_mask_is_refused(fault: str, tmp_p
 @pytest.mark.parametrize("fault", FAULTS)
 def test_positive_inputs_do_not_show_what_is_wrong_behind_a_mask(fault: str, tmp_path: Path) -> None:
     """Should they do so one day, signs are not needed."""
-    _, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path, signed=False)
+    _, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path, realistic=False)
     assert wrong.error == ""
+
+
+# --- programs that are wrong for some rows of a table only ----------------------------------------
+
+WORDS = 41
+
+
+def embedding_step() -> models.Step:
+    """Word by word the next is told; a row out of range would be NaN."""
+    parameters = {"embedding": models.random(0, WORDS, 16), "head": models.random(1, 16, WORDS)}
+
+    def loss(p: Any, text: Any) -> Any:
+        logits = jnp.take(p["embedding"], text[:, :-1], axis=0, mode="fill") @ p["head"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean()
+
+    text = models.tokens(2, 4, 12, vocabulary=WORDS)
+    return models.trained("embedding_step", loss, parameters, (text,), optax.sgd(0.1, momentum=0.9))
+
+
+def with_two_words(module: bytes) -> bytes:
+    """Where an index is compared with the last row's, the table has two rows."""
+    message = proto.parse(module, proto.DetailedModule)
+    last = [i for c in message.computations for i in c.instructions if list(i.literal.s32s) == [WORDS - 1]]
+    assert last
+    for constant in last:
+        constant.literal.s32s[:] = [1]
+    return proto.serialize(message)
+
+
+def test_a_program_that_is_wrong_from_the_third_row_of_a_table_on_is_refused(tmp_path: Path) -> None:
+    plain, wrong, _ = measured(embedding_step(), with_two_words, tmp_path)
+    assert plain.error == ""
+    assert "differs from XLA's default by" in wrong.error
+
+
+def test_zeros_and_ones_do_not_show_what_is_wrong_from_the_third_row_on(tmp_path: Path) -> None:
+    """Should they do so one day, bounds of indices are needed for times alone."""
+    _, wrong, _ = measured(embedding_step(), with_two_words, tmp_path, realistic=False)
+    assert wrong.error == ""
+
+
+@pytest.mark.parametrize("make", [models.transformer, models.lstm, models.resnet])
+def test_steps_with_tokens_or_labels_pass_the_comparison(
+    make: Callable[[], models.Step], tmp_path: Path
+) -> None:
+    plain, again, _ = measured(make(), lambda module: module, tmp_path)
+    assert (plain.error, again.error) == ("", "")
 
 
 # --- inputs for which a step has no values --------------------------------------------------------

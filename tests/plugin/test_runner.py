@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.made_up import synthetic_values
+from disco_hlo.plugin.measuring.made_up import sampled_values, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
@@ -287,6 +289,35 @@ def test_integers_are_0_or_1_and_equal_on_every_device(dtype: Any) -> None:
     assert values.shape == (50, 4)
     assert set(values.astype(int).flatten().tolist()) == {0, 1}
     np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3))
+
+
+@given(
+    dtype=st.sampled_from([np.int32, np.int64, np.uint8, np.uint32, np.int16]),
+    bound=st.integers(1, 256) | st.integers(1, 1 << 31),
+    seed=st.integers(0, 1000),
+    count=st.integers(0, 300),
+)
+@example(dtype=np.uint8, bound=256, seed=0, count=300)
+def test_indices_are_not_negative_and_below_their_bound(
+    dtype: Any, bound: int, seed: int, count: int
+) -> None:
+    bound = min(bound, int(np.iinfo(dtype).max) + 1)
+    values = synthetic_values(Parameter((count,), np.dtype(dtype), sharded=True), seed, 1, 0, bound=bound)
+    assert values.dtype == dtype
+    assert all(0 <= value < bound for value in values.tolist())
+
+
+def test_indices_are_spread_over_all_rows_and_equal_on_every_device() -> None:
+    """Small ones most often: half of all are below the root of the number of rows."""
+    parameter = Parameter((300, 200), np.dtype(np.int32), sharded=True)
+    values = synthetic_values(parameter, 0, 0, 0, bound=10_000)
+    assert 0.45 < np.mean(values < 100) < 0.55
+    assert values.min() == 0
+    assert values.max() > 9_900
+    assert np.unique(values).size > 3_000
+    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3, bound=10_000))
+    sampled = sampled_values(parameter, 0, 0, 1, 7, bound=10_000)
+    np.testing.assert_array_equal(sampled, values.reshape(-1)[::7])
 
 
 @pytest.mark.parametrize(

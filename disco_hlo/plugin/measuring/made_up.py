@@ -2,8 +2,11 @@
 
 Floats are of a size at which sums neither overflow nor become subnormal: sums of positive ones grow with their number,
 sums of both signs with its root. None is near zero, so that what they are multiplied with is not lost. Integers are 0
-or 1, so that a loop that counts ends. What a sharding replicates is equal on every device, so that all devices take
-the same branches.
+or 1, so that a loop that counts ends, but those that ``indices`` found to be indices: these are spread over all rows,
+small ones most often, as token ids are where words are numbered by how often they occur. So a gather reads from a cache
+what it would find there in training, and a scatter collides as often; labels and positions are more even than that, but
+of smaller tables. What a sharding replicates is equal on every device, so that all devices take the same branches;
+integers are so in any case, as they may decide.
 """
 
 from __future__ import annotations
@@ -26,7 +29,14 @@ _TENSOR_FLOAT = 2.0**-11
 
 
 def synthetic_values(
-    parameter: Parameter, seed: int, index: int, place: int, *, signed: bool = False, nudge: float = 0.0
+    parameter: Parameter,
+    seed: int,
+    index: int,
+    place: int,
+    *,
+    signed: bool = False,
+    nudge: float = 0.0,
+    bound: int = 2,
 ) -> NDArray[Any]:
     """Values of entry parameter ``index`` on the device at ``place``.
 
@@ -35,8 +45,9 @@ def synthetic_values(
     Args:
         signed: floats are of both signs; else all are positive.
         nudge: by what part of it each float is raised or lowered, at random; by its last digit at least.
+        bound: integers are below it, and not negative.
     """
-    return np.resize(_pattern(parameter, seed, index, place, signed, nudge), parameter.shape)
+    return np.resize(_pattern(parameter, seed, index, place, signed, nudge, bound), parameter.shape)
 
 
 def sampled_values(
@@ -48,16 +59,17 @@ def sampled_values(
     *,
     signed: bool = False,
     nudge: float = 0.0,
+    bound: int = 2,
 ) -> NDArray[Any]:
     """Every so manieth of the :func:`synthetic_values`, flat."""
-    pattern = _pattern(parameter, seed, index, place, signed, nudge)
+    pattern = _pattern(parameter, seed, index, place, signed, nudge, bound)
     places = np.arange(0, math.prod(parameter.shape), every)
     sampled: NDArray[Any] = pattern[places % max(1, pattern.size)]
     return sampled
 
 
 def _pattern(
-    parameter: Parameter, seed: int, index: int, place: int, signed: bool, nudge: float
+    parameter: Parameter, seed: int, index: int, place: int, signed: bool, nudge: float, bound: int
 ) -> NDArray[Any]:
     import ml_dtypes
 
@@ -66,7 +78,8 @@ def _pattern(
     random = np.random.default_rng([seed, index, own])
     count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
     if integer:
-        return random.integers(0, 2, count).astype(parameter.dtype)
+        whole = random.integers(0, bound, count) if bound <= 2 else skewed_indices(random, bound, count)
+        return whole.astype(parameter.dtype)
     kind = ml_dtypes.finfo(parameter.dtype)
     signed = signed and float(kind.min) < 0  # there are floats without a sign
     longest = max(*parameter.shape[-2:], 1, 1)
@@ -77,6 +90,12 @@ def _pattern(
     if nudge:
         pattern *= 1 + max(nudge, float(kind.eps)) * random.choice((-1.0, 1.0), count)
     return pattern.astype(parameter.dtype)
+
+
+def skewed_indices(random: np.random.Generator, bound: int, count: int) -> NDArray[np.int64]:
+    """So many indices of ``bound`` rows, small ones often, large ones seldom: even by their logarithm (Zipf's law)."""
+    found = np.exp(random.uniform(0, math.log(bound + 1), count)).astype(np.int64) - 1
+    return np.minimum(found, bound - 1)  # the logarithm is rounded
 
 
 def is_integer(parameter: Parameter) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
+from disco_hlo.plugin.measuring.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -83,9 +84,9 @@ def _device_vector(vector: Vector, seed: int) -> Any:
     if dtype.kind == "b":
         values = random.integers(0, 2, count)
     elif dtype.kind in "iu":
-        # Indices as words and rows are read, small ones often, large ones seldom; XLA takes the last for those outside.
-        # Zeros and ones alone would have a gather read two rows, which stay in the nearest cache.
-        values = np.exp(random.uniform(0, np.log(min(_LARGEST_INDEX, np.iinfo(dtype).max)), count)) - 1
+        # XLA takes the last row for an index outside. Zeros and ones alone would have a gather read two rows, which
+        # stay in the nearest cache.
+        values = skewed_indices(random, min(_LARGEST_INDEX, np.iinfo(dtype).max) - 1, count)
     else:
         values = random.uniform(0.5, 1.5, count)
     with _x64():

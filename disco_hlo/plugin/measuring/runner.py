@@ -1,7 +1,7 @@
 """Runs compiled modules on made-up inputs, on the step's devices (DisCo, section 5.2: the profiler's runs).
 
 The user's arrays are never touched. What the values are is said in ``made_up``, and which of them have to be positive
-by the request (:attr:`~disco_hlo.plugin.xla.jaxlink.CompileRequest.positive`).
+or are indices by the request (:attr:`~disco_hlo.plugin.xla.jaxlink.CompileRequest.positive`, ``index_bounds``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import enum
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -100,12 +100,14 @@ class _Inputs:
         seed: int,
         together: Together,
         positive: Collection[int] | None,
+        index_bounds: Mapping[int, int],
     ) -> None:
         self.request = request
         self._together = together
         self.parameters = parameters
         self.seed = seed
         self.positive = positive
+        self.index_bounds = index_bounds
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -164,6 +166,7 @@ class _Inputs:
             every,
             signed=self._signed(index),
             nudge=nudge,
+            bound=self.index_bounds.get(index, 2),
         )
 
     def _signed(self, index: int) -> bool:
@@ -186,11 +189,13 @@ class _Inputs:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
-        signed = self._signed(index)
+        signed, bound = self._signed(index), self.index_bounds.get(index, 2)
         with jax.transfer_guard("allow"):
             buffers = [
                 jax.device_put(
-                    synthetic_values(parameter, self.seed, index, place, signed=signed, nudge=nudge),
+                    synthetic_values(
+                        parameter, self.seed, index, place, signed=signed, nudge=nudge, bound=bound
+                    ),
                     device,
                     may_alias=False,
                 )
@@ -220,7 +225,7 @@ class _Meeting:
             lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         )
         parameters = executables.parameters(self._executable)
-        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext, None).fresh()
+        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext, None, {}).fresh()
 
     def wait(self) -> None:
         """Return once every rank is here: when a tiny all-reduce has ended."""
@@ -234,11 +239,11 @@ class Runner:
 
     Args:
         inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
-            are equal, and so is which of them have to be positive.
+            are equal, and so is which of them have to be positive or are indices.
         together: how inputs are made where a rank that cannot must not leave the others in an all-reduce; of no
             account where they are another runner's.
-        of_step: the executable takes what the request's step takes, so that some inputs may be negative; else all
-            are positive.
+        of_step: the executable takes what the request's step takes, so that some inputs may be negative, or indices;
+            else all are positive, and integers 0 or 1.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -261,13 +266,15 @@ class Runner:
         self._executable = executable
         parameters = executables.parameters(executable)
         positive = request.positive if of_step else None
+        index_bounds = request.index_bounds if of_step else {}
         shared = None if inputs_of is None else inputs_of._inputs
         if (
             shared is None
             or shared.request is not request
-            or (shared.parameters, shared.seed, shared.positive) != (parameters, seed, positive)
+            or (shared.parameters, shared.seed) != (parameters, seed)
+            or (shared.positive, shared.index_bounds) != (positive, index_bounds)
         ):
-            shared = _Inputs(request, parameters, seed, together, positive)
+            shared = _Inputs(request, parameters, seed, together, positive, index_bounds)
         self._inputs: _Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)

@@ -21,6 +21,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.candidates import Trial, measure
+from disco_hlo.plugin.measuring.indices import index_bounds
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.runner import refuse_callbacks
@@ -56,6 +57,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     fingerprint = step.source.graph.fingerprint
     _refuse_other_steps(session, fingerprint)
     request.positive = positive_parameters(step.source)
+    request.index_bounds = index_bounds(step.source)
     slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)

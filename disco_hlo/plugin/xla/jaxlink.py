@@ -74,6 +74,9 @@ class CompileRequest:
     positive: frozenset[int] | None = None
     """Entry parameters whose made-up values have to be positive; None: all. Whoever runs the step sets it, before the
     first run, to what the step's graph says, and the same on every rank."""
+    index_bounds: Mapping[int, int] = field(default_factory=dict)
+    """Below what the made-up values must stay of each entry parameter that is read as an index; other integers are 0
+    or 1. Set together with :attr:`positive`."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
 
     @functools.cached_property

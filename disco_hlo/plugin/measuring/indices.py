@@ -1,0 +1,345 @@
+"""Which made-up integers are indices, and of how many rows: token ids, labels, positions.
+
+Of zeros and ones alone a gather reads two rows, which stay in the nearest cache, a scatter adds to two rows, all
+threads at once, and neither takes the time that it takes in training. So the rule follows every integer parameter to
+what reads it as an index: ``gather``, ``scatter``, ``dynamic-slice``, ``dynamic-update-slice``, the comparison with an
+iota that makes a label one-hot. It follows a parameter through ops that leave its numbers what they are or choose
+among them, into fusions, calls and loops, and through what JAX writes around an index: a number below zero counts from
+the end, one out of range is clamped or its row replaced. What a parameter may hold is what the smallest of its uses has
+room for.
+
+All others stay 0 or 1. So does an index that may steer a loop or a branch, as one that is compared in a loop's
+condition: with a large number a loop that counts might not end. And so does one of which other numbers are computed (a
+counter of steps, a random key, pixels), as nobody says what those may be. Comparisons that become masks do no harm.
+
+The answer is a function of the step's canonical graph: equal on all ranks, and for all candidates of a search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
+from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.measuring import whole_numbers
+from disco_hlo.plugin.measuring.index_uses import index_uses
+from disco_hlo.plugin.measuring.moved_numbers import (
+    chosen,
+    concatenated,
+    counted,
+    moved,
+    padded,
+    rearranged,
+    sorted_together,
+    written_into,
+)
+from disco_hlo.plugin.measuring.whole_numbers import (
+    ANY,
+    NOTHING,
+    TRUTH,
+    Numbers,
+    Parameters,
+    compared,
+    computed,
+    elementwise,
+    joined,
+    widened,
+)
+from disco_hlo.structure.literals import literal_value
+
+_MOVED = frozenset({
+    "add-dependency", "all-gather", "all-gather-done", "all-gather-start", "all-to-all", "async-done",
+    "async-update", "collective-broadcast", "collective-permute", "collective-permute-done",
+    "collective-permute-start", "copy-done", "copy-start", "domain", "opt-barrier", "reverse",
+})  # fmt: skip
+"""Ops whose result has the numbers of their operands, perhaps elsewhere."""
+_CALLS = frozenset({"async-start", "call", "fusion"})
+_EITHER: dict[str, Callable[..., Numbers]] = {
+    "clamp": whole_numbers.clamped,
+    "maximum": joined,
+    "minimum": joined,
+    "select": whole_numbers.selected,
+}
+_LOGIC: dict[str, Callable[..., Numbers]] = {
+    "not": whole_numbers.negation,
+    "or": whole_numbers.disjunction,
+}
+_TUPLE, _TRUTH = "tuple", "pred"
+_LARGEST_INDEX = (1 << 31) - 1
+"""A type that holds it holds every index."""
+
+
+def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
+    """By the number of an entry parameter of ``source`` that is read as an index, below what its values must stay.
+
+    Other integers are to be 0 or 1; so are all where the graph has something that the rule cannot read.
+    """
+    try:
+        return _Following(source).run()
+    except Exception as error:
+        LOGGER.debug("made-up integers are 0 or 1, as the step's indices cannot be followed: %r", error)
+        return {}
+
+
+_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
+"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A computation: its instructions, operands before users."""
+
+    protos: Sequence[Message]
+    operands: Sequence[Sequence[int]]
+    root: int
+
+
+class _Following:
+    def __init__(self, source: CanonicalModule) -> None:
+        self._index: ModuleIndex = source.index
+        nodes = source.graph.nodes
+        self._entry = _Body(source.protos, [node.operands for node in nodes], source.graph.root)
+        self._called: dict[int, _Body] = {}
+        self._literals: dict[int, Numbers] = {}
+        self._bounds: dict[int, int] = {}
+        """Of every parameter whose values have a limit."""
+        self._indices: set[int] = set()
+        self._left: set[int] = set()
+        """Parameters that are left 0 or 1."""
+        self._rules: dict[str, _Rule] = {
+            "and": self._and,
+            "compare": self._compare,
+            "concatenate": concatenated,
+            "constant": self._constant,
+            "convert": self._converted,
+            "copy": self._converted,
+            "custom-call": self._custom_call,
+            "dynamic-slice": chosen,
+            "dynamic-update-slice": written_into,
+            "gather": chosen,
+            "iota": counted,
+            "pad": padded,
+            "remainder": self._remainder,
+            "scatter": self._scattered,
+            **dict.fromkeys(("bitcast", "broadcast", "reshape", "slice", "transpose"), rearranged),
+        }
+
+    def run(self) -> Mapping[int, int]:
+        """Bounds of the parameters that are indices."""
+        given: dict[int, Numbers] = {}
+        for proto in self._entry.protos:
+            if proto.opcode == "parameter":
+                given[proto.parameter_number] = self._of_entry(proto)
+        result = self._result(self._entry, [given[number] for number in sorted(given)])
+        self._leave(result.arithmetic)
+        return {number: self._bounds[number] for number in sorted(self._indices - self._left)}
+
+    def _of_entry(self, proto: Message) -> Numbers:
+        if not _is_whole(proto):
+            return NOTHING
+        if _dtype(proto) == _TRUTH:
+            return TRUTH
+        number = int(proto.parameter_number)
+        self._bounds[number] = _largest(_dtype(proto)) + 1
+        return Numbers(carried=frozenset({number}))
+
+    # --- what is learnt of parameters ------------------------------------------------------------
+
+    def _leave(self, parameters: Parameters) -> None:
+        self._left |= parameters
+
+    def _limit(self, numbers: Numbers, bound: int) -> None:
+        for number in numbers.carried:
+            self._bounds[number] = max(1, min(self._bounds[number], bound))
+
+    def _indexes(self, numbers: Numbers, bound: int) -> None:
+        """An array is read as indices of so many rows."""
+        self._limit(numbers, bound)
+        self._indices |= numbers.carried
+        self._leave(numbers.mixed)
+
+    # --- through computations --------------------------------------------------------------------
+
+    def _result(self, body: _Body, given: Sequence[Numbers]) -> Numbers:
+        """What a computation returns that is given these."""
+        known: list[Numbers] = []
+        for proto, reads in zip(body.protos, body.operands, strict=True):
+            if proto.opcode == "parameter":
+                known.append(given[proto.parameter_number])
+                continue
+            operands = [known[read] for read in reads]
+            behind = [body.protos[read] for read in reads]
+            known.append(self._value(proto, operands, behind))
+        return known[body.root]
+
+    def _call(self, computation: int, given: Sequence[Numbers]) -> Numbers:
+        return self._result(self._body(computation), given)
+
+    def _body(self, computation: int) -> _Body:
+        body = self._called.get(computation)
+        if body is None:
+            flat = flatten(self._index, self._index.computation(computation))
+            body = _Body([op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root)
+            self._called[computation] = body
+        return body
+
+    def _while(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
+        body, condition = proto.called_computation_ids
+        carry = widened(operands[0], operands[0])
+        while True:
+            self._leave(self._call(condition, [carry]).touched)
+            after = widened(carry, self._call(body, [carry]))
+            if after == carry:
+                return carry
+            carry = after
+
+    def _conditional(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
+        self._leave(operands[0].touched)
+        results = [
+            self._call(called, [given])
+            for called, given in zip(proto.called_computation_ids, operands[1:], strict=True)
+        ]
+        found = results[0]
+        for other in results[1:]:
+            found = joined(found, other)
+        return found
+
+    # --- through ops -----------------------------------------------------------------------------
+
+    def _value(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+        opcode = proto.opcode
+        if opcode in _CALLS:
+            return self._call(proto.called_computation_ids[0], operands)
+        if opcode in _MOVED:
+            return moved(operands)
+        if opcode == "tuple":
+            return Numbers(members=tuple(operands))
+        if opcode == "get-tuple-element":
+            return operands[0].member(int(proto.tuple_index))
+        if opcode == "sort":
+            return sorted_together(operands)
+        if opcode == "while":
+            return self._while(proto, operands)
+        if opcode == "conditional":
+            return self._conditional(proto, operands)
+        for numbers, rows in index_uses(proto, operands, behind):
+            self._indexes(numbers, rows)
+        return self._number(proto, operands, behind) if _is_whole(proto) else self._no_number(proto, operands)
+
+    def _no_number(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
+        """What becomes of whole numbers that an op makes floats of, or hands to something unknown."""
+        if proto.opcode in ("gather", "dynamic-slice", "select"):
+            return NOTHING
+        reads = operands[:1] if proto.opcode in ("dynamic-update-slice", "scatter") else operands
+        self._leave(computed(*reads).mixed)
+        return ANY.decided_by(*operands) if _dtype(proto) == _TUPLE else NOTHING
+
+    def _number(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+        opcode, truth = proto.opcode, _dtype(proto) == _TRUTH
+        if opcode in self._rules:
+            return self._rules[opcode](proto, operands, behind)
+        if opcode in _EITHER:
+            return elementwise(_EITHER[opcode], operands)
+        if opcode in _LOGIC and truth:
+            return elementwise(_LOGIC[opcode], operands)
+        return TRUTH.decided_by(*operands) if truth else computed(*operands)
+
+    def _custom_call(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
+        self._leave(computed(*operands).mixed)
+        return ANY.decided_by(*operands)
+
+    def _constant(self, proto: Message, _: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
+        known = self._literals.get(proto.id)
+        if known is None:
+            values = literal_value(DetailedInstruction.FromString(proto.SerializeToString()))
+            if values is None or not values.size:
+                known = TRUTH if _dtype(proto) == _TRUTH else ANY
+            else:
+                counts = values.size > 1 and np.array_equal(values, np.arange(values.size))
+                known = Numbers(low=int(values.min()), high=int(values.max()), counts=counts)
+            self._literals[proto.id] = known
+        return known
+
+    def _converted(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+        if not _is_whole(behind[0]):
+            return ANY
+        numbers, name, most = operands[0], _dtype(proto), _largest(_dtype(proto))
+        if name == _TRUTH:
+            return self._compare_with("NE", numbers, Numbers(low=0, high=0))
+        if most < min(_largest(_dtype(behind[0])), _LARGEST_INDEX):
+            return computed(numbers)
+        least = 0 if name.startswith("u") else -most
+        if numbers.low <= numbers.high and not least <= numbers.low <= numbers.high <= most:
+            return replace(numbers.whole, low=-math.inf, high=math.inf, counts=False)
+        return numbers
+
+    def _scattered(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
+        """One array of whole numbers that others are written into, or combined with what it has."""
+        whole, indices, updates = (one.whole for one in operands)
+        combiner = self._body(proto.called_computation_ids[0])
+        overwritten = combiner.protos[combiner.root].opcode == "parameter"
+        return (joined if overwritten else computed)(whole, updates).decided_by(indices)
+
+    def _compare(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
+        direction = DetailedInstruction.FromString(proto.SerializeToString()).comparison_direction
+        return self._compare_with(direction, *operands)
+
+    def _compare_with(self, direction: str, one: Numbers, other: Numbers) -> Numbers:
+        for numbers, against in ((one, other), (other, one)):
+            if direction in ("EQ", "NE") and against.counts and against.low == 0 and against.high > 0:
+                self._indexes(numbers, int(against.high) + 1)
+            self._leave(numbers.mixed)
+        return elementwise(lambda a, b: compared(direction, a, b), (one, other))
+
+    def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
+        """Of truth values; of whole numbers a remainder where the low bits are kept."""
+        if _dtype(proto) == _TRUTH:
+            return elementwise(whole_numbers.conjunction, operands)
+        for one, mask in (operands, operands[::-1]):
+            if _is_one(mask) and _is_power_of_two(int(mask.low) + 1):
+                return self._below(one, int(mask.low) + 1)
+        return computed(*operands)
+
+    def _remainder(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
+        one, by = operands
+        return self._below(one, int(by.low)) if _is_one(by) and by.low > 0 else computed(one, by)
+
+    def _below(self, numbers: Numbers, divisor: int) -> Numbers:
+        """Numbers below what they are divided by stay what they are."""
+        if numbers.mixed:
+            return computed(numbers)
+        self._limit(numbers, divisor)
+        if numbers.low > numbers.high:
+            return numbers
+        return replace(numbers.whole, low=min(numbers.low, -divisor), high=divisor - 1, counts=False)
+
+
+def _is_one(numbers: Numbers) -> bool:
+    """Whether it holds one number that is known."""
+    return not numbers.touched and numbers.low == numbers.high
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _dtype(proto: Message) -> str:
+    return DTYPES.get(proto.shape.element_type, "")
+
+
+def _is_whole(proto: Message) -> bool:
+    """Whether it is an array of whole numbers or truth values."""
+    name = _dtype(proto)
+    return name == _TRUTH or (name[:1] in ("s", "u") and name[1:].isdigit())
+
+
+def _largest(dtype: str) -> int:
+    """The largest whole number of a type."""
+    bits = int(dtype[1:]) if dtype != _TRUTH else 1
+    return int(2 ** (bits - (dtype[0] == "s"))) - 1

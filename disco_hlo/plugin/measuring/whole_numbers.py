@@ -1,0 +1,187 @@
+"""What is known of an array of whole numbers, or of truth values, while a step's parameters are followed through it.
+
+A parameter is followed as long as its numbers stay what they are: moved about, kept within limits, chosen among others.
+From there on two things are remembered of it: that arithmetic was done with it, or that a comparison of it decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+Parameters = frozenset[int]
+"""Numbers of entry parameters."""
+_NONE: Parameters = frozenset()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of one array, or the members of a tuple."""
+
+    carried: Parameters = _NONE
+    """Parameters whose numbers stand in it as they are. None of them is negative."""
+    mixed: Parameters = _NONE
+    """Parameters from whose numbers others were computed that stand in it."""
+    decided: Parameters = _NONE
+    """Parameters that decide which of its numbers stand where, or whether they do."""
+    low: float = math.inf
+    """No number that is not carried is smaller."""
+    high: float = -math.inf
+    """Nor larger. Where all are carried, :attr:`low` is above."""
+    counts: bool = False
+    """Every whole number from :attr:`low` to :attr:`high` stands in it, nothing else: an iota."""
+    members: tuple[Numbers, ...] = ()
+    """Of a tuple."""
+    axis: int = -1
+    """The dimension along which :attr:`columns` lie; -1: none are known."""
+    columns: tuple[Numbers, ...] = ()
+    """What is known of the array at each place of :attr:`axis`: an index of several numbers is put together there."""
+
+    @property
+    def touched(self) -> Parameters:
+        """Parameters on which it depends in any way."""
+        return _NONE.union(
+            self.carried, self.mixed, self.decided, *(member.touched for member in self.members)
+        )
+
+    @property
+    def arithmetic(self) -> Parameters:
+        """Parameters of which computed numbers stand in it, or in a member."""
+        return _NONE.union(self.mixed, *(member.arithmetic for member in self.members))
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest number that may stand in it."""
+        if self.mixed:
+            return -math.inf, math.inf
+        return (min(self.low, 0), math.inf) if self.carried else (self.low, self.high)
+
+    @property
+    def whole(self) -> Numbers:
+        """The same without columns."""
+        return replace(self, axis=-1, columns=()) if self.columns else self
+
+    def member(self, number: int) -> Numbers:
+        """A member of a tuple; where none are told apart, any."""
+        return self.members[number] if self.members else self
+
+    def column(self, number: int, axis: int) -> Numbers:
+        """What stands at one place along a dimension."""
+        return self.columns[number] if self.axis == axis else self
+
+    def decided_by(self, *others: Numbers) -> Numbers:
+        """The same numbers, where others decide too which of them stand where."""
+        deciding = _NONE.union(*(other.touched for other in others)) - self.decided
+        return replace(self.whole, decided=self.decided | deciding, counts=False) if deciding else self
+
+
+NOTHING = Numbers()
+"""Of an array of floats nothing is known, and nothing asked."""
+ANY = Numbers(low=-math.inf, high=math.inf)
+"""Numbers that no integer parameter takes part in."""
+TRUTH = Numbers(low=0, high=1)
+
+
+def joined(one: Numbers, other: Numbers) -> Numbers:
+    """What is known of an array whose numbers are from either."""
+    if one == other:
+        return one
+    if len(one.members) != len(other.members):
+        return computed(one, other)
+    axis = one.axis if one.axis == other.axis and len(one.columns) == len(other.columns) else -1
+    pairs = zip(one.columns, other.columns, strict=True) if axis >= 0 else ()
+    return Numbers(
+        one.carried | other.carried,
+        one.mixed | other.mixed,
+        one.decided | other.decided,
+        min(one.low, other.low),
+        max(one.high, other.high),
+        members=tuple(joined(*pair) for pair in zip(one.members, other.members, strict=True)),
+        axis=axis,
+        columns=tuple(joined(*pair) for pair in pairs),
+    )
+
+
+def widened(before: Numbers, after: Numbers) -> Numbers:
+    """Both, where a loop may go on from there: limits that moved once may move on."""
+    both = joined(before, after).whole
+    if (both.low, both.high) != (before.low, before.high):
+        both = replace(both, low=-math.inf, high=math.inf)
+    if not both.members:
+        return both
+    members = zip(before.members, after.members, strict=True)
+    return replace(both, members=tuple(widened(*pair) for pair in members))
+
+
+def computed(*operands: Numbers) -> Numbers:
+    """The result of arithmetic that is not followed."""
+    return Numbers(
+        mixed=_NONE.union(*(one.arithmetic | _carried(one) for one in operands)),
+        decided=_NONE.union(*(one.touched for one in operands)),
+        low=-math.inf,
+        high=math.inf,
+    )
+
+
+def _carried(numbers: Numbers) -> Parameters:
+    return _NONE.union(numbers.carried, *(_carried(member) for member in numbers.members))
+
+
+def elementwise(rule: Callable[..., Numbers], operands: Sequence[Numbers]) -> Numbers:
+    """What ``rule`` says of operands whose elements are taken one by one, of each column by itself."""
+    axes = {(one.axis, len(one.columns)) for one in operands if one.columns}
+    found = rule(*(one.whole for one in operands))
+    if len(axes) != 1:
+        return found
+    ((axis, count),) = axes
+    columns = tuple(rule(*(one.column(i, axis) for one in operands)) for i in range(count))
+    return replace(found, axis=axis, columns=columns)
+
+
+def compared(direction: str, one: Numbers, other: Numbers) -> Numbers:
+    """Whether ``one`` is ``EQ``, ``NE``, ``LT``, ``LE``, ``GT`` or ``GE`` to ``other``."""
+    if direction in ("GT", "GE"):
+        return compared({"GT": "LT", "GE": "LE"}[direction], other, one)
+    (low, high), (least, most) = one.span, other.span
+    never, always = high < least or most < low, low == high == least == most
+    if direction == "LT":
+        never, always = low >= most, high < least
+    elif direction == "LE":
+        never, always = low > most, high <= least
+    elif direction == "NE":
+        never, always = always, never
+    if never != always and low <= high and least <= most:
+        return Numbers(low=always, high=always)
+    return TRUTH.decided_by(one, other)
+
+
+def selected(which: Numbers, one: Numbers, other: Numbers) -> Numbers:
+    """``one`` where ``which`` is true, else ``other``."""
+    if which.low == which.high:
+        return one if which.low else other
+    return joined(one, other).decided_by(which)
+
+
+def clamped(least: Numbers, one: Numbers, most: Numbers) -> Numbers:
+    """``one``, or the limit that it would exceed."""
+    return joined(joined(least, one), most)
+
+
+def conjunction(one: Numbers, other: Numbers) -> Numbers:
+    """Both of two truth values."""
+    return _truth(min(one.low, other.low), min(one.high, other.high), one, other)
+
+
+def disjunction(one: Numbers, other: Numbers) -> Numbers:
+    """Either of two truth values."""
+    return _truth(max(one.low, other.low), max(one.high, other.high), one, other)
+
+
+def negation(one: Numbers) -> Numbers:
+    """The opposite of a truth value."""
+    return _truth(1 - one.high, 1 - one.low, one)
+
+
+def _truth(low: float, high: float, *operands: Numbers) -> Numbers:
+    return Numbers(low=low, high=high) if low == high else Numbers(low=low, high=high).decided_by(*operands)

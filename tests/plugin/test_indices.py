@@ -1,0 +1,344 @@
+"""Which made-up integers are indices, and of how many rows: by what JAX and its libraries write for each."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plugin.measuring import indices
+from disco_hlo.plugin.measuring.indices import index_bounds
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+Array = Any
+Arrays = tuple[int, ...] | jax.ShapeDtypeStruct
+CAPTURED = Path(__file__).parents[1] / "data"
+
+
+def named(source: CanonicalModule) -> dict[str, int]:
+    """The bounds by the names of the arguments."""
+    found = index_bounds(source)
+    pairs = zip(source.graph.nodes, source.protos, strict=True)
+    return {
+        node.op_name: found[proto.parameter_number]
+        for node, proto in pairs
+        if node.opcode == "parameter" and proto.parameter_number in found
+    }
+
+
+def names_of(step: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, int]:
+    return dict(intercept(step, arguments, lambda request: named(canonicalize(compiles.capture(request)))))
+
+
+def bounds(function: Callable[..., Any], **arrays: Arrays) -> dict[str, int]:
+    """Bounds of ``function``'s arguments; those of one letter are int32, others f32, unless they have a type."""
+    arguments = tuple(
+        jax.ShapeDtypeStruct(shape, np.int32 if len(name) == 1 else np.float32)
+        if isinstance(shape, tuple)
+        else shape
+        for name, shape in arrays.items()
+    )
+    return names_of(jax.jit(function, in_shardings=models.replicated()), arguments)
+
+
+def gradient(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Of the sum of squares, by the first argument: what was gathered is scattered."""
+
+    @functools.wraps(function)
+    def squared(*arguments: Array) -> Array:
+        return (function(*arguments) ** 2).sum()
+
+    return jax.grad(squared)
+
+
+def whole(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# --- what is an index -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("mode", ["fill", "clip", "wrap"])
+def test_a_row_that_is_taken_is_one_of_the_tables(mode: Any, differentiated: bool) -> None:
+    """``fill`` replaces rows out of range, ``clip`` clamps, ``wrap`` takes the remainder."""
+
+    def take(table: Array, i: Array) -> Array:
+        return jnp.take(table, i, axis=0, mode=mode)
+
+    assert bounds(gradient(take) if differentiated else take, table=(50, 16), i=(4, 12)) == {"i": 50}
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bool) -> None:
+    def pick(table: Array, i: Array, j: Array) -> Array:
+        return table[i, 3, j]
+
+    found = bounds(gradient(pick) if differentiated else pick, table=(50, 7, 16), i=(9,), j=(9,))
+    assert found == {"i": 50, "j": 16}
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [
+        (lambda table, i: table[i], 50),
+        (lambda table, i: table[:, i % 7], 7),
+        (lambda table, i: table[:, i % 8], 8),
+        (lambda table, i: table[jnp.clip(i, 0, 49)], 50),
+        (lambda table, i: table[jnp.sort(i)], 50),
+        (lambda table, i: table[jnp.where(i == -100, 0, i)], 50),
+        (lambda table, i: table[jnp.concatenate([i, jnp.arange(30)])], 50),
+        (lambda table, i: jnp.take_along_axis(table, i[:, None] % 16, axis=1), 16),
+        (jax.vmap(lambda table, i: table[i]), 16),
+        (lambda table, i: jax.lax.dynamic_slice(table, (i[0], 0), (8, 16)), 43),
+        (lambda table, i: jax.lax.dynamic_update_slice(table, table[:8, :3] + 1, (0, i[0])), 14),
+        (lambda table, i: table.at[i].set(1.0), 50),
+        (lambda table, i: table.at[:, i].add(1.0, mode="drop"), 16),
+        (lambda table, i: jax.ops.segment_sum(table, i, 20), 20),
+        (lambda table, i: jax.lax.scan(lambda c, k: (c + table[k], None), jnp.zeros(16), i)[0], 50),
+        (lambda table, i: jax.checkpoint(lambda t: jnp.tanh(t[i] @ t.T))(table), 50),
+    ],
+    ids=[
+        "rows", "remainder", "low bits", "clip", "sort", "where", "concatenate", "take_along_axis", "vmap", "slice",
+        "written slice", "set", "add", "segments", "scan", "checkpoint",
+    ],
+)  # fmt: skip
+def test_an_index_may_be_any_place_where_what_it_reads_or_writes_fits(
+    function: Callable[..., Array], rows: int
+) -> None:
+    assert bounds(function, table=(50, 16), i=(50,)) == {"i": rows}
+
+
+def test_an_index_made_of_several_arrays_is_read_part_by_part() -> None:
+    """Beside the labels, the index holds the number of the row and of the column, up to 64."""
+
+    def loss(logits: Array, y: Array) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    assert bounds(jax.grad(loss), logits=(64, 5, 10), y=(64, 5)) == {"y": 10}
+
+
+@pytest.mark.parametrize("classes", [3, 1000])
+def test_a_label_that_becomes_one_hot_is_a_class(classes: int) -> None:
+    def picked(logits: Array, y: Array) -> Array:
+        return (jax.nn.one_hot(y, classes) * logits).sum()
+
+    assert bounds(picked, logits=(8, classes), y=(8,)) == {"y": classes}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(np.uint8, 256), (np.uint16, 1000), (np.uint32, 1000), (np.int32, 1000)]
+)
+def test_no_bound_is_above_what_the_type_holds(dtype: Any, largest: int) -> None:
+    assert bounds(lambda table, i: table[i], table=(1000, 16), i=whole(dtype, 9)) == {"i": largest}
+
+
+def test_the_smallest_table_counts() -> None:
+    """An array may be tokens of one model and of another: here of 50 words, and the next one of 20."""
+
+    def read(table: Array, other: Array, x: Array) -> Array:
+        return table[x[:, :-1]].sum() + other[x[:, 1:]].sum()
+
+    assert bounds(read, table=(50, 16), other=(20, 16), x=(8, 5)) == {"x": 20}
+
+
+def test_tokens_of_experts_are_sorted_by_them() -> None:
+    """The order decides which rows are read, the counts how many go to whom."""
+
+    def routed(rows: Array, kernel: Array, e: Array) -> Array:
+        return jax.lax.ragged_dot(rows[jnp.argsort(e)], kernel, jnp.bincount(e, length=4))
+
+    assert bounds(routed, rows=(40, 16), kernel=(4, 16, 8), e=(40,)) == {"e": 4}
+
+
+def test_masks_of_tokens_do_no_harm() -> None:
+    def masked(table: Array, i: Array) -> Array:
+        mask = i != 0
+        return (table[i] * mask[..., None]).sum() / jnp.maximum(mask.sum(), 1)
+
+    assert bounds(masked, table=(50, 16), i=(4, 12)) == {"i": 50}
+
+
+def test_positions_that_a_mask_counts_do_no_harm() -> None:
+    """As RoBERTa numbers them: what is read as an index is no number of the tokens, nor computed from one."""
+
+    def read(table: Array, places: Array, i: Array) -> Array:
+        mask = (i != 1).astype(jnp.int32)
+        return table[i] + places[jnp.cumsum(mask, -1) * mask + 1]
+
+    assert bounds(read, table=(50, 16), places=(14, 16), i=(4, 12)) == {"i": 50}
+
+
+class Encoder(nn.Module):
+    """Embeddings as BERT has them, and a layer."""
+
+    @nn.compact
+    def __call__(self, tokens: Array, types: Array, mask: Array) -> Array:
+        places = jnp.arange(tokens.shape[1])[None]
+        x = nn.Embed(300, 16)(tokens) + nn.Embed(2, 16)(types) + nn.Embed(64, 16)(places)
+        return nn.MultiHeadDotProductAttention(2)(x, mask=nn.make_attention_mask(mask > 0, mask > 0))
+
+
+def encoder_step(tokens: Array, types: Array, mask: Array, picked: Array) -> tuple[Callable[..., Any], Any]:
+    """Masked words of some positions are to be told by the encoder; AdamW."""
+    model = Encoder()
+    parameters = jax.jit(model.init)(jax.random.key(0), tokens, types, mask)
+
+    def loss(p: Any, tokens: Array, types: Array, mask: Array, picked: Array, labels: Array) -> Array:
+        x = model.apply(p, tokens, types, mask)
+        x = jnp.take_along_axis(x, picked[..., None], axis=1)
+        logits = x @ p["params"]["Embed_0"]["embedding"].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    batch = (tokens, types, mask, picked, picked)
+    return models.trained("encoder_step", loss, parameters, batch, optax.adamw(1e-3))
+
+
+def test_of_bert_tokens_types_positions_and_labels_are_found_and_masks_and_counters_are_not() -> None:
+    text = np.zeros((4, 12), np.int32)
+    found = names_of(*encoder_step(text, text, text, text[:, :3]))
+    assert found == {"batch[0]": 300, "batch[1]": 2, "batch[3]": 12, "batch[4]": 300}
+
+
+def test_an_embedding_of_nnx_is_found() -> None:
+    split = nnx.split(nnx.eval_shape(lambda: nnx.Embed(50, 16, rngs=nnx.Rngs(0))))
+
+    def embedded(table: Array, i: Array) -> Array:
+        definition, state = split
+        return nnx.merge(definition, jax.tree.map(lambda _: table, state))(i).sum()
+
+    assert bounds(embedded, table=(50, 16), i=(4, 12)) == {"i": 50}
+
+
+def test_tokens_that_travel_between_devices_are_followed() -> None:
+    """Every device reads its columns of the table for all of the batch, which was split."""
+    mesh = models.mesh()
+    table, batch = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "data"), ("data",)))
+    step = jax.jit(gradient(lambda table, i: table[i]), in_shardings=(table, batch))
+    assert names_of(step, (whole(np.float32, 50, 16), whole(np.int32, 4, 12))) == {"i": 50}
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("h200_models/bert", {620: 2, 621: 512, 622: 2, 623: 30522, 624: 30522}),
+        ("h200_models/reformer", {419: 256}),
+        ("h200_models/resnet50", {430: 1000}),
+        ("h200_models/rnnlm", {29: 10000}),
+        ("h200_models/transformer", {546: 37000, 547: 37000}),
+        ("h200_models/vgg19", {78: 1000}),
+        ("h200_transformer_unfused", {445: 8192}),
+        ("h200_plan/default", {446: 8192}),
+    ],
+)
+def test_of_steps_captured_on_gpus_tokens_and_labels_are_found(file: str, expected: dict[int, int]) -> None:
+    """Counters of steps, which have no other integers beside them there, stay 0 or 1."""
+    source = canonicalize(gzip.decompress((CAPTURED / f"{file}.hlo.pb.gz").read_bytes()))
+    assert index_bounds(source) == expected
+
+
+# --- what stays 0 or 1 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows, n: jax.lax.fori_loop(0, n[0], lambda _, c: c * 1.1, rows) + rows[n[0]],
+        lambda rows, n: jax.lax.fori_loop(n[0], 50, lambda k, c: c + rows[k], rows) + rows[n[0]],
+        lambda rows, n: (
+            rows[jax.lax.while_loop(lambda c: n[c] != 7, lambda c: jax.lax.rem(c + 1, 50), jnp.int32(0))]
+            + rows[n[1]]
+        ),
+        lambda rows, n: jax.lax.cond(n[0] > 3, jnp.sin, jnp.cos, rows[n[1]]),
+        lambda rows, n: jax.lax.switch(n[0], [jnp.sin, jnp.cos, jnp.tan], rows[n[1]]),
+        lambda rows, n: jax.lax.cond((n > 3).sum() > 5, jnp.sin, jnp.cos, rows[n]),
+    ],
+    ids=["count", "start", "searched", "branch", "number of a branch", "counted"],
+)
+def test_an_index_that_may_steer_stays_0_or_1(function: Callable[..., Array]) -> None:
+    assert bounds(function, rows=(50, 16), n=(50,)) == {}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows, n: (n + 1, rows[n]),
+        lambda rows, n: rows[n + 1] + rows[n],
+        lambda rows, n: rows[n] * 0.9 ** n[:, None],
+        lambda rows, n: rows[n] * n[:, None].astype(jnp.float32),
+        lambda rows, n: (rows[n], n.sum()),
+        lambda rows, n: jnp.where((n * 3 > 7)[:, None], rows[n], 0),
+    ],
+    ids=["counter", "neighbour", "power", "float", "sum", "compared"],
+)
+def test_an_index_from_which_other_numbers_are_computed_stays_0_or_1(function: Callable[..., Any]) -> None:
+    assert bounds(function, rows=(50, 16), n=(9,)) == {}
+
+
+def test_what_is_no_index_stays_0_or_1() -> None:
+    def used(rows: Array, k: Array, m: Array, p: Array, s: Array) -> Any:
+        pixels = p.astype(jnp.float32) / 255
+        noise = jax.random.normal(jax.random.wrap_key_data(k), rows.shape)
+        same = jnp.where(s[:, None] == s[None], 1.0, -1e9)
+        return (jnp.where(m[:, None] > 0, rows, -1e9) + noise).sum() + pixels.sum() + same
+
+    found = bounds(
+        used, rows=(50, 16), k=whole(np.uint32, 2), m=(50,), p=whole(np.uint8, 2, 8, 8, 3), s=(50,)
+    )
+    assert found == {}
+
+
+def test_where_the_rule_fails_all_integers_are_0_or_1_and_one_line_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise KeyError("gather")
+
+    monkeypatch.setattr(indices, "index_uses", failing)
+    with caplog.at_level(logging.DEBUG, "disco_hlo"):
+        assert bounds(lambda table, i: table[i], table=(50, 16), i=(9,)) == {}
+    said = [record.getMessage() for record in caplog.records if "made-up integers" in record.getMessage()]
+    assert said == [
+        "made-up integers are 0 or 1, as the step's indices cannot be followed: KeyError('gather')"
+    ]
+
+
+# --- with them ------------------------------------------------------------------------------------
+
+
+def test_an_embedding_reads_many_rows_and_its_loss_is_finite() -> None:
+    """Rows that nobody read have no gradient."""
+    from disco_hlo.plugin.measuring.runner import Runner
+    from disco_hlo.plugin.measuring.signs import positive_parameters
+
+    text = np.zeros((8, 12), np.int32)
+    step, arguments = encoder_step(text, text, text, text[:, :3])
+
+    def body(request: CompileRequest) -> tuple[list[Array], list[Array]]:
+        source = canonicalize(compiles.capture(request))
+        request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
+        runner = Runner(request, request.call_default(), seed=3)
+        inputs = [np.asarray(array.addressable_shards[0].data) for array in runner.inputs()]
+        return inputs, [output[0] for output in runner.outputs()]
+
+    given, computed = intercept(step, arguments, body)
+    tokens = next(array for array in given if array.shape == (4, 12) and array.max() > 1)
+    assert 0 <= tokens.min() < tokens.max() < 300
+    assert np.unique(tokens).size > 10
+    assert all(np.isfinite(output.astype(np.float64)).all() for output in computed)
