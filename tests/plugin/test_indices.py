@@ -152,6 +152,14 @@ def test_parts_of_an_index_are_told_apart_when_it_is_put_together(function: Call
     assert bounds(function, table=(50, 16), i=(9,), j=(9,)) == {"i": 50, "j": 16}
 
 
+@pytest.mark.parametrize("sides", [((0, 0, 0), (1, 1, 0), (2, 0, 0)), ((1, 1, 1), (0, 0, 0), (0, 0, 0))])
+def test_what_fills_the_edges_of_indices_is_an_index(sides: Any) -> None:
+    def read(table: Array, i: Array, j: Array) -> Array:
+        return table[jax.lax.pad(i, j, sides)]
+
+    assert bounds(read, table=(50, 16), i=(3, 4, 5), j=()) == {"i": 50, "j": 50}
+
+
 def test_what_is_put_together_where_it_cannot_be_told_apart_has_the_rows_of_the_smallest() -> None:
     """A loop takes pairs one by one."""
 

@@ -44,21 +44,17 @@ def written_into(_: Message, operands: Sequence[Numbers], __: Sequence[Message])
 def padded(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
     """An array with one number around it; what puts an index together with a constant is written like that too."""
     numbers, filling = operands
-    sides = DetailedInstruction.FromString(proto.SerializeToString()).padding_config.dimensions
-    added = [
-        (axis, side.edge_padding_low, side.edge_padding_high)
-        for axis, side in enumerate(sides)
-        if side.edge_padding_low or side.edge_padding_high or side.interior_padding
-    ]
-    axis, low, high = added[0] if len(added) == 1 else (0, 0, 0)
-    size = behind[0].shape.dimensions[axis] if added else 0
-    if (
-        low + size + high != proto.shape.dimensions[axis]
-        or min(low, high) < 0
-        or low + size + high > _LONGEST_INDEX
-    ):
+    config = DetailedInstruction.FromString(proto.SerializeToString()).padding_config
+    sides = [(side.edge_padding_low, side.edge_padding_high) for side in config.dimensions]
+    around = [axis for axis, side in enumerate(sides) if any(side)]
+    between = any(side.interior_padding for side in config.dimensions)
+    if len(around) != 1 or between or min(sides[around[0]]) < 0:
         return joined(numbers.whole, filling)
-    inside = [numbers.column(place, axis).whole for place in range(size)]
+    (axis,) = around
+    if proto.shape.dimensions[axis] > _LONGEST_INDEX:
+        return joined(numbers.whole, filling)
+    low, high = sides[axis]
+    inside = [numbers.column(place, axis).whole for place in range(behind[0].shape.dimensions[axis])]
     return _of_columns([filling] * low + inside + [filling] * high, axis)
 
 
