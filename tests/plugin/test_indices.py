@@ -103,6 +103,10 @@ def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bo
         (lambda table, i: table[jnp.clip(i, 0, 49)], 50),
         (lambda table, i: table[jnp.sort(i)], 50),
         (lambda table, i: table[jnp.where(i == -100, 0, i)], 50),
+        (lambda table, i: table[jnp.pad(i, 20)], 50),
+        (lambda table, i: table[i.at[3].set(1)], 50),
+        (lambda table, i: table[i.at[table[:, 0].argmin()].set(1)], 50),
+        (lambda table, i: table[jax.lax.dynamic_slice(i, (table.argmax(),), (4,))], 50),
         (lambda table, i: table[jnp.concatenate([i, jnp.arange(30)])], 50),
         (lambda table, i: jnp.take_along_axis(table, i[:, None] % 16, axis=1), 16),
         (jax.vmap(lambda table, i: table[i]), 16),
@@ -115,8 +119,9 @@ def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bo
         (lambda table, i: jax.checkpoint(lambda t: jnp.tanh(t[i] @ t.T))(table), 50),
     ],
     ids=[
-        "rows", "remainder", "low bits", "clip", "sort", "where", "concatenate", "take_along_axis", "vmap", "slice",
-        "written slice", "set", "add", "segments", "scan", "checkpoint",
+        "rows", "remainder", "low bits", "clip", "sort", "where", "pad", "set indices", "set index", "sliced indices",
+        "concatenate", "take_along_axis", "vmap", "slice", "written slice", "set", "add", "segments", "scan",
+        "checkpoint",
     ],
 )  # fmt: skip
 def test_an_index_may_be_any_place_where_what_it_reads_or_writes_fits(
@@ -125,8 +130,48 @@ def test_an_index_may_be_any_place_where_what_it_reads_or_writes_fits(
     assert bounds(function, table=(50, 16), i=(50,)) == {"i": rows}
 
 
-def test_an_index_made_of_several_arrays_is_read_part_by_part() -> None:
-    """Beside the labels, the index holds the number of the row and of the column, up to 64."""
+@pytest.mark.parametrize(
+    "function",
+    [
+        gradient(lambda table, i, j: table.at[i, j].get(mode="clip")),
+        lambda table, i, j: table.at[i, j].set(1.0, mode="clip"),
+        lambda table, i, j: jax.lax.gather(
+            table,
+            jnp.broadcast_to(jnp.stack([i, j], -1)[:, None], (9, 4, 2)),
+            jax.lax.GatherDimensionNumbers((), (0, 1), (0, 1)),
+            (1, 1),
+        ),
+        lambda table, i, j: jax.lax.gather(
+            table, jnp.stack([i, j]).T, jax.lax.GatherDimensionNumbers((), (0, 1), (0, 1)), (1, 1)
+        ),
+        lambda table, i, j: table[i, 0] + table[7, j],
+    ],
+    ids=["clamped", "clamped and written", "repeated", "transposed", "beside constants"],
+)
+def test_parts_of_an_index_are_told_apart_when_it_is_put_together(function: Callable[..., Array]) -> None:
+    assert bounds(function, table=(50, 16), i=(9,), j=(9,)) == {"i": 50, "j": 16}
+
+
+@pytest.mark.parametrize("sides", [((0, 0, 0), (1, 1, 0), (2, 0, 0)), ((1, 1, 1), (0, 0, 0), (0, 0, 0))])
+def test_what_fills_the_edges_of_indices_is_an_index(sides: Any) -> None:
+    def read(table: Array, i: Array, j: Array) -> Array:
+        return table[jax.lax.pad(i, j, sides)]
+
+    assert bounds(read, table=(50, 16), i=(3, 4, 5), j=()) == {"i": 50, "j": 50}
+
+
+def test_what_is_put_together_where_it_cannot_be_told_apart_has_the_rows_of_the_smallest() -> None:
+    """A loop takes pairs one by one."""
+
+    def read(table: Array, i: Array, j: Array) -> Array:
+        pairs = jnp.stack([i, j], -1)
+        return jax.lax.scan(lambda total, pair: (total + table[pair[0], pair[1]], None), 0.0, pairs)[0]
+
+    assert bounds(read, table=(50, 16), i=(9,), j=(9,)) == {"i": 16, "j": 16}
+
+
+def test_labels_are_told_apart_from_the_numbers_of_rows_and_columns() -> None:
+    """Beside a label its index holds those, up to 64."""
 
     def loss(logits: Array, y: Array) -> Array:
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
@@ -167,12 +212,24 @@ def test_tokens_of_experts_are_sorted_by_them() -> None:
     assert bounds(routed, rows=(40, 16), kernel=(4, 16, 8), e=(40,)) == {"e": 4}
 
 
-def test_masks_of_tokens_do_no_harm() -> None:
-    def masked(table: Array, i: Array) -> Array:
+def test_masks_do_no_harm_of_tokens_or_given_beside_them() -> None:
+    def masked(table: Array, i: Array, m: Array) -> Array:
         mask = i != 0
-        return (table[i] * mask[..., None]).sum() / jnp.maximum(mask.sum(), 1)
+        rows = table[jnp.where(m, i, 0)]
+        return (rows * mask[..., None]).sum() / jnp.maximum(mask.sum(), 1)
 
-    assert bounds(masked, table=(50, 16), i=(4, 12)) == {"i": 50}
+    assert bounds(masked, table=(50, 16), i=(4, 12), m=whole(np.bool_, 4, 12)) == {"i": 50}
+
+
+def test_rows_that_floats_choose_do_no_harm() -> None:
+    """An accuracy beside the loss, and the rows of the best."""
+
+    def scored(table: Array, scores: Array, y: Array) -> Any:
+        best = jnp.argmax(scores, -1)
+        rows = table[best] + table[scores[:, 0].astype(jnp.int32)]
+        return rows, (best == y).mean(), jnp.take_along_axis(scores, y[:, None], 1)
+
+    assert bounds(scored, table=(50, 16), scores=(7, 5), y=(7,)) == {"y": 5}
 
 
 def test_positions_that_a_mask_counts_do_no_harm() -> None:
@@ -284,8 +341,11 @@ def test_an_index_that_may_steer_stays_0_or_1(function: Callable[..., Array]) ->
         lambda rows, n: rows[n] * n[:, None].astype(jnp.float32),
         lambda rows, n: (rows[n], n.sum()),
         lambda rows, n: jnp.where((n * 3 > 7)[:, None], rows[n], 0),
+        lambda rows, n: rows[(n + 1) % 50] + rows[n],
+        lambda rows, n: rows[n & 5] + rows[n],
+        lambda rows, n: rows[n.astype(jnp.int8).astype(jnp.int32)],
     ],
-    ids=["counter", "neighbour", "power", "float", "sum", "compared"],
+    ids=["counter", "neighbour", "power", "float", "sum", "compared", "next", "bits", "narrowed"],
 )
 def test_an_index_from_which_other_numbers_are_computed_stays_0_or_1(function: Callable[..., Any]) -> None:
     assert bounds(function, rows=(50, 16), n=(9,)) == {}

@@ -27,7 +27,6 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex, flatten
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring import whole_numbers
 from disco_hlo.plugin.measuring.index_uses import index_uses
 from disco_hlo.plugin.measuring.moved_numbers import (
     chosen,
@@ -45,10 +44,13 @@ from disco_hlo.plugin.measuring.whole_numbers import (
     TRUTH,
     Numbers,
     Parameters,
+    clamped,
     compared,
     computed,
+    conjunction,
     elementwise,
     joined,
+    selected,
     widened,
 )
 from disco_hlo.structure.literals import literal_value
@@ -61,14 +63,10 @@ _MOVED = frozenset({
 """Ops whose result has the numbers of their operands, perhaps elsewhere."""
 _CALLS = frozenset({"async-start", "call", "fusion"})
 _EITHER: dict[str, Callable[..., Numbers]] = {
-    "clamp": whole_numbers.clamped,
+    "clamp": clamped,
     "maximum": joined,
     "minimum": joined,
-    "select": whole_numbers.selected,
-}
-_LOGIC: dict[str, Callable[..., Numbers]] = {
-    "not": whole_numbers.negation,
-    "or": whole_numbers.disjunction,
+    "select": selected,
 }
 _TUPLE, _TRUTH = "tuple", "pred"
 _LARGEST_INDEX = (1 << 31) - 1
@@ -119,7 +117,6 @@ class _Following:
             "constant": self._constant,
             "convert": self._converted,
             "copy": self._converted,
-            "custom-call": self._custom_call,
             "dynamic-slice": chosen,
             "dynamic-update-slice": written_into,
             "gather": chosen,
@@ -246,13 +243,7 @@ class _Following:
             return self._rules[opcode](proto, operands, behind)
         if opcode in _EITHER:
             return elementwise(_EITHER[opcode], operands)
-        if opcode in _LOGIC and truth:
-            return elementwise(_LOGIC[opcode], operands)
         return TRUTH.decided_by(*operands) if truth else computed(*operands)
-
-    def _custom_call(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
-        self._leave(computed(*operands).mixed)
-        return ANY.decided_by(*operands)
 
     def _constant(self, proto: Message, _: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
         known = self._literals.get(proto.id)
@@ -295,12 +286,12 @@ class _Following:
             if direction in ("EQ", "NE") and against.counts and against.low == 0 and against.high > 0:
                 self._indexes(numbers, int(against.high) + 1)
             self._leave(numbers.mixed)
-        return elementwise(lambda a, b: compared(direction, a, b), (one, other))
+        return compared(direction, one, other)
 
     def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """Of truth values; of whole numbers a remainder where the low bits are kept."""
         if _dtype(proto) == _TRUTH:
-            return elementwise(whole_numbers.conjunction, operands)
+            return conjunction(*operands)
         for one, mask in (operands, operands[::-1]):
             if _is_one(mask) and _is_power_of_two(int(mask.low) + 1):
                 return self._below(one, int(mask.low) + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.plugin.measuring.whole_numbers import NOTHING, Numbers, joined
 
 _LONGEST_INDEX = 8
@@ -41,35 +41,41 @@ def written_into(_: Message, operands: Sequence[Numbers], __: Sequence[Message])
     return joined(operands[0].whole, operands[1].whole).decided_by(*operands[2:])
 
 
-def padded(_: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
-    """An array with one number around it."""
-    return joined(operands[0].whole, operands[1])
+def padded(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+    """An array with one number around it; what puts an index together with a constant is written like that too."""
+    numbers, filling = operands
+    config = DetailedInstruction.FromString(proto.SerializeToString()).padding_config
+    sides = [(side.edge_padding_low, side.edge_padding_high) for side in config.dimensions]
+    around = [axis for axis, side in enumerate(sides) if any(side)]
+    between = any(side.interior_padding for side in config.dimensions)
+    if len(around) != 1 or between or min(sides[around[0]]) < 0:
+        return joined(numbers.whole, filling)
+    (axis,) = around
+    if proto.shape.dimensions[axis] > _LONGEST_INDEX:
+        return joined(numbers.whole, filling)
+    low, high = sides[axis]
+    inside = [numbers.column(place, axis).whole for place in range(behind[0].shape.dimensions[axis])]
+    return _of_columns([filling] * low + inside + [filling] * high, axis)
 
 
 def rearranged(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
-    """An array whose elements are at other places, each perhaps at several, some perhaps at none."""
+    """An array whose elements are at other places, each perhaps at several, some perhaps at none.
+
+    Columns are found again where the order of elements is the same, in memory or by number.
+    """
     numbers, shape = operands[0], behind[0].shape
-    if proto.opcode == "slice":
-        return _sliced(proto, numbers, shape)
+    if proto.opcode == "broadcast" and numbers.columns:
+        return replace(numbers, axis=int(proto.dimensions[numbers.axis]))
+    if proto.opcode not in ("bitcast", "reshape"):
+        some = proto.opcode == "slice" and proto.shape.dimensions != shape.dimensions
+        return replace(numbers.whole, counts=numbers.counts and not some)
     if not numbers.columns:
         return numbers
-    axis, count = numbers.axis, len(numbers.columns)
-    if proto.opcode == "broadcast":
-        return replace(numbers, axis=int(proto.dimensions[axis]))
-    if proto.opcode == "transpose":
-        return replace(numbers, axis=list(proto.dimensions).index(axis))
     in_memory = proto.opcode == "bitcast"
-    step = _strides(shape, in_memory)[axis]
+    column = (_strides(shape, in_memory)[numbers.axis], len(numbers.columns))
     places = zip(_strides(proto.shape, in_memory), proto.shape.dimensions, strict=True)
-    same = [place for place, found in enumerate(places) if found == (step, count)]
+    same = [place for place, found in enumerate(places) if found == column]
     return replace(numbers, axis=same[0]) if same else numbers.whole
-
-
-def _sliced(proto: Message, numbers: Numbers, shape: Message) -> Numbers:
-    if numbers.columns:
-        part = proto.slice_dimensions[numbers.axis]
-        return _of_columns(numbers.columns[part.start : part.limit : part.stride or 1], numbers.axis)
-    return replace(numbers, counts=numbers.counts and proto.shape.dimensions == shape.dimensions)
 
 
 def concatenated(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:

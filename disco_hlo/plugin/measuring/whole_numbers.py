@@ -84,13 +84,11 @@ TRUTH = Numbers(low=0, high=1)
 
 
 def joined(one: Numbers, other: Numbers) -> Numbers:
-    """What is known of an array whose numbers are from either."""
+    """What is known of an array whose numbers are from either, the larger of two for instance."""
     if one == other:
         return one
     if len(one.members) != len(other.members):
         return computed(one, other)
-    axis = one.axis if one.axis == other.axis and len(one.columns) == len(other.columns) else -1
-    pairs = zip(one.columns, other.columns, strict=True) if axis >= 0 else ()
     return Numbers(
         one.carried | other.carried,
         one.mixed | other.mixed,
@@ -98,8 +96,6 @@ def joined(one: Numbers, other: Numbers) -> Numbers:
         min(one.low, other.low),
         max(one.high, other.high),
         members=tuple(joined(*pair) for pair in zip(one.members, other.members, strict=True)),
-        axis=axis,
-        columns=tuple(joined(*pair) for pair in pairs),
     )
 
 
@@ -135,7 +131,7 @@ def elementwise(rule: Callable[..., Numbers], operands: Sequence[Numbers]) -> Nu
     if len(axes) != 1:
         return found
     ((axis, count),) = axes
-    columns = tuple(rule(*(one.column(i, axis) for one in operands)) for i in range(count))
+    columns = tuple(rule(*(one.column(place, axis) for one in operands)) for place in range(count))
     return replace(found, axis=axis, columns=columns)
 
 
@@ -170,18 +166,5 @@ def clamped(least: Numbers, one: Numbers, most: Numbers) -> Numbers:
 
 def conjunction(one: Numbers, other: Numbers) -> Numbers:
     """Both of two truth values."""
-    return _truth(min(one.low, other.low), min(one.high, other.high), one, other)
-
-
-def disjunction(one: Numbers, other: Numbers) -> Numbers:
-    """Either of two truth values."""
-    return _truth(max(one.low, other.low), max(one.high, other.high), one, other)
-
-
-def negation(one: Numbers) -> Numbers:
-    """The opposite of a truth value."""
-    return _truth(1 - one.high, 1 - one.low, one)
-
-
-def _truth(low: float, high: float, *operands: Numbers) -> Numbers:
-    return Numbers(low=low, high=high) if low == high else Numbers(low=low, high=high).decided_by(*operands)
+    low, high = min(one.low, other.low), min(one.high, other.high)
+    return Numbers(low=low, high=high) if low == high else TRUTH.decided_by(one, other)
