@@ -47,8 +47,8 @@ class Asked:
 CELL_S, ROW_S = 5.0, 1.5
 """What measuring takes beside the rounds: inputs and traces; the first run of a row, and holding its numbers against
 the default's."""
-_COPYING = 2.0
-"""A run with the copying of what the step takes over, over the step."""
+_COPYING = 1.5
+"""A run with the copying of what the step takes over, over the step; and rows slower than XLA's default."""
 _START_AFRESH = "move it and its folder away, or name another folder with --out"
 
 

@@ -158,7 +158,7 @@ def test_steps_in_a_row_have_their_arguments_before_the_clock_starts(
             patched.setattr(executables, "execute", noted("execute", execute))
             patched.setattr(runner._Inputs, "several", noted("arguments", several))
             patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
-            on_device.run_in_a_row(1)  # the first of all; what it takes over is learned before
+            on_device.run_in_a_row(2)  # the first of all; what it takes over is learned before, and handed on
             del happened[:]
             assert on_device.run_in_a_row(5) > 0
         assert on_device.donated_bytes() == 0
@@ -192,7 +192,7 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
         returned.append(on_device.outputs())
         with monkeypatch.context() as patched:
             patched.setattr(executables, "execute", noted)
-            on_device.run()
+            on_device.learn_handing_on(3)
             del given[:]
             on_device.run_in_a_row(3)
             patched.setattr(executables, "storage_taken", lambda _: {})
@@ -212,6 +212,38 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
     compile_with("row_step", handle)
     run_sgd_step("row_step", True)
     assert bytes_of_one_more == [180]  # the weights, [6, 5] and [5, 3] of float32
+
+
+@pytest.mark.parametrize("factor", [10.0, 1e30])
+def test_a_state_that_grows_without_bound_is_not_handed_on(
+    factor: float, compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VGG19's made-up weights are infinite after three updates, and a GPU multiplies infinities faster."""
+    given: list[float] = []
+    asked: list[int] = []
+    execute = executables.execute
+
+    def noted(executable: Any, arguments: Sequence[Any]) -> Any:
+        given.append(float(np.asarray(arguments[0])[0]))
+        return execute(executable, arguments)
+
+    def handle(request: CompileRequest) -> None:
+        on_device = Runner(request, request.call_default(), seed=7)
+        asked.append(on_device.donated_bytes())
+        on_device.learn_handing_on(3)
+        asked.append(on_device.donated_bytes())
+        with monkeypatch.context() as patched:
+            patched.setattr(executables, "execute", noted)
+            on_device.run_in_a_row(3)
+
+    def grow(state: jax.Array) -> jax.Array:
+        return state * factor
+
+    compile_with("grow", handle)
+    jax.jit(grow, donate_argnums=0)(np.ones(4, np.float32))
+    assert asked == [0, 16]
+    assert len(given) == 3
+    assert len(set(given)) == 1
 
 
 @pytest.mark.parametrize("donate", [False, True])

@@ -11,7 +11,7 @@ import enum
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -38,6 +38,9 @@ _KERNELS_OFF = (
     ("xla_gpu_experimental_use_collective_kernels", ""),
     ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
 )
+_SMALL_BYTES = 1 << 20
+_GROWN = 100.0
+"""So many times as large as it was a number of the state is no training's any more."""
 _WORK_WIDTH = 384
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
 
@@ -111,6 +114,8 @@ class _Inputs:
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
+        self.diverges: bool | None = None
+        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
 
     def fresh(self) -> list[Any]:
         """Arguments for one execution."""
@@ -309,24 +314,56 @@ class Runner:
         elsewhere each time make a GPU's command buffers be written anew. All others are there before the clock
         starts, ``count`` times :meth:`donated_bytes` of them.
         """
+        self.learn_handing_on(count)
+        handed_on = self._handed_on()
+        prepared = self._inputs.several(count, handed_on)
+        handlers = self._handlers(handed_on)
+        start = time.perf_counter_ns()
+        self._run_all(prepared, handed_on, handlers)
+        return (time.perf_counter_ns() - start) // count
+
+    def learn_handing_on(self, count: int) -> None:
+        """See, where nobody has, whether ``count`` steps in a row leave their state near what it was.
+
+        Made-up inputs are no training: without normalization a few updates may leave numbers that are not finite. A GPU
+        computes faster with those (they take less power), so such a step does not hand its state on.
+        """
         if not self._has_run:  # What a step takes over must be known before it is handed out more than once.
             self.run()
+        if self._inputs.diverges is not None or not self._next_of or count < 2:
+            return
+        like = {index: self._inputs.like(index) for index in self._next_of}
+        small = [index for index, array in like.items() if array.nbytes <= _SMALL_BYTES]
+        looked_at = small or [min(like, key=lambda index: int(like[index].nbytes))]
         prepared = self._inputs.several(count, self._next_of)
-        like = {output: self._inputs.like(index) for index, output in self._next_of.items()}
-        handlers = executables.output_handlers(self._executable, like)
+        outputs = self._run_all(prepared, self._next_of, self._handlers(self._next_of))
+        before = _largest(like[index] for index in looked_at)
+        after = _largest(outputs[self._next_of[index]] for index in looked_at)
+        self._inputs.diverges = not after <= _GROWN * max(1.0, before)
+
+    def _handed_on(self) -> Mapping[int, int]:
+        return {} if self._inputs.diverges else self._next_of
+
+    def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
+        like = {output: self._inputs.like(index) for index, output in handed_on.items()}
+        return executables.output_handlers(self._executable, like)
+
+    def _run_all(
+        self, prepared: Sequence[list[Any]], handed_on: Mapping[int, int], handlers: Sequence[Any]
+    ) -> list[Any]:
+        """Run once with each of these arguments; returns what the last one hands on, when all have ended."""
         tokens: list[Any] = []
         outputs: list[Any] = []
-        start = time.perf_counter_ns()
         for number, arguments in enumerate(prepared):
             if number:
-                for index, output in self._next_of.items():
+                for index, output in handed_on.items():
                     arguments[index] = outputs[output]
             result = executables.execute(self._executable, arguments)
             tokens.append(executables.token_of(result))
             outputs = executables.chosen_outputs(result, handlers)
         for token in tokens:
             token.block_until_ready()
-        return (time.perf_counter_ns() - start) // count
+        return outputs
 
     def nudge(self, by: float) -> None:
         """Change each made-up float by this part of it, up or down; 0 takes that back. It holds for all runners that
@@ -345,7 +382,7 @@ class Runner:
 
     def donated_bytes(self) -> int:
         """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
-        return self._inputs.donated_bytes(self._next_of)
+        return self._inputs.donated_bytes(self._handed_on())
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
@@ -357,6 +394,15 @@ class Runner:
             values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
         self._inputs.learn_donation(arguments)
         return values
+
+
+def _largest(arrays: Iterable[Any]) -> float:
+    """The largest number on this process's first device, by its size; not finite where any is not."""
+    import jax
+
+    with jax.transfer_guard("allow"):
+        values = [np.asarray(array.addressable_data(0)) for array in arrays]
+    return float(np.max([np.abs(one).astype(np.float32).max(initial=0.0) for one in values]))
 
 
 def all_reduce_runner(

@@ -1,6 +1,7 @@
 """Executables that XLA loaded: what they run, what they take, how they are run.
 
-With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jaxlib's private names.
+With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jax's and jaxlib's private
+names.
 """
 
 from __future__ import annotations
@@ -114,13 +115,13 @@ def output_handlers(executable: LoadedExecutable, like: Mapping[int, Any]) -> li
     """What :func:`chosen_outputs` makes of each output of ``executable``: an array like the one given for its number;
     others are dropped."""
     import jaxlib._hlo as _hlo
-    from jaxlib import xla_client
+    from jax._src.interpreters.pxla import global_aval_to_result_handler
 
     shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
     count = len(shape.tuple_shapes()) if shape.is_tuple() else 1
     handlers: list[Any] = [_dropped] * count
     for number, array in like.items():
-        handlers[number] = xla_client.array_result_handler(array.aval, array.sharding, committed=True)
+        handlers[number] = global_aval_to_result_handler(array.aval, array.sharding, True)
     return handlers
 
 
