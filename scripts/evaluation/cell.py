@@ -49,6 +49,7 @@ CELL_S, ROW_S = 5.0, 1.5
 the default's."""
 _COPYING = 1.5
 """A run with the copying of what the step takes over, over the step; and rows slower than XLA's default."""
+_FEWEST_ROUNDS = 3
 _START_AFRESH = "move it and its folder away, or name another folder with --out"
 
 
@@ -185,13 +186,14 @@ class Cell:
             self.compiled.append(found)
 
     def measuring_s(self, rows: int) -> float:
-        """About what measuring so many rows will take, by the predicted step; nothing for none."""
+        """About what measuring so many rows in as few rounds as tell anything takes, by the predicted step; nothing for
+        none. More rounds are run if there is time."""
         if not rows:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
         if self.context.on_gpu:
             run_s *= steps_at_once(int(1e9 * run_s), 0)
-        return CELL_S + rows * (ROW_S + _COPYING * (self.asked.rounds + 2) * run_s)
+        return CELL_S + rows * (ROW_S + _COPYING * (min(self.asked.rounds, _FEWEST_ROUNDS) + 2) * run_s)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.
