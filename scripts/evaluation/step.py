@@ -30,9 +30,9 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
 from disco_hlo.plugin.session import Session, join

@@ -18,10 +18,10 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.comparing import Reference, difference, limits_of, not_finite, thinned
-from disco_hlo.plugin.measuring.indices import index_bounds
-from disco_hlo.plugin.measuring.made_up import rounding_of
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.made_up import rounding_of
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles

@@ -19,8 +19,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plugin.measuring import indices
-from disco_hlo.plugin.measuring.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs import indices
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
@@ -384,8 +384,8 @@ def test_where_the_rule_fails_all_integers_are_0_or_1_and_one_line_says_why(
 
 def test_an_embedding_reads_many_rows_and_its_loss_is_finite() -> None:
     """Rows that nobody read have no gradient."""
+    from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
     from disco_hlo.plugin.measuring.runner import Runner
-    from disco_hlo.plugin.measuring.signs import positive_parameters
 
     text = np.zeros((8, 12), np.int32)
     step, arguments = encoder_step(text, text, text, text[:, :3])

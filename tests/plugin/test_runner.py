@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.made_up import sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import sampled_values, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables

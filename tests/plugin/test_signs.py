@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plugin.measuring.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.measuring.made_up import synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
 from disco_hlo.plugin.xla.executables import Parameter
 from tests.ports import free_port
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.measuring.inputs.made_up import is_integer, rounding_of
 from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
-from disco_hlo.plugin.measuring.made_up import is_integer, rounding_of
 from disco_hlo.plugin.measuring.runner import Outputs, Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables

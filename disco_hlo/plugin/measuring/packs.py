@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin.measuring.made_up import skewed_indices
+from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 from disco_hlo.plugin.xla.executables import LoadedExecutable

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin.measuring.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
@@ -345,8 +345,10 @@ class Runner:
         return {} if self._inputs.diverges else self._next_of
 
     def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
-        like = {output: self._inputs.like(index) for index, output in handed_on.items()}
-        return executables.output_handlers(self._executable, like)
+        chosen = {
+            output: jaxlink.array_handler(self._inputs.like(index)) for index, output in handed_on.items()
+        }
+        return executables.output_handlers(self._executable, chosen)
 
     def _run_all(
         self, prepared: Sequence[list[Any]], handed_on: Mapping[int, int], handlers: Sequence[Any]

@@ -16,10 +16,10 @@ from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.signs import positive_parameters
 from disco_hlo.plugin.phases.capture_record import (
     FORMAT,
     RECORD_NAME,

@@ -1,7 +1,6 @@
 """Executables that XLA loaded: what they run, what they take, how they are run.
 
-With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jax's and jaxlib's private
-names.
+With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the two files that touch jaxlib's private names.
 """
 
 from __future__ import annotations
@@ -111,18 +110,14 @@ def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
     }
 
 
-def output_handlers(executable: LoadedExecutable, like: Mapping[int, Any]) -> list[Any]:
-    """What :func:`chosen_outputs` makes of each output of ``executable``: an array like the one given for its number;
-    others are dropped."""
+def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> list[Any]:
+    """What :func:`chosen_outputs` makes of each output of ``executable``: what the handler for its number does
+    (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
     import jaxlib._hlo as _hlo
-    from jax._src.interpreters.pxla import global_aval_to_result_handler
 
     shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
     count = len(shape.tuple_shapes()) if shape.is_tuple() else 1
-    handlers: list[Any] = [_dropped] * count
-    for number, array in like.items():
-        handlers[number] = global_aval_to_result_handler(array.aval, array.sharding, True)
-    return handlers
+    return [chosen.get(number, _dropped) for number in range(count)]
 
 
 def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:

@@ -279,6 +279,13 @@ def renamed(stablehlo: bytes, name: str) -> Any:
     return module
 
 
+def array_handler(like: Any) -> Any:
+    """What makes an array like this one, over all its devices, of an output that an execution leaves."""
+    from jax._src.interpreters.pxla import global_aval_to_result_handler
+
+    return global_aval_to_result_handler(like.aval, like.sharding, True)
+
+
 # --- what this jax does ------------------------------------------------------------------------------
 
 

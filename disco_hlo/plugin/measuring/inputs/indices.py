@@ -27,8 +27,8 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex, flatten
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.index_uses import index_uses
-from disco_hlo.plugin.measuring.moved_numbers import (
+from disco_hlo.plugin.measuring.inputs.index_uses import index_uses
+from disco_hlo.plugin.measuring.inputs.moved_numbers import (
     chosen,
     concatenated,
     counted,
@@ -38,7 +38,7 @@ from disco_hlo.plugin.measuring.moved_numbers import (
     sorted_together,
     written_into,
 )
-from disco_hlo.plugin.measuring.whole_numbers import (
+from disco_hlo.plugin.measuring.inputs.whole_numbers import (
     ANY,
     NOTHING,
     TRUTH,

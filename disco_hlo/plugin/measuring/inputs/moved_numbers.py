@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from disco_hlo.hlo.proto import DetailedInstruction, Message
-from disco_hlo.plugin.measuring.whole_numbers import NOTHING, Numbers, joined
+from disco_hlo.plugin.measuring.inputs.whole_numbers import NOTHING, Numbers, joined
 
 _LONGEST_INDEX = 8
 """Numbers in an index: as many columns are told apart. What is put together of more is no index."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from disco_hlo.hlo.proto import DetailedInstruction, Message
-from disco_hlo.plugin.measuring.whole_numbers import Numbers
+from disco_hlo.plugin.measuring.inputs.whole_numbers import Numbers
 
 Use = tuple[Numbers, int]
 """Numbers, and how many rows they choose from."""
