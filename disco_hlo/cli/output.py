@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -93,13 +94,18 @@ def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
     for number, heading in enumerate(headings):
         whole = number in right or not number
         justify: Literal["left", "right"] = "right" if number in right else "left"
-        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
+        least = cell_len(heading) if whole else None
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole, min_width=least)
     return made
 
 
 def add_row(made: Table, *cells: object) -> None:
     """Add a row whose cells are shown as they are, whatever is in them."""
-    made.add_row(*(Text(printable(str(cell), 400)) for cell in cells))
+    texts = [Text(printable(str(cell), 400)) for cell in cells]
+    for column, text in zip(made.columns, texts, strict=False):
+        if column.no_wrap:  # of a number that a narrow terminal cuts, what is left is another number
+            column.min_width = max(column.min_width or 0, text.cell_len)
+    made.add_row(*texts)
 
 
 def show(*parts: Table | str) -> None:
@@ -109,4 +115,4 @@ def show(*parts: Table | str) -> None:
         if isinstance(part, str):
             console.print(Text(part), soft_wrap=True)
         else:
-            console.print(part)
+            console.print(part, crop=False)
