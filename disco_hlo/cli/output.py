@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,11 @@ def warn_all(lines: tuple[str, ...] | list[str]) -> None:
     """Say every line."""
     for line in lines:
         say(line)
+
+
+def as_argument(path: Path | str) -> str:
+    """A path whole and as a shell takes it, to be printed in a command that can be copied."""
+    return printable(shlex.quote(str(path)), 4000)
 
 
 def check_place(file: Path) -> None:
