@@ -48,27 +48,30 @@ def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
 
 
 def _only_read(loop: Message, index: ModuleIndex) -> frozenset[int]:
-    """Members of a ``while``'s tuple that its body returns as they came, so that nothing is written over them."""
+    """Members of the tuple that a ``while``, or a ``call`` with one in it, takes and returns as they came: nothing is
+    written over them."""
     body = index.computation(loop.called_computation_ids[0])
     by_id = {instruction.id: instruction for instruction in body.instructions}
 
-    def member_of(value: int) -> int | None:
-        """Which member of the body's parameter this is, through the loops inside the body too."""
-        read = by_id[value]
-        if read.opcode != "get-tuple-element":
-            return None
-        of = by_id[read.operand_ids[0]]
+    def came_as(value: int, place: int) -> int | None:
+        """Which member of the body's parameter is at this place of a tuple."""
+        of = by_id[value]
         if of.opcode == "parameter":
-            return int(read.tuple_index)
-        if of.opcode != "while" or read.tuple_index not in _only_read(of, index):
-            return None
-        entered = by_id[of.operand_ids[0]]
-        return member_of(entered.operand_ids[read.tuple_index]) if entered.opcode == "tuple" else None
+            return place
+        if of.opcode == "tuple":
+            read = by_id[of.operand_ids[place]]
+            whole = read.opcode == "get-tuple-element"
+            return came_as(read.operand_ids[0], read.tuple_index) if whole else None
+        if _is_loop(of) and place in _only_read(of, index):
+            return came_as(of.operand_ids[0], place)
+        return None
 
-    root = by_id[body.root_id]
-    if root.opcode != "tuple":
-        return frozenset()
-    return frozenset(i for i, value in enumerate(root.operand_ids) if member_of(value) == i)
+    count = len(by_id[body.root_id].shape.tuple_shapes)
+    return frozenset(place for place in range(count) if came_as(body.root_id, place) == place)
+
+
+def _is_loop(proto: Message) -> bool:
+    return proto.opcode in ("while", "call") and len(proto.operand_ids) == 1
 
 
 def before_pairs(
@@ -93,7 +96,7 @@ def before_pairs(
     only_read = {
         node.id: _only_read(proto, index) - {protos[user].tuple_index for user in users[node.id]}
         for node, proto in zip(nodes, protos, strict=True)
-        if node.opcode == "while" and all(nodes[x].opcode == "get-tuple-element" for x in users[node.id])
+        if _is_loop(proto) and all(nodes[x].opcode == "get-tuple-element" for x in users[node.id])
     }
     inplace: list[tuple[int, int]] = []
     before = set(control)

@@ -177,8 +177,8 @@ def in_place() -> Step:
 
 
 def loops_that_read() -> Step:
-    """A search along the gradient and a metric of the parameters, each a loop: both only read what the update reads,
-    the first decides it, and of the second nothing in it depends."""
+    """A search along the gradient and two metrics of the parameters, each a loop, the last so small that XLA:CPU puts
+    it into a call. They only read what the update reads; the first decides it, on the others nothing in it depends."""
     parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
 
     def loss(p: Any, x: Any) -> Any:
@@ -190,7 +190,8 @@ def loops_that_read() -> Step:
         too_far = lambda rate: (loss(moved(rate), x) > value) & (rate > 1e-3)  # noqa: E731
         rate = jax.lax.while_loop(too_far, lambda rate: rate / 2, jnp.float32(64.0))
         metric = jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ p["w"]), x)
-        return moved(rate), value + metric.mean()
+        small = jax.lax.fori_loop(0, 2, lambda i, y: y.at[i].add(p["v"][i, :4]), x[:, :4])
+        return moved(rate), value + metric.mean() + small.mean()
 
     placed = jax.device_put(parameters, replicated()), jax.device_put(random(2, 8, 16), split())
     return jax.jit(line_searched_step, donate_argnums=(0,)), placed
