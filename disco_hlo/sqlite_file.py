@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Self
 from disco_hlo.errors import ProfileError
 
 _BUSY_MS = 30_000
+_DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""Of these the file is not to blame."""
 
 
 class SqliteFile:
@@ -143,6 +145,6 @@ class SqliteFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise ProfileError(
-                f"{self.path} cannot be used as a {self.KIND}: {error}; remove it or name another file"
-            ) from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            advice = "" if code in _DISK_ERRORS else "; remove it or name another file"
+            raise ProfileError(f"{self.path} cannot be used as a {self.KIND}: {error}{advice}") from error

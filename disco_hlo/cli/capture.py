@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from disco_hlo.cli import training
-from disco_hlo.cli.output import print_json, say, show
+from disco_hlo.cli.output import as_argument, print_json, say, show
 from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
@@ -64,11 +64,10 @@ def _stamp(folder: Path) -> int | None:
 
 def _print(record: CaptureRecord, folder: Path) -> None:
     target = record.target
-    name = printable(str(folder))
     show(
         f"captured {printable(target.module_name)} ({target.fingerprint[:16]}) on {target.device_count} x "
-        f"{printable(target.device_kind)} in {name}",
-        f"next: disco search {name} -o found",
+        f"{printable(target.device_kind)} in {printable(str(folder))}",
+        f"next: disco search {as_argument(folder)} -o found",
     )
 
 

@@ -5,8 +5,10 @@ A subcommand is imported when it is called, so that none of them waits for the i
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
+import io
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -113,12 +115,20 @@ def main() -> None:
     # A graph lives until the end of a command; looking through it for garbage takes a fifth of the time.
     collecting = gc.isenabled()
     gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no µ in ASCII
     try:
         app(prog_name="disco")
     except DiscoError as error:
         lines = [printable(line, 4000) for line in str(error).split("\n")]
         sys.stderr.write("disco: " + "\n".join(lines) + "\n")
         sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"disco: the output could not be written: {error.strerror}\n")
+        sys.exit(1)
     finally:
         if collecting:
             gc.enable()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,6 +44,11 @@ def warn_all(lines: tuple[str, ...] | list[str]) -> None:
     """Say every line."""
     for line in lines:
         say(line)
+
+
+def as_argument(path: Path | str) -> str:
+    """A path whole and as a shell takes it, to be printed in a command that can be copied."""
+    return printable(shlex.quote(str(path)), 4000)
 
 
 def check_place(file: Path) -> None:
@@ -93,13 +100,18 @@ def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
     for number, heading in enumerate(headings):
         whole = number in right or not number
         justify: Literal["left", "right"] = "right" if number in right else "left"
-        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
+        least = cell_len(heading) if whole else None
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole, min_width=least)
     return made
 
 
 def add_row(made: Table, *cells: object) -> None:
     """Add a row whose cells are shown as they are, whatever is in them."""
-    made.add_row(*(Text(printable(str(cell), 400)) for cell in cells))
+    texts = [Text(printable(str(cell), 400)) for cell in cells]
+    for column, text in zip(made.columns, texts, strict=False):
+        if column.no_wrap:  # of a number that a narrow terminal cuts, what is left is another number
+            column.min_width = max(column.min_width or 0, text.cell_len)
+    made.add_row(*texts)
 
 
 def show(*parts: Table | str) -> None:
@@ -109,4 +121,4 @@ def show(*parts: Table | str) -> None:
         if isinstance(part, str):
             console.print(Text(part), soft_wrap=True)
         else:
-            console.print(part)
+            console.print(part, crop=False)

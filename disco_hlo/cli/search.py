@@ -22,7 +22,7 @@ from disco_hlo import __version__
 from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
-from disco_hlo.cli.output import check_place, print_json, say, show, warn_all, write_files
+from disco_hlo.cli.output import as_argument, check_place, print_json, say, show, warn_all, write_files
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
@@ -276,7 +276,7 @@ def _print(outcome: dict[str, Any], found: _Found) -> None:
         f"({outcome['evaluations_per_s']:.0f} a second), ended by: {outcome['stopped']}",
         f"XLA's default {time_text(predicted.default_ns)}, plan {time_text(predicted.plan_ns)} "
         f"({outcome['speedup']:.2f}x), bound {time_text(predicted.bound_ns)}, all predicted",
-        f"saved {printable(outcome['plan'])}; look at it with: disco inspect {printable(outcome['plan'])}",
+        f"saved {printable(outcome['plan'])}; look at it with: disco inspect {as_argument(outcome['plan'])}",
     )
     if found.sharding is not UNSET and worth_saying(found.sharding):
         show(sentence(found.sharding))

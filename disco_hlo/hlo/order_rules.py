@@ -47,6 +47,33 @@ def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
     return ()
 
 
+def _only_read(loop: Message, index: ModuleIndex) -> frozenset[int]:
+    """Members of the tuple that a ``while``, or a ``call`` with one in it, takes and returns as they came: nothing is
+    written over them."""
+    body = index.computation(loop.called_computation_ids[0])
+    by_id = {instruction.id: instruction for instruction in body.instructions}
+
+    def came_as(value: int, place: int) -> int | None:
+        """Which member of the body's parameter is at this place of a tuple."""
+        of = by_id[value]
+        if of.opcode == "parameter":
+            return place
+        if of.opcode == "tuple":
+            read = by_id[of.operand_ids[place]]
+            whole = read.opcode == "get-tuple-element"
+            return came_as(read.operand_ids[0], read.tuple_index) if whole else None
+        if _is_loop(of) and place in _only_read(of, index):
+            return came_as(of.operand_ids[0], place)
+        return None
+
+    count = len(by_id[body.root_id].shape.tuple_shapes)
+    return frozenset(place for place in range(count) if came_as(body.root_id, place) == place)
+
+
+def _is_loop(proto: Message) -> bool:
+    return proto.opcode in ("while", "call") and len(proto.operand_ids) == 1
+
+
 def before_pairs(
     nodes: Sequence[Node],
     protos: Sequence[Message],
@@ -66,16 +93,23 @@ def before_pairs(
     buffer = _buffers(nodes, protos)
     readers = _buffer_readers(nodes, buffer)
     users = _users(nodes)
+    only_read = {
+        node.id: _only_read(proto, index) - {protos[user].tuple_index for user in users[node.id]}
+        for node, proto in zip(nodes, protos, strict=True)
+        if _is_loop(proto) and all(nodes[x].opcode == "get-tuple-element" for x in users[node.id])
+    }
     inplace: list[tuple[int, int]] = []
     before = set(control)
     dropped: list[tuple[int, int]] = []
     too_soon: list[tuple[int, int]] = []
     for node, proto in zip(nodes, protos, strict=True):
         for position in overwritten_operands(proto, index):
+            changed = _arrays(nodes, node.operands[position], buffer, only_read.get(node.id, frozenset()))
             for overwritten in _arrays(nodes, node.operands[position], buffer):
                 inplace.append((overwritten, node.id))
                 others = [r for r in readers[overwritten] if r != node.id]
-                before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
+                if overwritten in changed:
+                    before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
                 if any(r > node.id for r in others):
                     too_soon.append((overwritten, node.id))
     for parameter, output, result in aliases:
@@ -121,10 +155,14 @@ def _buffer_readers(nodes: Sequence[Node], buffer: list[int]) -> list[list[int]]
     return readers
 
 
-def _arrays(nodes: Sequence[Node], value: int, buffer: list[int]) -> list[int]:
+def _arrays(
+    nodes: Sequence[Node], value: int, buffer: list[int], but: frozenset[int] = frozenset()
+) -> list[int]:
+    """The buffers of a value; of a tuple, those of its members but some, by their place in it."""
     if nodes[value].opcode != "tuple":
         return [buffer[value]]
-    return [array for member in nodes[value].operands for array in _arrays(nodes, member, buffer)]
+    members = [member for place, member in enumerate(nodes[value].operands) if place not in but]
+    return [array for member in members for array in _arrays(nodes, member, buffer)]
 
 
 def _users(nodes: Sequence[Node]) -> list[list[int]]:

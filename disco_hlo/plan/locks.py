@@ -187,7 +187,8 @@ def _write_owner(path: Path) -> None:
             file.flush()
             os.fsync(descriptor)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses that as well
+            path.unlink(missing_ok=True)
         raise PlanError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -47,6 +47,8 @@ _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
 
 log = logging.getLogger(__name__)
+_unguarded: set[Path] = set()
+"""Folders of which this process has said that marks cannot be written there: a search would write a dozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,9 @@ class PlanSlot:
         try:
             marker = OwnedFile.create_unique(self.path, prefix)
         except PlanError as error:
-            log.warning("a plan is compiled without a mark that would ban it if it crashed: %s", error)
+            if self.path not in _unguarded:
+                _unguarded.add(self.path)
+                log.warning("plans are compiled without marks that would ban them if they crashed: %s", error)
             yield
             return
         try:

@@ -54,7 +54,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
 
 def _say_if_nothing_was_found(settings: Settings) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on."""
-    if not _compiled:
+    if not _compiled or _is_helper():
         return
     if settings.module is not None and not settings.may_be_fingerprint:
         reason = _named_module_missing(settings)
@@ -66,6 +66,15 @@ def _say_if_nothing_was_found(settings: Settings) -> None:
         reason = why_none(settings)
     if reason:
         LOGGER.warning("no training step was found: %s", reason)
+
+
+def _is_helper() -> bool:
+    """Whether this process is a child of another one's ``multiprocessing`` and saw nothing to train: a data loader."""
+    from multiprocessing import parent_process
+
+    if parent_process() is None or "disco_hlo.plugin.step" in sys.modules:
+        return False
+    return jaxlink.distributed_job() is None
 
 
 def _nothing_on_several_devices() -> str:

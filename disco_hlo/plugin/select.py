@@ -97,5 +97,6 @@ def _size(facts: ModuleFacts) -> tuple[int, int]:
 
 
 def _describe(facts: ModuleFacts) -> str:
-    all_reduces = f"{facts.computed_all_reduce_count} all-reduces, {facts.all_reduce_bytes / 2**20:.2f} MiB"
+    count = facts.computed_all_reduce_count
+    all_reduces = f"{count} all-reduce{'s' * (count != 1)}, {facts.all_reduce_bytes / 2**20:.2f} MiB"
     return f"{facts.instruction_count} instructions, {all_reduces}"

@@ -32,6 +32,12 @@ def test_plans_are_listed_with_what_they_gain(disco: Disco, store: Path) -> None
     assert row["path"] == str(plans.slot(store, plans.cpu()))
 
 
+def test_a_narrow_terminal_cuts_no_number(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "36")
+    line = disco("list").out.splitlines()[1].split()
+    assert line == [plans.cpu().graph.fingerprint[:16], "123", "ms", "100", "ms", "1.23x"]
+
+
 def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> None:
     slot = plans.slot(store, plans.cpu())
     (slot / "module.hlo.pb").write_bytes(b"another")

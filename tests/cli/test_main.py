@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -82,10 +83,36 @@ def test_the_shell_completes_commands_and_options() -> None:
     assert "--bandwidth" in completions("disco simulate --b")
 
 
+RUN = "from disco_hlo.cli.main import main; import sys; sys.argv[0] = 'disco'; main()"
+PLAN = Path(__file__).parents[1] / "data" / "demo_plan"
+
+
+def test_an_output_that_cannot_hold_every_sign_is_printed_all_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "inspect", PLAN], env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, check=True, timeout=200,
+    )  # fmt: skip
+    assert "? " in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_on_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", RUN, "inspect", PLAN]
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200
+        )
+    assert done.returncode == 1
+    assert done.stderr == "disco: the output could not be written: No space left on device\n"
+
+
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
-    code = "from disco_hlo.cli.main import main; import sys; sys.argv = ['disco', 'list', '--json']; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN, "list", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stderr is not None

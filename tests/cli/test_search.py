@@ -68,12 +68,13 @@ def test_equal_seeds_give_equal_plans(disco: Disco, cpu_module_file: Path, tmp_p
 
 
 def test_a_plan_file_may_have_a_name(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
-    outcome = disco("search", cpu_module_file, "-o", tmp_path / "mine.json", *BUDGET)
-    assert "look at it with: disco inspect" in outcome.out
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    folder = tmp_path / "my plans"
+    outcome = disco("search", cpu_module_file, "-o", folder / "mine.json", *BUDGET)
+    assert f"look at it with: disco inspect '{folder / 'mine.json'}'\n" in outcome.out
+    assert sorted(path.name for path in folder.iterdir()) == [
         "mine.default.hlo.pb.gz", "mine.json", "mine.module.hlo.pb",
     ]  # fmt: skip
-    assert disco("inspect", tmp_path / "mine.json").err == ""
+    assert disco("inspect", folder / "mine.json").err == ""
 
 
 def test_a_plan_can_be_searched_again_from_its_folder(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def disk_full() -> None:
 
 def read_only() -> None:
     """Nothing can be written to the plan directory, though it is there."""
-    for name in ("mkdir", "link", "replace"):
+    for name in ("mkdir", "link", "replace", "unlink"):
         setattr(os, name, _refusing(getattr(os, name)))
     really_open = os.open
 

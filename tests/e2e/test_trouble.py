@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_when_the_plan_is_saved(
 def test_a_plan_directory_that_is_read_only_when_the_plan_is_enacted(copied: Job, default: Run) -> None:
     before = sorted(copied.directory.rglob("*"))
     run = copied.train(fault="read_only", ENABLE_SEARCH="0")
-    assert len(run.lines("disco: warning: a plan is compiled without a mark")) == 1
+    assert len(run.lines("disco: warning: plans are compiled without marks")) == 1
     assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
     assert_same_losses(run, default)
     assert sorted(copied.directory.rglob("*")) == before

@@ -45,6 +45,7 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "pmap": models.pmapped,
     "pooled": models.pooled,
     "in place": models.in_place,
+    "loops that read": models.loops_that_read,
     "cached": models.cached,
     "without elements": models.without_elements,
     "complex numbers": models.spectral,
@@ -126,6 +127,16 @@ def test_partitions_are_those_xla_assigns() -> None:
     got = {origin.nodes: origin.proto.backend_config for origin in written.origins if origin.role == "fusion"}
     assert any(b"outer_dimension_partitions" in config for config in wanted.values())
     assert got == wanted
+
+
+def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() -> None:
+    """It had to be read before the loop, whatever waits for the loop: XLA's own kernels waited in a circle."""
+    step, arguments = models.loops_that_read()
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    loops = {node.id: node.opcode for node in source.graph.nodes if node.opcode in ("while", "call")}
+    assert sorted(loops.values()) == ["call", "while", "while"]
+    assert not {first for first, loop in source.graph.before if loop in loops}
+    assert read(source).order
 
 
 def test_an_all_reduce_may_not_be_left_out() -> None:

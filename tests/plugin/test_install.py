@@ -31,6 +31,21 @@ ours = sorted(name for name in sys.modules if name.split(".")[0] == "disco_hlo")
 print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_hlo_original")]))
 """
 
+LOADING = """
+import multiprocessing
+import jax
+
+def load(number):
+    return float(jax.jit(lambda x: x * 2)(float(number)))
+
+if __name__ == "__main__":
+    load(2)
+    with multiprocessing.get_context("spawn").Pool(1) as workers:
+        print(workers.map(load, range(2)))
+        workers.close()
+        workers.join()
+"""
+
 
 def train(**environment: str) -> tuple[list[Any], str]:
     """Run a script that knows nothing of us; what it printed, and stderr."""
@@ -82,6 +97,20 @@ def test_processes_that_were_started_together_but_train_apart_are_told_so() -> N
     assert stderr == (
         "disco: warning: no training step was found: 2 processes were started together, but their script does "
         "not call jax.distributed.initialize(): each trains for itself\n"
+    )
+
+
+def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "loads.py"
+    script.write_text(LOADING)
+    environment = {**os.environ, "ENABLE_SEARCH": "0", "DISCO_MODULE": "train_step"}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout == "[0.0, 2.0]\n"
+    assert done.stderr == (
+        "disco: warning: no training step was found: no module is called train_step (DISCO_MODULE); "
+        "compiled were jit__lambda\n"
     )
 
 

@@ -171,6 +171,13 @@ def test_a_newer_store_is_refused(path):
         ProfileStore(path)
 
 
+def test_nobody_is_told_to_remove_a_store_because_the_disk_is_full(path):
+    with ProfileStore(path) as store:
+        store._connection.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(ProfileError, match=r"database or disk is full$"):
+            store.add_ops(CPU, {f"op{index}": OpTime(index, 0, 1) for index in range(500)})
+
+
 def test_a_truncated_store_is_refused(path):
     with ProfileStore(path) as store:
         store.add_ops(CPU, {f"op{index}": OpTime(index, 0, 1) for index in range(500)})

@@ -176,6 +176,27 @@ def in_place() -> Step:
     return trained("in_place_step", loss, parameters, (random(2, 8, 16),), optax.sgd(0.1))
 
 
+def loops_that_read() -> Step:
+    """A search along the gradient and two metrics of the parameters, each a loop, the last so small that XLA:CPU puts
+    it into a call. They only read what the update reads; the first decides it, on the others nothing in it depends."""
+    parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ p["w"]) @ p["v"] - x) ** 2)
+
+    def line_searched_step(p: Any, x: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(p, x)
+        moved = lambda rate: jax.tree.map(lambda w, g: w - rate * g, p, gradient)  # noqa: E731
+        too_far = lambda rate: (loss(moved(rate), x) > value) & (rate > 1e-3)  # noqa: E731
+        rate = jax.lax.while_loop(too_far, lambda rate: rate / 2, jnp.float32(64.0))
+        metric = jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ p["w"]), x)
+        small = jax.lax.fori_loop(0, 2, lambda i, y: y.at[i].add(p["v"][i, :4]), x[:, :4])
+        return moved(rate), value + metric.mean() + small.mean()
+
+    placed = jax.device_put(parameters, replicated()), jax.device_put(random(2, 8, 16), split())
+    return jax.jit(line_searched_step, donate_argnums=(0,)), placed
+
+
 def cached() -> Step:
     """Layers that write what they compute into one array and read it whole."""
     parameters = {"w": random(0, 16, 16)}
