@@ -1,6 +1,7 @@
 """Which of the modules a training script compiles is its training step.
 
-The rule: more than one device, at least one all-reduce of a computed value, the largest such module so far.
+The rule: more than one device, at least one all-reduce of a computed value, more than a single op, the largest such
+module so far.
 ``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
 ``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
 """
@@ -11,6 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from disco_hlo.hlo.graph import Graph, Kind
+
+_FEWEST_INSTRUCTIONS = 8
+"""A sum over a sharded array, compiled by itself where no ``jit`` is around it, has four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
         return Choice(False, "runs on one device")
     if facts.computed_all_reduce_count == 0:
         return Choice(False, "has no all-reduce of a computed value" + outside_loops(facts))
+    if facts.instruction_count < _FEWEST_INSTRUCTIONS:
+        return Choice(False, f"is a single op ({_describe(facts)})")
     largest = max((other for other in seen if qualifies(other)), key=_size, default=None)
     if largest is not None and _size(facts) <= _size(largest):
         return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
@@ -69,8 +75,12 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
 
 
 def qualifies(facts: ModuleFacts) -> bool:
-    """Whether a module could be a data-parallel step: several devices, an all-reduce of a computed value."""
-    return facts.device_count > 1 and facts.computed_all_reduce_count > 0
+    """Whether a module could be a data-parallel step: several devices, several ops, an all-reduced computed value."""
+    return (
+        facts.device_count > 1
+        and facts.computed_all_reduce_count > 0
+        and facts.instruction_count >= _FEWEST_INSTRUCTIONS
+    )
 
 
 def outside_loops(facts: ModuleFacts) -> str:

@@ -64,3 +64,8 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_logger_is_the_projects_own() -> None:
     assert logs.LOGGER is logging.getLogger("disco_hlo")
+
+
+def test_what_is_slower_is_not_called_less_than_once_as_fast() -> None:
+    assert logs.compared(100.0, 80.0) == "1.25x faster"
+    assert logs.compared(100.0, 110.0) == "1.10x slower"

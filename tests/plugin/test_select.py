@@ -83,3 +83,11 @@ def test_facts_count_all_reduces_of_computed_values_through_bitcasts() -> None:
         fingerprint="0",
     )
     assert facts_of(graph, device_count=4) == ModuleFacts("jit_step", 4, 2, 4 * 1024, 10)
+
+
+def test_an_op_on_a_sharded_array_outside_of_any_jit_is_no_step() -> None:
+    """Each such op was searched for a plan: jit_reduce_sum was "the training step"."""
+    facts = ModuleFacts("jit_reduce_sum", 4, 1, 4, 4)
+    reason = "is a single op (4 instructions, 1 all-reduce, 0.00 MiB)"
+    assert choose(facts, []) == Choice(False, reason)
+    assert choose(facts, [], named=True).chosen is True

@@ -21,7 +21,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.runner import calls_python
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
@@ -173,4 +173,4 @@ def describe(plan: Plan) -> str:
     default, chosen = times.get(DEFAULT, 0), times.get(plan.chosen, 0)
     if not default or not chosen:
         return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
-    return f"{shape}, {default / chosen:.2f}x faster when measured"
+    return f"{shape}, {compared(default, chosen)} when measured"

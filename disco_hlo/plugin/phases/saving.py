@@ -20,7 +20,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
-from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.phases.finding import PLAN, Found, search_settings
 from disco_hlo.plugin.session import Session, target, versions
@@ -83,8 +83,8 @@ def save(outcome: Outcome, winner: Trial) -> bool:
         session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
     elif winner.times_ns:
         session.say(
-            "%.2fx faster than XLA's default; why: disco report %s -o plan.html",
-            outcome.trials[0].median_ns / winner.median_ns,
+            "%s than XLA's default; why: disco report %s -o plan.html",
+            compared(outcome.trials[0].median_ns, winner.median_ns),
             shlex.quote(str(slot.path)),
         )
     return True
