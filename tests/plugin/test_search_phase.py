@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,3 +38,14 @@ def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: 
 
     assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
     assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "looks"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
+)
+def test_a_search_looks_again_on_gpu_unless_told_otherwise(
+    wanted: int | None, backend: str, looks: int
+) -> None:
+    facts = SimpleNamespace(backend=backend)
+    settings = Settings(search=True, directory=Path(), looks=wanted)
+    assert search_phase._looks(SimpleNamespace(settings=settings, facts=facts)) == looks
