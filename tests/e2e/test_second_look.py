@@ -48,12 +48,19 @@ def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, R
 
 
 def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:
-    job = fresh()
-    know_device(job.directory)
-    first, second = job.train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
-    assert len(first.lines("searched ")) >= 2
-    assert second.lines("searched ") == []
-    assert first.modules == second.modules
+    for _ in range(
+        4
+    ):  # by its noise, a profile may lead to a plan of kernels that ran, with nothing to look at
+        job = fresh()
+        know_device(job.directory)
+        first, second = job.train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
+        looks = len(first.lines("kernels of the plan that had never run"))
+        assert len(first.lines("searched ")) == 1 + looks
+        assert second.lines("searched ") == []
+        assert first.modules == second.modules
+        if looks:
+            return
+    pytest.fail("no plan of four had a kernel that had never run")
 
 
 def test_a_plan_whose_kernels_cannot_be_measured_stays(searched: tuple[Job, Run], copied: Job) -> None:

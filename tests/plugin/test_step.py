@@ -158,7 +158,7 @@ def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(
     offered: Callable[..., list[Step | None]],
 ) -> None:
     def шаг(x: Any) -> Any:
-        return jax.lax.pmean(jnp.tanh(x), "data")
+        return jax.lax.pmean(jnp.tanh(jnp.sin(x) * x + jnp.cos(x)), "data")
 
     seen = offered()
     on = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
