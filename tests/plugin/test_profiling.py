@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +13,34 @@ import pytest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plugin.measuring import profiling
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
-from disco_hlo.plugin.measuring.profiling import _ALONE, _BESIDE, _slow_downs, _to_trace, _Traced
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.measuring.profiling import (
+    _ALONE,
+    _BESIDE,
+    _slow_downs,
+    _to_trace,
+    _Traced,
+    profile_step,
+)
+from disco_hlo.plugin.measuring.runner import Memory
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -204,3 +218,44 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     assert found.together is not None
     assert found.together.total_ns == 700
     assert found.in_step is None
+
+
+@pytest.mark.parametrize("too_large", [("unfused step",), ("unfused step", "XLA's kernels")])
+def test_a_module_without_room_is_not_run_and_the_other_tells(
+    too_large: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A step that all but fills the device has no room for its unfused form: the search was given up."""
+    arguments_bytes = {True: 1 << 50, False: 1 << 10}
+    sizes = [
+        Memory(arguments_bytes[name in too_large], 0, 0, 0) for name in ("unfused step", "XLA's kernels")
+    ]
+    monkeypatch.setattr(profiling, "memory", lambda executable: sizes.pop(0))
+    monkeypatch.setattr(profiling, "available_bytes", lambda request: 1 << 30)
+    made, arguments = models.mlp()
+
+    def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:
+        source = canonicalize(compiles.capture(request))
+        session = join(request, Settings(search=True, directory=tmp_path))
+        found = profile_step(session, source, read(source), None)
+        assert found is not None
+        return source, found.profile
+
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        if len(too_large) == 2:
+            with pytest.raises(
+                ProfileError, match="neither the unfused step nor XLA's own could be profiled"
+            ):
+                intercept(made, arguments, body)
+        else:
+            source, profile = intercept(made, arguments, body)
+            xlas = {fused_key(source.graph, group) for group in read(source).groups}
+            assert xlas & set(profile.ops)
+    assert (
+        caplog.messages.count(
+            "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 921 of 1024 MiB free are usable"
+        )
+        == 1
+    )

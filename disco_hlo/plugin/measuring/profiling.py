@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disco_hlo.activation.channel import name_ranks
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
@@ -67,6 +68,8 @@ _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside X
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 _NO_CONTENTION = Contention(1.0, 1.0)
+_USABLE = 0.9
+"""Part of the free memory that one module may take: what is free lies in pieces."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,8 @@ def kernel_times(
     with session.stage("look: compile"):
         if trial.error:
             raise ProfileError(trial.error)
+    if reason := _lack_of_memory(session, trial):
+        raise ProfileError(reason)
     first_runs = FirstRuns(session, "inputs for the look")
     with session.stage("look: memory"):
         runner = _runner(session, trial, None, first_runs)
@@ -240,6 +245,7 @@ def _trace(
     runner: Runner | None = None
     first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
+        trial.error = trial.error or _lack_of_memory(session, trial)
         if trial.error:
             session.say("%s: not profiled: %s", trial.name, trial.error)
             continue
@@ -274,7 +280,7 @@ def _take_in(
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
-    if wanted["contention"]:
+    if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
         known.add_contention(_slow_downs(taken), fingerprint)
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
@@ -309,10 +315,18 @@ def profiling_options(session: Session) -> dict[str, str]:
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
 
 
-def _runner(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
+def _lack_of_memory(session: Session, trial: Trial) -> str:
+    """On which ranks a module has too little room to be run, the same on all; empty where it has enough."""
     needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
-    if free is not None and needed > 0.9 * free:
-        raise ProfileError(f"the {trial.name} needs {needed >> 20} MiB a device, {free >> 20} MiB are free")
+    lack = ""
+    if free is not None and needed > _USABLE * free:
+        lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
+    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
+    lacking = [rank for rank, answer in enumerate(answers) if answer]
+    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
+
+
+def _runner(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     return Runner(
         session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
     )
