@@ -86,8 +86,9 @@ def environment(phase: Phase, folder: Path, budget_s: float, port: int) -> dict[
     env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     env.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
-    # Bound to a core, a rank's communication threads would wait for its computation.
+    # Bound to a core, a rank's communication threads would wait for its computation. (Open MPI 5 and 4.)
     env.setdefault("PRTE_MCA_hwloc_default_binding_policy", "none")
+    env.setdefault("OMPI_MCA_hwloc_base_binding_policy", "none")
     env |= {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_PORT": str(port), "DISCO_DIR": str(folder / "plans")}
     if phase.enable_search is not None:
         env["ENABLE_SEARCH"] = phase.enable_search

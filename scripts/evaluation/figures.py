@@ -135,7 +135,15 @@ def fidelity(records: Cells, folder: Path) -> list[Path]:
     low, high = 0.8 * min(values), 1.25 * max(values)
     axes.fill_between([low, high], [0.88 * low, 0.88 * high], [1.12 * low, 1.12 * high], color="#eeeeee")
     axes.plot([low, high], [low, high], color="black", linewidth=0.8)
-    markers = {"one device": "D", "nvlink": "o", "staged": "s", "sockets": "^", "gloo": "o"}
+    markers = {
+        "one device": "D",
+        "nvlink": "o",
+        "staged": "s",
+        "sockets": "^",
+        "gloo": "o",
+        "shared": "P",
+        "shared-sockets": "v",
+    }
     models = list(dict.fromkeys(record["cell"]["model"] for record, _ in cells))
     for record, found in cells:
         axes.errorbar(

@@ -1,4 +1,4 @@
-"""One rank of a CPU job that measures how well its simulator predicts it (see ``scripts/benchmark_cpu.py``)."""
+"""One rank of a job that measures how well its simulator predicts it (see ``scripts/benchmark_ranks.py``)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.finding import NO_FUSION, PLAN
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
@@ -37,7 +38,7 @@ from evaluation.measure import times_of
 from evaluation.record import FAILED, CellName, Record
 from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
 
-THRESHOLDS_KIB = (64, 512)
+THRESHOLDS_KIB = {"tiny": (64, 512), "full": (4096, 32768)}
 RANDOM_PLANS = 3
 FINALISTS = 1
 ROUNDS = 3
@@ -63,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     )
     request = step.request_of(args.models[0], args.size)
     session = join(request, settings)
-    cell = CellName(args.models[0], args.size, "gloo", len(request.devices))
+    cell = CellName(args.models[0], args.size, args.link, len(request.devices))
     try:
         _Benchmark(session, cell, args).run(lambda: args.seconds - (time.monotonic() - started))
     except DiscoError as error:
-        print(f"benchmark_cpu.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
+        print(f"benchmark_ranks.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -114,7 +115,8 @@ class _Benchmark:
             last_s = time.monotonic() - started
             if session.leads:
                 batches.append(batch)
-                self._say(f"batch {len(batches)}: others used {100 * batch.others:.0f} % of the cores")
+                others = f": others used {100 * batch.others:.0f} % of the cores" if self._on_cpu else ""
+                self._say(f"batch {len(batches)}{others}")
                 self._keep(len(batches), batch)
                 self._record(batches, trials)
 
@@ -145,7 +147,7 @@ class _Benchmark:
             few = not name.startswith(PLAN + " ") or int(name.split()[-1]) <= FINALISTS
             if few and name != NO_FUSION:  # nothing fused, in another order
                 yield name, strategy
-        for kib in THRESHOLDS_KIB:
+        for kib in THRESHOLDS_KIB[self.args.size]:
             buckets = combined_up_to(graph, xla, kib << 10)
             with suppress(IllegalStrategyError):
                 strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
@@ -165,17 +167,20 @@ class _Benchmark:
             trial.times_ns.clear()
             seed = self.session.settings.seed
             trial.runner = Runner(self.session.request, trial.executable, seed, inputs_of=alive[0].runner)
-        for number in range(1 + ROUNDS):
+        for trial in alive:
+            assert trial.runner is not None
+            trial.runner.run()
+        at_once = steps_in_a_row(self.session, alive[0].runner)
+        for _ in range(ROUNDS):
             for trial in alive:
                 assert trial.runner is not None
-                taken_ns = trial.runner.run()
-                trial.times_ns += [taken_ns] if number else []
+                trial.times_ns.append(time_once(trial.runner, at_once))
         found = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
         own = before.of_this_process_since()
         every = self.session.channel.all_gather(
             json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
         )
-        others = before.of_others_since(sum(json.loads(one) for one in every))
+        others = before.of_others_since(sum(json.loads(one) for one in every)) if self._on_cpu else 0.0
         times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
         return _Batch(others, times, None if found is None else found.profile)
 
@@ -184,6 +189,10 @@ class _Benchmark:
         if not batches:
             return True
         return quiet < self.args.batches and len(batches) < MOST * self.args.batches and left_s > 0
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.session.facts.backend == "cpu"
 
     def _say(self, text: str) -> None:
         if self.session.leads:
@@ -221,7 +230,7 @@ class _Benchmark:
         self.files.save_profile(profile)
         record = Record.open(self.args.out, self.cell)
         record.note_all(
-            versions=step.versions(), device=profile.platform.device_kind, backend="cpu",
+            versions=step.versions(), device=profile.platform.device_kind, backend=self.session.facts.backend,
             date=time.strftime("%Y-%m-%d", time.gmtime()), fingerprint=self.source.graph.fingerprint,
             batches=len(counted), batches_measured=len(batches),
             others=[round(batch.others, 3) for batch in counted], noise=profile.noise,
@@ -234,10 +243,14 @@ class _Benchmark:
         changes: dict[str, dict[str, Any]] = {}
         for trial in trials:
             if trial.error:
-                changes[trial.name] = {"status": FAILED, "kind": "cpu", "reason": trial.error[:2000]}
+                changes[trial.name] = {
+                    "status": FAILED,
+                    "kind": "between ranks",
+                    "reason": trial.error[:2000],
+                }
                 continue
             predicted = self._predict(trial.strategy or self.xla, costs)
-            changes[trial.name] = {"kind": "cpu", "predicted": predicted}
+            changes[trial.name] = {"kind": "between ranks", "predicted": predicted}
             changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
         record.update_all(changes)
 

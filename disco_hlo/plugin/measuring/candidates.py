@@ -215,7 +215,7 @@ def measure(
         _first_run(session, trial, alive[0].runner, reference)
     alive = _still_alive(alive)
     complete = True
-    at_once = _at_once(session, alive[0].runner)
+    at_once = steps_in_a_row(session, alive[0].runner)
     for _ in range(_rounds(session, alive, at_once, budget_s)):
         if session.tell(stop(), "interrupted"):
             complete = False
@@ -297,8 +297,8 @@ def _outputs(session: Session, trial: Trial, inputs_of: Runner | None) -> Output
         return run_on_all(session, f"first run of {trial.name}", lambda: thinned(runner.outputs()))
 
 
-def _at_once(session: Session, default: Runner | None) -> int:
-    """How many steps each measurement takes; the same on every rank."""
+def steps_in_a_row(session: Session, default: Runner | None) -> int:
+    """How many steps each measurement takes, by what XLA's default takes; the same on every rank."""
     if default is None or session.facts.backend != "gpu":
         return 1
     free_bytes = available_bytes(session.request)

@@ -1,14 +1,17 @@
-"""Predicted against measured on CPU: many plans of one training step, several processes on one machine.
+"""Predicted against measured: many plans of one training step, several processes on one machine.
 
-    python scripts/benchmark_cpu.py transformer_lm bert rnnlm --out DIR
+    python scripts/benchmark_ranks.py transformer_lm bert rnnlm --out DIR
+    python scripts/benchmark_ranks.py vgg19 --link shared-sockets --size full --out DIR
     python scripts/make_tables.py DIR --out TABLES
 
-Each model runs in a job of its own, `mpiexec -n 2`. The plans are XLA's default, nothing fused, fixed combine
-thresholds, what a search finds and its parts, and legal plans by dice. A batch runs them in turn and then
-profiles the machine anew; the predictions are those of all batches' profiles together. So both saw the same
-machine. How much of it other programs used is noted with each batch, and only the quietest count.
+Each model runs in a job of its own, `mpiexec -n 2`, on CPU, or on GPU, where all processes share the first one (start
+NVIDIA's Multi-Process Service before: without it they take turns): `shared` needs NCCL 2.31. The plans are XLA's
+default, nothing fused, fixed combine thresholds, what a search finds and its parts, and legal plans by dice. A batch
+runs them in turn and then profiles the machine anew; the predictions are those of all batches' profiles together. So
+both saw the same machine. How much of it other programs used is noted with each batch (CPU), and only the quietest
+count.
 
-DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; a run adds the batches that it lacks.
+DIR/<model>-<size>-<link>-<processes>.json is whole after every batch; a run adds the batches that it lacks.
 Exit status: 0 done; 1 a model could not be measured; 2 bad arguments.
 """
 
@@ -22,19 +25,23 @@ from pathlib import Path
 
 from benchmark import MODELS, find_package
 from evaluation import commands
+from evaluation.links import BETWEEN_RANKS, GLOO, prepare_rank
 
-CPU_MODELS = ("transformer_lm", *MODELS)
+RANKS_MODELS = ("transformer_lm", *MODELS)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="tiny", seconds=600, of="longest for each model")
-    parser.add_argument("models", nargs="+", choices=CPU_MODELS, metavar="MODEL", help=", ".join(CPU_MODELS))
+    parser.add_argument(
+        "models", nargs="+", choices=RANKS_MODELS, metavar="MODEL", help=", ".join(RANKS_MODELS)
+    )
+    parser.add_argument("--link", choices=list(BETWEEN_RANKS), default=GLOO, help=f"default {GLOO}: on CPU")
     parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
     parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument(
-        "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
+        "--others", type=float, default=0.15, help="share of a CPU's cores that others may use (default 0.15)"
     )
     args = parser.parse_args(argv)
     commands.check(parser, args)
@@ -52,19 +59,21 @@ def job(args: argparse.Namespace, model: str) -> int:
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     mpiexec = shutil.which("mpiexec", path=here)
     if mpiexec is None:
-        print("benchmark_cpu.py: mpiexec is not on PATH: pip install '.[mpi]'", file=sys.stderr)
+        print("benchmark_ranks.py: mpiexec is not on PATH: pip install '.[mpi]'", file=sys.stderr)
         return 1
     phase = demo.Phase("benchmark", "", None)
     environment = demo.environment(phase, args.out, args.search_seconds, free_port())
+    if args.link != GLOO:
+        del environment["JAX_PLATFORMS"]
     command = [mpiexec, "-n", str(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
-    for name in ("processes", "size", "batches", "seconds", "search_seconds", "others", "seed"):
+    for name in ("link", "processes", "size", "batches", "seconds", "search_seconds", "others", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    log = args.out / f"{model}.log"
+    log = args.out / f"{model}-{args.link}.log"
     status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)
     if status == 0:
         return 0
     how = "not finished in time" if status is None else f"exit status {status}"
-    print(f"benchmark_cpu.py: {model}: {how}{log_tail(log)}", file=sys.stderr)
+    print(f"benchmark_ranks.py: {model}: {how}{log_tail(log)}", file=sys.stderr)
     return 1
 
 
@@ -74,6 +83,7 @@ def main() -> int:
     find_package()
     if "OMPI_COMM_WORLD_RANK" not in os.environ:
         return max([job(args, model) for model in args.models])
+    prepare_rank(os.environ, args.link, int(os.environ["OMPI_COMM_WORLD_RANK"]), args.processes)
     from evaluation import ranks
 
     return ranks.run(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import benchmark_cpu
+import benchmark_ranks
 import pytest
 from evaluation import ranks
 from evaluation.tables import cpu_plans, fidelity
@@ -26,7 +26,7 @@ from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 )
 def test_wrong_arguments_are_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        benchmark_cpu.arguments(wrong)
+        benchmark_ranks.arguments(wrong)
     assert refused.value.code == 2
 
 
