@@ -85,9 +85,9 @@ def test_on_gpu_several_steps_are_timed_in_a_row(tmp_path: Path, monkeypatch: py
         default = Trial("XLA default", None, 0)
         compile_trials(session, canonicalize(compiles.capture(request)), [default], tag="candidate")
         runner = candidates.Runner(request, default.executable, 0)
-        asked.append(candidates._at_once(session, runner))
+        asked.append(candidates.steps_in_a_row(session, runner))
         on_gpu = replace(session, facts=replace(session.facts, backend="gpu"))
-        asked.append(candidates._at_once(on_gpu, runner))
+        asked.append(candidates.steps_in_a_row(on_gpu, runner))
         assert candidates.time_once(runner, asked[-1]) > 0
 
     intercept(*models.mlp(), timed)
