@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from disco_hlo.errors import DiscoError
@@ -12,6 +13,8 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
+
+Capture = Callable[[CompileRequest], bytes]
 
 _seen: list[ModuleFacts] = []
 _taken: dict[str, bool] = {}
@@ -32,27 +35,34 @@ class Step:
     """False: it could be a training step, but another is the one by rule. It is enacted if it has a plan."""
 
 
-def captured(request: CompileRequest) -> Step | None:
+def captured(request: CompileRequest, capture: Capture = compiles.capture) -> Step | None:
     """The request's module in canonical form; None, with a log line, where it cannot be read."""
     try:
-        module = compiles.capture(request)
+        module = capture(request)
         return Step(module, canonicalize(module))
     except DiscoError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error))
         return None
 
 
-def training_step(request: CompileRequest, settings: Settings, *, or_planned: bool = False) -> Step | None:
+def training_step(
+    request: CompileRequest,
+    settings: Settings,
+    *,
+    or_planned: bool = False,
+    capture: Capture = compiles.capture,
+) -> Step | None:
     """The request's module if it is the training step (see ``select``), else None.
 
     Args:
         or_planned: also give modules that could be one, not chosen, for which a plan may have been saved: a
             script may have several steps, and JAX compiles one step anew for a batch of another size.
+        capture: what gives the module.
     """
     by_name = settings.names(request.module_name)
     if settings.module is not None and not by_name and not settings.may_be_fingerprint:
         return None
-    step = captured(request)
+    step = captured(request, capture)
     if step is None:
         return None
     fingerprint = step.source.graph.fingerprint

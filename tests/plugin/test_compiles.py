@@ -110,6 +110,66 @@ def test_xla_executes_the_module_it_is_given(compile_with: CompileWith) -> None:
     assert "negate" not in ran[0]
 
 
+def test_a_module_is_seen_and_replaced_within_one_compile(
+    compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enactment compiled twice: on GPU a start took XLA's passes and autotuning twice as well."""
+    compile_past_cache, compiled = compiles.compile_past_cache, []
+    monkeypatch.setattr(
+        compiles, "compile_past_cache", lambda *args: compiled.append(1) or compile_past_cache(*args)
+    )
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        with compiles.halted(request) as waiting:
+            module = waiting.module()
+            assert waiting.module() == module
+            return waiting.finish(exchange_opcode(module, "negate", "cosine"))
+
+    def seen_and_replaced(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("seen_and_replaced", handle)
+    assert float(jax.jit(seen_and_replaced)(0.0)) == 1.0
+    assert len(compiled) == 1
+
+
+def test_a_compile_that_nobody_answers_ends_with_its_block(compile_with: CompileWith) -> None:
+    captured: list[bool] = []
+
+    def handle(request: CompileRequest) -> None:
+        with compiles.halted(request) as waiting:
+            module = waiting.module()
+        with compiles.halted(request):
+            pass  # not begun
+        captured.append(module == compiles.capture(request))
+
+    def unanswered(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("unanswered", handle)
+    assert float(jax.jit(unanswered)(1.0)) == -1.0
+    assert captured == [True]
+
+
+def test_a_waiting_compile_says_what_xla_refuses(compile_with: CompileWith) -> None:
+    refused: list[str] = []
+
+    def handle(request: CompileRequest) -> None:
+        with compiles.halted(request) as waiting:
+            waiting.module()
+            with pytest.raises(IllegalStrategyError) as error:
+                waiting.finish(b"no module")
+            refused.append(str(error.value))
+
+    def given_nonsense(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("given_nonsense", handle)
+    assert float(jax.jit(given_nonsense)(1.0)) == -1.0
+    assert refused
+    assert refused[0].startswith("XLA refused the rewritten jit_given_nonsense: ")
+
+
 def test_a_sharded_step_with_an_all_reduce_executes_the_module_it_is_given(compile_with: CompileWith) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, PartitionSpec("data")))
@@ -198,17 +258,21 @@ def test_a_hook_that_is_never_called_is_reported(
     monkeypatch.setattr(hook, "module_name", lambda module: "someone else's")
 
     def handle(request: CompileRequest) -> None:
-        for attempt in (compiles.capture, lambda request: compiles.compile_module(request, b"")):
+        for attempt in (compiles.capture, lambda request: compiles.compile_module(request, b""), wait_for):
             with pytest.raises(UnsupportedError) as error:
                 attempt(request)
             raised.append(str(error.value))
+
+    def wait_for(request: CompileRequest) -> bytes:
+        with compiles.halted(request) as waiting:
+            return waiting.module()
 
     def silent_hook(x: jax.Array) -> jax.Array:
         return x + 1
 
     compile_with("silent_hook", handle)
     assert float(jax.jit(silent_hook)(1.0)) == 2.0
-    assert len(raised) == 2
+    assert len(raised) == 3
     assert all("did not call the HLO hook while compiling jit_silent_hook" in text for text in raised)
 
 

@@ -29,6 +29,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -48,12 +49,19 @@ class Proposed:
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
     """Enact the plan of the request's step if there is one; None leaves it to XLA."""
-    step = training_step(request, settings, or_planned=True)
-    return None if step is None else enact(request, settings, step)
+    with compiles.halted(request) as waiting:
+        step = training_step(request, settings, or_planned=True, capture=lambda _: waiting.module())
+        return None if step is None else enact(request, settings, step, waiting)
 
 
-def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExecutable | None:
-    """Enact the plan of ``step`` if there is one and all ranks have it; None leaves it to XLA."""
+def enact(
+    request: CompileRequest, settings: Settings, step: Step, waiting: Halted | None = None
+) -> LoadedExecutable | None:
+    """Enact the plan of ``step`` if there is one and all ranks have it; None leaves it to XLA.
+
+    Args:
+        waiting: the compile that gave the step's module, and waits for another one; None compiles anew.
+    """
     session = join(request, settings)
     slot = session.slot(step.source.graph.fingerprint)
     proposed = _propose(session, step, slot)
@@ -67,7 +75,7 @@ def enact(request: CompileRequest, settings: Settings, step: Step) -> LoadedExec
         level = logging.DEBUG if quiet else logging.WARNING
         LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
         return None
-    return _enact(session, step, slot, proposed)
+    return _enact(session, step, slot, proposed, waiting)
 
 
 def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
@@ -137,7 +145,9 @@ def _comparable(proposed: Proposed) -> bytes:
     return proposed.module
 
 
-def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
+def _enact(
+    session: Session, step: Step, slot: PlanSlot, proposed: Proposed, waiting: Halted | None
+) -> LoadedExecutable | None:
     assert proposed.plan is not None
     plan = proposed.plan
     say = LOGGER.debug if step.again else session.say
@@ -147,7 +157,12 @@ def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> 
     digest = hashlib.sha256(proposed.module).hexdigest()
     try:
         with session.stage("enact"), _guarded(session, slot, digest):
-            executable = compiles.compile_module(session.request, proposed.module, None, proposed.structure)
+            if waiting is None or proposed.structure is not None:  # the early stage is over
+                executable = compiles.compile_module(
+                    session.request, proposed.module, None, proposed.structure
+                )
+            else:
+                executable = waiting.finish(proposed.module)
     except ActivationError as error:
         LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None

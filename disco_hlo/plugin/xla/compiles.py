@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER
@@ -134,6 +137,66 @@ def compile_seen(
     return executable, hook.named(hook.without_id(own.seen), request.module_name)
 
 
+class Halted:
+    """A compile past the persistent cache that waits, XLA's module at hand, for what to put in its place.
+
+    So that module is read and a plan found for it within the one compile that enacts the plan; on GPU XLA's passes and
+    autotuning take as long as the code that follows.
+    """
+
+    def __init__(self, request: CompileRequest, pool: Executor) -> None:
+        self._request, self._pool = request, pool
+        self._seen: Future[bytes] = Future()
+        self._answer: Future[bytes | None] = Future()
+        self._own = OwnCompile(decide=self._decide)
+        self._compiling: Future[LoadedExecutable] | None = None
+
+    def module(self) -> bytes:
+        """What :func:`capture` gives; the compile begins with the first call.
+
+        Raises:
+            UnsupportedError, jax.errors.JaxRuntimeError: as :func:`capture`.
+        """
+        if self._compiling is None:
+            self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
+        futures.wait((self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
+        if not self._seen.done():
+            self._compiling.result()
+            raise UnsupportedError(_silent_hook(self._request))
+        return hook.named(hook.without_id(self._seen.result()), self._request.module_name)
+
+    def finish(self, module: bytes) -> LoadedExecutable:
+        """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`."""
+        assert self._compiling is not None
+        self._answer.set_result(module)
+        try:
+            return self._compiling.result()
+        except Exception as error:
+            raise _refused(self._request, error) from error
+
+    def end(self) -> None:
+        """Go no further; nothing where the compile has ended."""
+        if not self._answer.done():
+            self._answer.set_result(None)
+
+    def _decide(self, module: bytes) -> bytes | None:
+        if not self._seen.done():
+            self._seen.set_result(module)
+        return self._answer.result()
+
+
+@contextlib.contextmanager
+def halted(request: CompileRequest) -> Iterator[Halted]:
+    """A compile of ``request`` that waits for what is to be run; ended with the block where nobody said."""
+    # The compile has a thread of its own: the hook waits in it, and the ranks agree in this one, which MPI knows.
+    with ThreadPoolExecutor(1, "disco-compile") as pool:
+        waiting = Halted(request, pool)
+        try:
+            yield waiting
+        finally:
+            waiting.end()
+
+
 def _compiled(
     request: CompileRequest, own: OwnCompile, extra_options: Mapping[str, CompileOptionValue] | None
 ) -> LoadedExecutable:
@@ -142,11 +205,15 @@ def _compiled(
     except Exception as error:
         if own.seen is None and own.seen_early is None:
             raise
-        raise IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}") from error
+        raise _refused(request, error) from error
     if own.seen is None:
         raise UnsupportedError(_silent_hook(request))
     _check_early_stage(request, own)
     return executable
+
+
+def _refused(request: CompileRequest, error: Exception) -> IllegalStrategyError:
+    return IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}")
 
 
 def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:

@@ -17,7 +17,7 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
@@ -31,6 +31,8 @@ class OwnCompile:
 
     replacement: bytes | None = None
     """Scheduled module to put in the place of XLA's; None leaves XLA's."""
+    decide: Callable[[bytes], bytes | None] | None = None
+    """Asked what to put there, given XLA's; where it says None the compile ends."""
     stop: bool = False
     """End the compile once the scheduled module has been seen."""
     seen: bytes | None = None
@@ -65,9 +67,10 @@ def on_module(module: bytes) -> bytes | None:
         return None
     with _kept_interrupt(own):
         own.seen = module
-        if own.stop:
+        replacement = own.replacement if own.decide is None else own.decide(module)
+        if own.stop or (own.decide is not None and replacement is None):
             raise CapturedError("module recorded, nothing more to compile")
-        return own.replacement
+        return replacement
 
 
 def on_early_module(module: bytes) -> bytes | None:
