@@ -48,8 +48,28 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.phases.search_phase import handle
     else:
         from disco_hlo.plugin.phases.enact_phase import handle
+    request.tuner_results = _tuner_results(request, settings.directory)
     with _one_at_a_time:
         return handle(request, settings)
+
+
+def _tuner_results(request: CompileRequest, directory: Path) -> Path | None:
+    """Where this rank keeps what XLA:GPU's autotuner picks, beside the plans.
+
+    It picks by timing, and what it picks decides what XLA fuses around a matmul or a convolution: a step tuned anew may
+    be another module, for which there is no plan.
+    """
+    if request.backend.platform == "cpu":
+        return None
+    from jaxlib.version import __version__ as jaxlib_version
+
+    folder = directory / "autotune" / f"jaxlib-{jaxlib_version}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        LOGGER.debug("what the autotuner picks is not kept: %s", error)
+        return None
+    return folder
 
 
 def _say_if_nothing_was_found(settings: Settings) -> None:

@@ -150,7 +150,7 @@ class _Benchmark:
         for kib in THRESHOLDS_KIB[self.args.size]:
             buckets = combined_up_to(graph, xla, kib << 10)
             with suppress(IllegalStrategyError):
-                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
+                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, not self._on_cpu)
                 yield f"threshold {kib} KiB", check(self.source, strategy)
         costs = step.costs(profile, self.step)
         bases = [xla, *(strategy for _, strategy, _ in plans.strategies)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib.xla_client import AutotuneCacheMode
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
@@ -177,3 +181,55 @@ def test_a_jax_without_the_hook_is_unsupported(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr(jax.extend.xla, "register_hlo_module_transformation")
     with pytest.raises(UnsupportedError, match="register_hlo_module_transformation is missing"):
         jaxlink.install(lambda request: None)
+
+
+# --- what the autotuner picks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("users", "writable", "expected"),
+    [
+        (("", "UPDATE"), True, ("ours", "UPDATE")),
+        (("", "UPDATE"), False, ("ours", "READ")),
+        (("users", "UPDATE"), True, ("users", "UPDATE")),
+        (("users", "READ"), True, ("ours", "UPDATE")),
+    ],
+)
+def test_our_compiles_keep_what_the_autotuner_picks(
+    users: tuple[str, str],
+    writable: bool,
+    expected: tuple[str, str],
+    compile_with: CompileWith,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it five starts of VGG19 on two GPUs were four modules, and three of them had no plan. JAX's own cache
+    lets the first rank alone write; XLA has each rank tune a share, so what the others picked was lost."""
+    compiler, kept = jaxlink.compiler_module(), []
+    compile_and_load = compiler.backend_compile_and_load
+
+    @functools.wraps(compile_and_load)
+    def noting(**all_of_it: Any) -> Any:
+        build = all_of_it["options"].executable_build_options
+        debug = build.debug_options
+        mode = debug.xla_gpu_experimental_autotune_cache_mode
+        kept.append((debug.xla_gpu_per_fusion_autotune_cache_dir, mode.name))
+        return compile_and_load(**all_of_it)
+
+    def handle(request: CompileRequest) -> None:
+        build = request.options.executable_build_options
+        debug = build.debug_options
+        debug.xla_gpu_per_fusion_autotune_cache_dir = users[0]
+        debug.xla_gpu_experimental_autotune_cache_mode = getattr(AutotuneCacheMode, users[1])
+        request.tuner_results = tmp_path
+        monkeypatch.setattr(jaxlink.os, "access", lambda path, mode: writable)
+        monkeypatch.setattr(compiler, "backend_compile_and_load", noting)
+        compiles.capture(request)
+        monkeypatch.undo()
+
+    def tuned(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("tuned", handle)
+    assert float(jax.jit(tuned)(1.0)) == -1.0
+    assert kept == [(str(tmp_path) if expected[0] == "ours" else expected[0], expected[1])]

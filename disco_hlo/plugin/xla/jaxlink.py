@@ -21,9 +21,11 @@ import copy
 import functools
 import inspect
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,8 @@ class CompileRequest:
     index_bounds: Mapping[int, int] = field(default_factory=dict)
     """Below what the made-up values must stay of each entry parameter that is read as an index; other integers are 0
     or 1. Set together with :attr:`positive`."""
+    tuner_results: Path | None = None
+    """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
 
     @functools.cached_property
@@ -258,6 +262,8 @@ def compile_past_cache(
     compiler = compiler_module()
     options = copy.deepcopy(request.options)
     options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
+    if request.tuner_results is not None:
+        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
     with ours():
         return compiler.backend_compile_and_load(
             backend=request.backend,
@@ -266,6 +272,19 @@ def compile_past_cache(
             options=options,
             host_callbacks=request.host_callbacks,
         )
+
+
+def _keep_tuner_results(debug_options: Any, directory: Path) -> None:
+    """As ``XLA_FLAGS=--xla_gpu_per_fusion_autotune_cache_dir``. The user's own directory stays, unless this rank may
+    only read it, as JAX has it on all ranks but the first: each rank tunes a share, and nobody else keeps that."""
+    from jaxlib.xla_client import AutotuneCacheMode
+
+    option, mode = "xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_experimental_autotune_cache_mode"
+    if getattr(debug_options, option) and getattr(debug_options, mode) != AutotuneCacheMode.READ:
+        return
+    setattr(debug_options, option, str(directory))
+    writable = os.access(directory, os.W_OK)
+    setattr(debug_options, mode, AutotuneCacheMode.UPDATE if writable else AutotuneCacheMode.READ)
 
 
 def renamed(stablehlo: bytes, name: str) -> Any:
