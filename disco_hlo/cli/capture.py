@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from disco_hlo.cli import training
-from disco_hlo.cli.output import as_argument, print_json, say, show
-from disco_hlo.errors import DiscoError
+from disco_hlo.cli.output import as_argument, check_folder, print_json, say, show
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
 
@@ -26,10 +25,9 @@ def capture(
     code is the command's, or 1 where it compiled no training step.
     """
     training.require(command, "disco capture -o DIR -- python train.py")
-    if output.exists() and not output.is_dir():
-        raise DiscoError(f"{output} is a file; name a folder")
+    check_folder(output, RECORD_NAME)
     before = _stamp(output)
-    code = _run(training.start(command, output.absolute(), as_json=as_json))
+    code = _run(training.start(command, output.absolute(), quiet=as_json))
     if _stamp(output) == before:
         say(f"the command ended with exit code {code} and {training.NO_STEP}")
         raise typer.Exit(code or 1)
