@@ -121,7 +121,10 @@ class PlanStore:
             PlanError: the directory exists but cannot be read.
         """
         try:
-            folders = sorted(self.directory.glob("*/*")) if self.directory.is_dir() else []
+            os.listdir(self.directory)  # what cannot be read has nothing in it for glob
+            folders = sorted(self.directory.glob("*/*"))
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise PlanError(f"cannot read the plan directory {self.directory}: {error.strerror}") from error
         return [

@@ -131,6 +131,12 @@ def test_of_many_plans_beside_a_few_dozen_are_read(
     assert {path.name for path in read} == {"plan.json"}
 
 
+def test_a_plan_directory_that_is_none_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="file: Not a directory"):
+        PlanStore(tmp_path / "file").list_plans()
+
+
 def test_files_are_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
