@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,9 @@ from disco_hlo.cli import training
 from disco_hlo.cli.output import as_argument, check_folder, print_json, say, show
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
+
+_INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a command that was ended by Ctrl-C."""
 
 
 def capture(
@@ -29,7 +33,8 @@ def capture(
     before = _stamp(output)
     code = _run(training.start(command, output.absolute(), quiet=as_json))
     if _stamp(output) == before:
-        say(f"the command ended with exit code {code} and {training.NO_STEP}")
+        no_step = "had saved no step" if code == _INTERRUPTED else training.NO_STEP
+        say(f"the command ended with exit code {code} and {no_step}")
         raise typer.Exit(code or 1)
     record = load(output / RECORD_NAME)
     assert record is not None
