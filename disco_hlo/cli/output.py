@@ -60,6 +60,8 @@ def is_stdout(file: Path | None) -> bool:
     """Whether a file is stdout by any name: ``-``, ``/dev/stdout``, or what the shell redirects it to."""
     if file is None or file == STDOUT:
         return file is not None
+    if sys.stdout is None:
+        return False
     try:
         return os.path.samestat(file.stat(), os.fstat(1))
     except OSError:
@@ -82,6 +84,8 @@ def check_places(files: Mapping[str, Path | None], *, as_json: bool) -> bool:
     places = {option: file for option, file in files.items() if file is not None}
     places = {option: STDOUT if is_stdout(file) else file for option, file in places.items()}
     places |= {"--json": STDOUT} if as_json else {}
+    if sys.stdout is None and STDOUT in places.values():
+        raise DiscoError("stdout is closed; name a file")
     for file in places.values():
         same = [option for option, place in places.items() if place == file]
         if len(same) > 1:

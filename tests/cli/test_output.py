@@ -115,3 +115,9 @@ def test_a_link_stays_a_link(disco: Disco, cpu_plan: Path, elsewhere: Path) -> N
     assert disco("report", cpu_plan, "-o", "latest.html").code == 0
     assert (elsewhere / "latest.html").is_symlink()
     assert (elsewhere / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_closed_stdout_is_refused(cpu_plan: Path, elsewhere: Path) -> None:
+    command = f"exec {sys.executable} -m disco_hlo.cli.main report {cpu_plan} -o - >&-"
+    ended = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "disco: stdout is closed; name a file\n")
