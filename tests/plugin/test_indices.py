@@ -400,31 +400,18 @@ def test_an_index_that_may_steer_stays_0_or_1(function: Callable[..., Array]) ->
         lambda rows, n: rows[n + n[::-1]] + rows[n],
         lambda rows, n: rows[n[:, None] + jnp.arange(3)],
         lambda rows, n: rows[n + 50],
+        lambda rows, n: rows[jnp.where(rows[:9, 0] > 0, n + 49, n - 1)],
         lambda rows, n: rows[n.astype(jnp.uint32) - 1],
-        lambda rows, n: jax.lax.fori_loop(
-            0, 9, lambda _, c: (c[0] + 1, c[1] + rows[c[0]]), (n[0], jnp.zeros(16))
-        )[1],
+        lambda rows, n: jax.lax.fori_loop(0, 9, lambda _, c: (c[0] + 1, c[1] + rows[c[0]]), (n, rows[:9]))[1],
         lambda rows, n: jax.lax.fori_loop(0, n[0] + 1, lambda _, c: c * 1.1, rows) + rows[n[0] + 1],
         lambda rows, n: rows[n & 5] + rows[n],
         lambda rows, n: rows[n.astype(jnp.int8).astype(jnp.int32)],
     ],
     ids=[
-        "counter",
-        "power",
-        "float",
-        "sum",
-        "compared",
-        "next and its number",
-        "sum of two",
-        "window",
-        "out of range",
-        "unsigned",
-        "counted on",
-        "turns",
-        "bits",
-        "narrowed",
+        "counter", "power", "float", "sum", "compared", "next and its number", "sum of two", "window", "out of range",
+        "as floats say", "unsigned", "counted on", "turns", "bits", "narrowed",
     ],
-)
+)  # fmt: skip
 def test_an_index_from_which_other_numbers_are_computed_stays_0_or_1(function: Callable[..., Any]) -> None:
     assert bounds(function, rows=(50, 16), n=(9,)) == {}
 

@@ -273,10 +273,9 @@ class _Following:
         self._limit(replace(numbers, carried=frozenset()), _largest(_dtype(behind[0])) + 1)
         if name == _TRUTH:
             return self._compare_with("NE", numbers, Numbers(low=0, high=0))
-        least = 0 if name.startswith("u") else -most
-        below = any(added < least for _, added in numbers.shifted)
-        if below or most < min(_largest(_dtype(behind[0])), _LARGEST_INDEX):
+        if most < min(_largest(_dtype(behind[0])), _LARGEST_INDEX):
             return computed(numbers)
+        least = 0 if name.startswith("u") else -most
         if numbers.low <= numbers.high and not least <= numbers.low <= numbers.high <= most:
             return replace(numbers.whole, low=-math.inf, high=math.inf, counts=False)
         return numbers
@@ -301,9 +300,7 @@ class _Following:
 
     def _added(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """A sum or a difference: a parameter is followed where the other is one number that is known."""
-        if _dtype(proto) == _TRUTH:
-            return TRUTH.decided_by(*operands)
-        return elementwise(partial(_sum, _dtype(proto), proto.opcode == "subtract"), operands)
+        return elementwise(partial(_sum, proto.opcode == "subtract"), operands)
 
     def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """Of truth values; of whole numbers a remainder where the low bits are kept."""
@@ -328,18 +325,12 @@ class _Following:
         return replace(numbers.whole, low=min(numbers.low, -divisor), high=divisor - 1, counts=False)
 
 
-def _sum(dtype: str, subtracted: bool, one: Numbers, other: Numbers) -> Numbers:
+def _sum(subtracted: bool, one: Numbers, other: Numbers) -> Numbers:
     if _is_one(one) and not subtracted:
         one, other = other, one
     if not _is_one(other) or one.mixed or not (one.carried or one.shifted):
         return computed(one, other)
-    found = shifted(one, int(-other.low if subtracted else other.low))
-    most = _largest(dtype)
-    least = 0 if dtype.startswith("u") else -most
-    # What unsigned numbers are lessened by is written as what makes them overflow.
-    lessened = dtype.startswith("u") and other.low > most // 2
-    known = found.low > found.high or found.high <= most
-    return found if found.span[0] >= least and known and not lessened else computed(one, other)
+    return shifted(one, int(-other.low if subtracted else other.low))
 
 
 def _is_one(numbers: Numbers) -> bool:
