@@ -45,7 +45,8 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     candidate: str
-    """Its name in the plan; empty where XLA's fusions and those buckets do not go together."""
+    """Its name in the plan; empty where XLA's fusions and those buckets do not go together, or there was no time to
+    compile it."""
     median_ns: int
     spread_ns: int
     predicted_ns: int
@@ -150,7 +151,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of the table as text."""
     predicted = f"{row.predicted_ns / 1e6:.1f} ms" if row.predicted_ns else "-"
     if not row.median_ns:
-        return (row.name, "failed" if row.candidate else "illegal", "-", "-", predicted)
+        return (row.name, "failed" if row.candidate else "left out", "-", "-", predicted)
     ratio = f"{row.speed_up:.2f}x" if row.speed_up else "-"
     return (row.name, f"{row.median_ns / 1e6:.1f} ms", f"± {row.spread_ns / 1e6:.1f} ms", ratio, predicted)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from disco_hlo.cli import training
-from disco_hlo.cli.output import add_row, check_place, print_json, say, show, table, write_file
+from disco_hlo.cli.output import add_row, check_places, print_json, say, show, table, write_file
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME
@@ -26,7 +26,10 @@ _PATIENCE_S = 10.0
 
 def calibrate(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The training command.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the profile goes.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="Where the profile goes; - is stdout."),
+    ],
     seconds: Annotated[
         float, typer.Option("--seconds", min=1.0, help="Longest that it may take before it is given up.")
     ] = 600.0,
@@ -38,26 +41,26 @@ def calibrate(
     does not train. What was measured before, for another model too, is taken from the plan directory.
     """
     training.require(command, "disco calibrate -o profile.json -- python train.py")
-    check_place(output)
+    aside = check_places({"-o": output}, as_json=as_json)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="disco_calibrate_") as folder:
-        profile = _measured(command, Path(folder), seconds, as_json=as_json)
+        profile = _measured(command, Path(folder), seconds, quiet=as_json or aside)
     write_file(output, to_json(profile).encode())
     taken_s = time.monotonic() - started
     if as_json:
         print_json({"file": str(output), "seconds": round(taken_s, 1), **_facts(profile)})
         return
-    _print(profile)
-    say(f"measured in {taken_s:.0f} s; the profile is in {output}")
+    _print(profile, aside)
+    say(f"measured in {taken_s:.0f} s; the profile is {'on stdout' if aside else f'in {output}'}")
 
 
-def _measured(command: list[str], folder: Path, seconds: float, *, as_json: bool) -> Profile:
+def _measured(command: list[str], folder: Path, seconds: float, *, quiet: bool) -> Profile:
     """The profile that the command's own processes take, after which they are ended.
 
     Raises:
         DiscoError: the command ended or the time was up before there was one, or its step cannot be measured.
     """
-    process = training.start(command, folder, as_json=as_json, own_group=True)
+    process = training.start(command, folder, quiet=quiet, own_group=True)
     deadline = time.monotonic() + seconds
     try:
         while not (folder / RECORD_NAME).exists() and process.poll() is None:
@@ -112,7 +115,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _print(profile: Profile) -> None:
+def _print(profile: Profile, aside: bool = False) -> None:
     rows = table("", "measured")
     add_row(rows, "device", profile.platform)
     add_row(rows, "op and kernel times", len(profile.ops))
@@ -136,4 +139,4 @@ def _print(profile: Profile) -> None:
             wait_us = profile.contention.transfer_wait_ns / 1e3
             add_row(rows, "wait of a transfer beside kernels", f"{wait_us:.1f} µs")
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
-    show(rows)
+    show(rows, aside=aside)

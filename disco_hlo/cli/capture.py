@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,12 @@ from typing import Annotated
 import typer
 
 from disco_hlo.cli import training
-from disco_hlo.cli.output import as_argument, print_json, say, show
-from disco_hlo.errors import DiscoError
+from disco_hlo.cli.output import as_argument, check_folder, print_json, say, show
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord, load
 from disco_hlo.report.printable import printable
+
+_INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a command that was ended by Ctrl-C."""
 
 
 def capture(
@@ -26,12 +29,12 @@ def capture(
     code is the command's, or 1 where it compiled no training step.
     """
     training.require(command, "disco capture -o DIR -- python train.py")
-    if output.exists() and not output.is_dir():
-        raise DiscoError(f"{output} is a file; name a folder")
+    check_folder(output, RECORD_NAME)
     before = _stamp(output)
-    code = _run(training.start(command, output.absolute(), as_json=as_json))
+    code = _run(training.start(command, output.absolute(), quiet=as_json))
     if _stamp(output) == before:
-        say(f"the command ended with exit code {code} and {training.NO_STEP}")
+        no_step = "had saved no step" if code == _INTERRUPTED else training.NO_STEP
+        say(f"the command ended with exit code {code} and {no_step}")
         raise typer.Exit(code or 1)
     record = load(output / RECORD_NAME)
     assert record is not None

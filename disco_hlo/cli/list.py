@@ -27,6 +27,7 @@ def list_plans(as_json: AsJson = False) -> None:
     made = table("fingerprint", "step", "devices", "before", "after", "gain", "by", right=(3, 4, 5))
     for row in usable:
         devices = f"{row['device_count']} x {row['device_kind']}"
+        devices += f", {row['process_count']} processes" if row["process_count"] > 1 else ""
         gain = f"{row['speedup']:.2f}x" if row["speedup"] else ""
         times = time_text(row["default_ns"]), time_text(row["plan_ns"])
         by = "measured" if row["measured"] else "prediction"

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,19 +52,83 @@ def as_argument(path: Path | str) -> str:
     return printable(shlex.quote(str(path)), 4000)
 
 
-def check_place(file: Path) -> None:
+STDOUT = Path("-")
+"""What a file's name says where its content is to go to stdout."""
+
+
+def is_stdout(file: Path | None) -> bool:
+    """Whether a file is stdout by any name: ``-``, ``/dev/stdout``, or what the shell redirects it to."""
+    if file is None or file == STDOUT:
+        return file is not None
+    if sys.stdout is None:
+        return False
+    try:
+        return os.path.samestat(file.stat(), os.fstat(1))
+    except OSError:
+        return False
+
+
+def check_places(files: Mapping[str, Path | None], *, as_json: bool) -> bool:
     """Refuse now, before the work, what could not be written after it.
+
+    Args:
+        files: what is to be written, by option; None where the option is not given.
+        as_json: whether stdout is to have our JSON document.
+
+    Returns:
+        Whether one of the files is stdout, which then has nothing else.
+
+    Raises:
+        DiscoError: two would be written to one place, or one of them cannot be written.
+    """
+    places = {option: file for option, file in files.items() if file is not None}
+    places = {option: STDOUT if is_stdout(file) else file for option, file in places.items()}
+    places |= {"--json": STDOUT} if as_json else {}
+    if sys.stdout is None and STDOUT in places.values():
+        raise DiscoError("stdout is closed; name a file")
+    for file in places.values():
+        same = [option for option, place in places.items() if place == file]
+        if len(same) > 1:
+            where = "stdout" if file == STDOUT else str(file)
+            raise DiscoError(f"{' and '.join(same)} would both go to {where}; name a file for one of them")
+        if file != STDOUT:
+            check_place(file)
+    return any(map(is_stdout, files.values()))
+
+
+def check_place(file: Path) -> None:
+    """Refuse now, before the work, a file that could not be written after it.
 
     Raises:
         DiscoError: ``file`` is a folder, or what would be its folder is something else or read-only.
     """
     if file.is_dir():
         raise DiscoError(f"{file} is a folder; name a file")
+    if _is_written_through(file):
+        return
     existing = next(path for path in file.absolute().parents if path.exists())
     if not existing.is_dir():
         raise DiscoError(f"{existing} is not a folder; {file} cannot be written below it")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise DiscoError(f"the folder {existing} is read-only; {file} cannot be written there")
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse now, before the work, a folder that the file ``name`` could not be written into after it.
+
+    Raises:
+        DiscoError: ``folder`` is stdout, a file, below one, or read-only.
+    """
+    if folder == STDOUT:
+        raise DiscoError("- is stdout, and what is written are several files; name a folder")
+    if folder.exists() and not folder.is_dir():
+        raise DiscoError(f"{folder} is a file; name a folder")
+    check_place(folder / name)
+
+
+def _is_written_through(file: Path) -> bool:
+    """A device or a pipe (``/dev/null``, ``>(gzip)``): a file in its place would be no such thing any more."""
+    return file.exists() and not file.is_file() and not file.is_dir()
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
@@ -86,12 +151,24 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write one file, whole or not at all.
+    """Write one file, whole or not at all; or stdout, a device or a pipe, which take it as it comes. A link stays one.
 
     Raises:
         DiscoError: that is not possible.
     """
-    write_files(path.parent, {path.name: data})
+    if is_stdout(path):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    if not _is_written_through(path):
+        path = path.resolve()
+        write_files(path.parent, {path.name: data})
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise DiscoError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def table(*headings: str, right: tuple[int, ...] = ()) -> Table:
@@ -114,9 +191,9 @@ def add_row(made: Table, *cells: object) -> None:
     made.add_row(*texts)
 
 
-def show(*parts: Table | str) -> None:
-    """Print tables and lines on stdout."""
-    console = Console(highlight=False, soft_wrap=False)
+def show(*parts: Table | str, aside: bool = False) -> None:
+    """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr."""
+    console = Console(highlight=False, soft_wrap=False, stderr=aside)
     for part in parts:
         if isinstance(part, str):
             console.print(Text(part), soft_wrap=True)

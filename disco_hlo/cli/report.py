@@ -11,7 +11,15 @@ import typer
 
 from disco_hlo.cli.costs import Costs, costs_for, find_profile
 from disco_hlo.cli.options import AsJson, PlanName, ProfilePath
-from disco_hlo.cli.output import plan_directory, print_json, show, warn_all, write_file
+from disco_hlo.cli.output import (
+    check_places,
+    is_stdout,
+    plan_directory,
+    print_json,
+    show,
+    warn_all,
+    write_file,
+)
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import locate, open_bundle
@@ -24,11 +32,14 @@ from disco_hlo.report.traces import chrome_trace
 def report(
     plan: PlanName,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write the page; - is stdout."),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the timelines as a Chrome trace (ui.perfetto.dev)."),
+        typer.Option(
+            metavar="FILE", help="Write the timelines as a Chrome trace (ui.perfetto.dev); - is stdout."
+        ),
     ] = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
@@ -36,6 +47,7 @@ def report(
     """Write a plan as one HTML page: times, timelines, buckets, op groups, how it was found."""
     if output is None and trace is None and not as_json:
         raise DiscoError("expected -o FILE for the page, --trace FILE for a trace, or --json for the content")
+    aside = check_places({"-o": output, "--trace": trace}, as_json=as_json)
     began = time.perf_counter()
     bundle = open_bundle(locate(plan, plan_directory()))
     costs: Costs | None = None
@@ -45,12 +57,12 @@ def report(
         costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
     said = () if costs is None else costs.lines
     data = page_data(bundle, costs, said)
+    if trace is not None and not data["timelines"]:
+        raise DiscoError(f"{bundle.path} has no timelines: the module is not beside it")
     if output is not None:
         page = render(data)
         write_file(output, page)
     if trace is not None:
-        if not data["timelines"]:
-            raise DiscoError(f"{bundle.path} has no timelines: the module is not beside it")
         body = json.dumps(chrome_trace(data), separators=(",", ":"), allow_nan=False)
         write_file(trace, body.encode())
     warn_all((*bundle.missing, *said))
@@ -58,7 +70,8 @@ def report(
         print_json(data)
         return
     spent = time.perf_counter() - began
-    if output is not None:
-        show(f"{printable(str(output))}: {size_text(len(page))}, made in {spent:.1f} s; open it in a browser")
-    if trace is not None:
-        show(f"{printable(str(trace))}: open it in ui.perfetto.dev")
+    if output is not None and not is_stdout(output):
+        made = f"{size_text(len(page))}, made in {spent:.1f} s"
+        show(f"{printable(str(output))}: {made}; open it in a browser", aside=aside)
+    if trace is not None and not is_stdout(trace):
+        show(f"{printable(str(trace))}: open it in ui.perfetto.dev", aside=aside)

@@ -22,7 +22,16 @@ from disco_hlo import __version__
 from disco_hlo.cli.costs import UNKNOWN_DEVICE, Costs, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
-from disco_hlo.cli.output import as_argument, check_place, print_json, say, show, warn_all, write_files
+from disco_hlo.cli.output import (
+    as_argument,
+    check_folder,
+    check_place,
+    print_json,
+    say,
+    show,
+    warn_all,
+    write_files,
+)
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
@@ -84,7 +93,10 @@ def search(
         unchanged=patience,
     )  # fmt: skip
     plan_file = output if output.suffix == ".json" else output / PLAN_NAME
-    check_place(plan_file)
+    if plan_file == output:
+        check_place(plan_file)
+    else:
+        check_folder(output, PLAN_NAME)
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     xla = read(opened.source)

@@ -12,7 +12,17 @@ from msgspec import UNSET
 from disco_hlo.cli.costs import Costs, Link, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
-from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all, write_file
+from disco_hlo.cli.output import (
+    add_row,
+    check_places,
+    is_stdout,
+    plan_directory,
+    print_json,
+    show,
+    table,
+    warn_all,
+    write_file,
+)
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -34,13 +44,17 @@ def simulate(
         str | None, typer.Option(metavar="PLAN", help="A plan of this step, beside XLA's own.")
     ] = None,
     profile: ProfilePath = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace (ui.perfetto.dev) here.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a Chrome trace (ui.perfetto.dev) here; - is stdout."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(min=2, max=1 << 20, help="What if: this many GPUs.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help=_BANDWIDTH_HELP)] = None,
     latency: Annotated[float | None, typer.Option(min=0, max=1e9, help=_LATENCY_HELP)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
+    aside = check_places({"--trace": trace}, as_json=as_json)
     link = _link(gpus, bandwidth, latency)
     opened = open_named(module)
     graph = opened.source.graph
@@ -61,8 +75,8 @@ def simulate(
     if as_json:
         print_json(_as_json(opened, costs, link, found, limit))
         return
-    _print(found, limit)
-    if trace is not None:
+    _print(found, limit, aside)
+    if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
 
 
@@ -91,7 +105,7 @@ def _strategy(opened: Opened, name: str) -> Strategy:
     return bundle.strategy
 
 
-def _print(found: dict[str, Predicted], limit: Bound) -> None:
+def _print(found: dict[str, Predicted], limit: Bound, aside: bool) -> None:
     made = table("", *found, right=(1, 2))
     rows: list[tuple[str, Any]] = [
         ("step", lambda t: time_text(t.makespan_ns)),
@@ -103,16 +117,17 @@ def _print(found: dict[str, Predicted], limit: Bound) -> None:
     ]
     for name, text in rows:
         add_row(made, name, *(text(one.timeline) for one in found.values()))
-    show(made, "")
+    show(made, "", aside=aside)
     show(
         f"no order and no buckets can beat {time_text(limit.makespan_ns)} with these kernels "
         f"(compute before the first all-reduce {time_text(limit.before_ns)}, communication at least "
         f"{time_text(limit.communication_ns)}, compute after the last {time_text(limit.after_ns)}); "
-        f"full overlap, the looser bound: {time_text(limit.full_overlap_ns)}"
+        f"full overlap, the looser bound: {time_text(limit.full_overlap_ns)}",
+        aside=aside,
     )
     if len(found) > 1:
         default, plan = (one.timeline.makespan_ns for one in found.values())
-        show(f"speed-up predicted: {default / plan:.2f}x")
+        show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
 
 
 def _as_json(

@@ -29,14 +29,14 @@ def require(command: list[str], example: str) -> None:
 
 
 def start(
-    command: list[str], folder: Path, *, as_json: bool, own_group: bool = False
+    command: list[str], folder: Path, *, quiet: bool, own_group: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start ``command``, which captures its step in ``folder``.
 
     Args:
         command: what to run.
         folder: where the capture goes.
-        as_json: stdout belongs to our JSON document; what the command prints goes to stderr.
+        quiet: stdout is for something of ours; what the command prints goes to stderr.
         own_group: a process group of its own, which a signal reaches as a whole.
 
     Raises:
@@ -47,7 +47,7 @@ def start(
     sys.stdout.flush()
     try:
         return subprocess.Popen(
-            command, env=environment, stdout=2 if as_json else None, start_new_session=own_group
+            command, env=environment, stdout=2 if quiet else None, start_new_session=own_group
         )
     except OSError as error:
         raise DiscoError(f"{command[0]} cannot be started: {error.strerror or error}") from error

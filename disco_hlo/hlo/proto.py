@@ -162,6 +162,7 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
     "Literal": {
         "shape": (1, "Shape"),
         "preds": (2, "bool*"),
+        "u8s": (3, "bytes"),
         "s32s": (4, "int32*"),
         "s64s": (5, "int64*"),
         "u32s": (6, "uint32*"),
@@ -169,6 +170,9 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "f64s": (9, "double*"),
         "f16s": (11, "bytes"),
         "bf16s": (13, "bytes"),
+        "s8s": (15, "bytes"),
+        "u16s": (16, "bytes"),
+        "s16s": (17, "bytes"),
     },
     "MeshAxis": {"name": (1, "string"), "size": (2, "int64")},
     "Mesh": {"axes": (1, "MeshAxis*"), "device_ids": (2, "int64*")},

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -30,10 +31,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.files import read_bounded, remove_leftovers, replace_files
 from disco_hlo.plan.locks import Lock, OwnedFile
-from disco_hlo.plan.plan import MAX_BYTES
+from disco_hlo.plan.plan import MAX_BYTES, Target
 
 PLAN_NAME = "plan.json"
 MODULE_NAME = "module.hlo.pb"
@@ -45,10 +48,18 @@ MAX_MODULE_BYTES = (2 << 30) - 1
 _MAX_REASON_BYTES = 1 << 16
 _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
+_MAX_BESIDE = 32
+"""How many plans are looked at for their steps' names: they may be many, on a slow file system."""
 
 log = logging.getLogger(__name__)
 _unguarded: set[Path] = set()
 """Folders of which this process has said that marks cannot be written there: a search would write a dozen."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """As much of a plan as says what it was made for."""
+
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,10 @@ class PlanStore:
             PlanError: the directory exists but cannot be read.
         """
         try:
-            folders = sorted(self.directory.glob("*/*")) if self.directory.is_dir() else []
+            os.listdir(self.directory)  # what cannot be read has nothing in it for glob
+            folders = sorted(self.directory.glob("*/*"))
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise PlanError(f"cannot read the plan directory {self.directory}: {error.strerror}") from error
         return [
@@ -156,6 +170,18 @@ class PlanSlot:
             f"{self.path}: {MODULE_NAME} is not the module that {PLAN_NAME} was saved with (interrupted or "
             "edited); delete the folder and search again"
         )
+
+    def beside(self, module_name: str) -> int:
+        """How many plans in the same directory are for a step of this name on as many devices of this kind; not more
+        than a few dozen are looked at, and what cannot be read does not count."""
+        name = re.sub(r"-p\d+$", "", self.path.name)
+        found = 0
+        with contextlib.suppress(OSError):
+            for path in itertools.islice(self.root.glob(f"*/{name}*/{PLAN_NAME}"), _MAX_BESIDE):
+                folder = path.parent
+                if folder != self.path and re.fullmatch(rf"{re.escape(name)}(-p\d+)?", folder.name):
+                    found += _module_name(PlanSlot(self.root, folder)) == module_name
+        return found
 
     def save(
         self, plan_json: bytes, module: bytes, module_text: str = "", default_module: bytes = b""
@@ -302,6 +328,14 @@ class PlanSlot:
                 folder.mkdir(mode=0o700, parents=folder == self.root, exist_ok=True)
         except OSError as error:
             raise PlanError(f"cannot create the plan folder {self.path}: {error.strerror}") from error
+
+
+def _module_name(slot: PlanSlot) -> str:
+    """Of the step that a plan is for; empty where that cannot be read."""
+    try:
+        return msgspec.json.decode(slot._read(PLAN_NAME, MAX_BYTES) or b"", type=_Named).target.module_name
+    except (PlanError, msgspec.MsgspecError, RecursionError):
+        return ""
 
 
 def module_digest(plan_json: bytes, where: Path) -> str:

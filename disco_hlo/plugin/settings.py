@@ -32,7 +32,7 @@ class Settings:
     search: bool
     """``ENABLE_SEARCH``: True to search (1), False to enact (0)."""
     directory: Path
-    """``DISCO_DIR``: where plans, modules and measurements are kept."""
+    """``DISCO_DIR``: where plans, modules and measurements are kept, from the root on."""
     log_level: str = "info"
     """``DISCO_LOG``: debug, info, warning or error."""
     module: str | None = None
@@ -106,8 +106,18 @@ def _switch(value: str) -> bool:
 
 
 def _default_directory(env: Mapping[str, str]) -> Path:
-    cache = env.get("XDG_CACHE_HOME", "").strip()
-    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "disco-hlo"
+    try:
+        return _directory(env.get("XDG_CACHE_HOME", "").strip() or "~/.cache") / "disco-hlo"
+    except ValueError:
+        raise SettingsError("nobody says where this user's home folder is; set DISCO_DIR") from None
+
+
+def _directory(text: str) -> Path:
+    """Whole, as the script may change its folder."""
+    try:
+        return Path(text).expanduser().absolute()
+    except (OSError, RuntimeError):  # no such user, no current folder
+        raise ValueError from None
 
 
 def _from_file(path: str) -> dict[str, tuple[str, object]]:
@@ -186,7 +196,7 @@ _FIELDS = {
     "structure": "structure",
 }
 _READERS: dict[str, Callable[[str], object]] = {
-    "dir": lambda text: Path(text).expanduser(),
+    "dir": _directory,
     "log": _one_of(LEVELS),
     "module": str,
     "budget_s": _number(0.0, above=True),

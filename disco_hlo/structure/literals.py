@@ -17,6 +17,10 @@ from disco_hlo.structure.program import Program, dims, dtype
 
 _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "pred": ("preds", np.bool_),
+    "s8": ("s8s", np.int8),
+    "s16": ("s16s", np.int16),
+    "u8": ("u8s", np.uint8),
+    "u16": ("u16s", np.uint16),
     "s32": ("s32s", np.int32),
     "s64": ("s64s", np.int64),
     "u32": ("u32s", np.uint32),

@@ -66,6 +66,15 @@ def test_a_failing_command_keeps_its_exit_code(disco: Disco, tmp_path: Path) -> 
     assert outcome.code == 7
 
 
+def test_of_a_command_that_was_interrupted_it_is_not_said_that_it_has_no_step(
+    disco: Disco, tmp_path: Path
+) -> None:
+    interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    outcome = disco("capture", "-o", tmp_path / "captured", "--", sys.executable, "-c", interrupted)
+    assert outcome.code == 130
+    assert "disco: the command ended with exit code 130 and had saved no step" in outcome.err
+
+
 def test_bad_input_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "no/such/command: no such command" in refused("capture", "-o", tmp_path, "--", "no/such/command")
     assert "Missing argument '-- COMMAND...'" in refused("capture", "-o", tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def test_plans_are_listed_with_what_they_gain(disco: Disco, store: Path) -> None
     (row,) = disco("list", "--json").json["plans"]
     assert (row["fingerprint"], row["speedup"], row["measured"]) == (fingerprint, 1.23, True)
     assert row["path"] == str(plans.slot(store, plans.cpu()))
+
+
+def test_plans_of_one_step_for_several_processes_are_told_apart(disco: Disco, store: Path) -> None:
+    file = plans.slot(store, plans.cpu()) / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["target"]["process_count"] = 2
+    file.write_text(json.dumps(plan))
+    assert "2 x NVIDIA H200, 2 processes" in disco("list").out
 
 
 def test_a_narrow_terminal_cuts_no_number(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

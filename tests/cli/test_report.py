@@ -49,7 +49,7 @@ def test_bad_input_is_refused_and_leaves_nothing(
     )
     assert "is a folder; name a file" in refused("report", cpu_plan, "-o", tmp_path)
     (tmp_path / "file").write_text("")
-    assert "cannot create the folder" in refused("report", cpu_plan, "-o", tmp_path / "file" / "plan.html")
+    assert "is not a folder" in refused("report", cpu_plan, "-o", tmp_path / "file" / "plan.html")
     (tmp_path / "plan.json").write_text("{}")
     assert "disco-hlo plan" in refused("report", tmp_path, "-o", tmp_path / "plan.html")
     assert not (tmp_path / "plan.html").exists()

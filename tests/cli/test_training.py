@@ -11,14 +11,14 @@ import pytest
 from disco_hlo.cli import training
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("quiet", [False, True])
 def test_what_a_command_prints_does_not_get_into_our_json(
-    as_json: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    quiet: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = training.start([sys.executable, "-c", "print('loss 0.1')"], tmp_path, as_json=as_json)
+    process = training.start([sys.executable, "-c", "print('loss 0.1')"], tmp_path, quiet=quiet)
     assert process.wait(60) == 0
     out, err = capfd.readouterr()
-    assert ("loss 0.1" in out, "loss 0.1" in err) == (not as_json, as_json)
+    assert ("loss 0.1" in out, "loss 0.1" in err) == (not quiet, quiet)
 
 
 @pytest.mark.parametrize("command", ["capture", "calibrate"])

@@ -63,6 +63,14 @@ def test_no_plan(fresh: Callable[..., Job], default: Run) -> None:
     assert_one_line(fresh().train(ENABLE_SEARCH="0"), default, "there is no plan for it in ")
 
 
+def test_no_plan_but_one_for_another_batch_size(copied: Job) -> None:
+    default = copied.train("--batch", "6")
+    run = copied.train("--batch", "6", ENABLE_SEARCH="0")
+    assert_one_line(
+        run, default, "; for jit_train_step a plan lies beside (disco list), but another batch size,"
+    )
+
+
 def test_a_step_without_an_all_reduce(fresh: Callable[..., Job]) -> None:
     job = fresh()
     default = job.train("--kind", "no_all_reduce")

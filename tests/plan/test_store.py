@@ -69,6 +69,74 @@ def test_an_empty_slot_has_no_plan_and_reading_it_creates_nothing(slot: PlanSlot
     assert list(tmp_path.iterdir()) == []
 
 
+def target(name: str) -> dict[str, object]:
+    return {
+        "fingerprint": FINGERPRINT, "module_name": name, "backend": "cpu", "device_kind": "cpu", "device_count": 2,
+        "process_count": 1,
+    }  # fmt: skip
+
+
+def test_plans_beside_are_those_of_the_same_name_on_as_many_devices_of_the_kind(
+    slot: PlanSlot, tmp_path: Path
+) -> None:
+    assert slot.beside("jit_step") == 0
+    plan_store = PlanStore(tmp_path / "plans")
+    for digit, kind, devices, processes, name in (
+        ("1", "cpu", 2, 1, "jit_step"),
+        ("2", "cpu", 2, 2, "jit_step"),
+        ("3", "cpu", 4, 1, "jit_step"),
+        ("4", "cpu", 20, 1, "jit_step"),
+        ("5", "other", 2, 1, "jit_step"),
+        ("6", "cpu", 2, 1, "jit_other"),
+    ):
+        beside = plan_store.slot(digit * 64, "cpu", kind, devices, processes)
+        beside.save(plan_for(MODULE, target=target(name)), MODULE)
+    assert slot.beside("jit_step") == 2
+    assert PlanStore(tmp_path / "plans").slot("1" * 64, "cpu", "cpu", 2).beside("jit_step") == 1
+
+
+def test_plans_beside_that_cannot_be_read_do_not_count(slot: PlanSlot, tmp_path: Path) -> None:
+    plan_store = PlanStore(tmp_path / "plans")
+    for digit, content in (
+        ("1", b""),
+        ("2", b"[1]"),
+        ("3", b'{"target": {"module_name": "jit_step"}}'),
+        ("4", b"\xff"),
+    ):
+        folder = plan_store.slot(digit * 64, "cpu", "cpu", 2).path
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_bytes(content)
+    os.mkfifo(tmp_path / "pipe")
+    for digit, place in (("5", tmp_path / "nothing"), ("6", tmp_path / "pipe")):
+        folder = plan_store.slot(digit * 64, "cpu", "cpu", 2).path
+        folder.mkdir(parents=True)
+        (folder / "plan.json").symlink_to(place)
+    assert slot.beside("jit_step") == 0
+    plan_store.slot("7" * 64, "cpu", "cpu", 2).save(plan_for(MODULE, target=target("jit_step")), MODULE)
+    assert slot.beside("jit_step") == 1
+
+
+def test_of_many_plans_beside_a_few_dozen_are_read(
+    slot: PlanSlot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        beside = PlanStore(tmp_path / "plans").slot(f"{number:064x}"[::-1], "cpu", "cpu", 2)
+        beside.save(plan_for(MODULE, target=target("jit_step")), MODULE)
+    read: list[Path] = []
+    bounded = store.read_bounded
+    monkeypatch.setattr(
+        store, "read_bounded", lambda path, limit: (read.append(path), bounded(path, limit))[1]
+    )
+    assert slot.beside("jit_step") == 32
+    assert {path.name for path in read} == {"plan.json"}
+
+
+def test_a_plan_directory_that_is_none_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="file: Not a directory"):
+        PlanStore(tmp_path / "file").list_plans()
+
+
 def test_files_are_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

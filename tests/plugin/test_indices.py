@@ -188,10 +188,66 @@ def test_a_label_that_becomes_one_hot_is_a_class(classes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "largest"), [(np.uint8, 256), (np.uint16, 1000), (np.uint32, 1000), (np.int32, 1000)]
-)
+    ("dtype", "largest"),
+    [
+        (np.int8, 128), (np.uint8, 256), (np.int16, 1000), (np.uint16, 1000), (np.uint32, 1000), (np.int32, 1000),
+    ],
+)  # fmt: skip
 def test_no_bound_is_above_what_the_type_holds(dtype: Any, largest: int) -> None:
-    assert bounds(lambda table, i: table[i], table=(1000, 16), i=whole(dtype, 9)) == {"i": largest}
+    """Where the type cannot hold their number JAX wants 8 bits to be widened by the script."""
+
+    def read(table: Array, i: Array) -> Array:
+        return table[i.astype(jnp.int32) if dtype == np.int8 else i]
+
+    assert bounds(read, table=(1000, 16), i=whole(dtype, 9)) == {"i": largest}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16])
+def test_indices_of_few_bits_are_those_of_a_table_that_they_suffice_for(dtype: Any) -> None:
+    """What would be added to negative ones, the number of rows, may be more than the type holds beside them."""
+
+    def read(table: Array, i: Array, j: Array) -> Array:
+        return table[i] + table[j + 1]
+
+    assert bounds(read, table=(120, 16), i=whole(dtype, 9), j=whole(dtype, 9)) == {"i": 120, "j": 119}
+
+
+def test_no_sum_is_above_what_the_type_holds() -> None:
+    def read(table: Array, i: Array) -> Array:
+        return table[(i + 2).astype(jnp.int32)]
+
+    assert bounds(read, table=(1000, 16), i=whole(np.int8, 9)) == {"i": 126}
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [
+        (lambda table, i: table[i + 1], 49),
+        (lambda table, i: table[1 + i] + table[i], 49),
+        (lambda table, i: table[(i + 1) % 50] + table[i], 49),
+        (lambda table, i: table[i - 1], 51),
+        (lambda table, i: table[i - 1] + table[i], 50),
+        (lambda table, i: table[i - 1] + table[i + 1], 49),
+        (lambda table, i: table[(i - 1) % 50], 51),
+        (lambda table, i: jnp.take(table, i + 2, axis=0, mode="clip"), 48),
+        (gradient(lambda table, i: table[i + 1]), 49),
+        (lambda table, i: table.at[i - 1].add(1.0), 51),
+        (lambda table, i: table[jnp.where(i > 3, i + 1, i)], 49),
+        (lambda table, i: table[i, i + 1], 15),
+        (lambda table, i: jax.lax.dynamic_slice(table, (i[0] + 2, 0), (8, 16)), 41),
+        (lambda table, i: jax.nn.one_hot(i - 1, 10) @ table[:10], 11),
+        (lambda table, i: jax.lax.scan(lambda c, k: (c + table[k + 1], None), jnp.zeros(16), i)[0], 49),
+    ],
+    ids=[
+        "next", "this and next", "next, around", "previous", "previous and this", "both neighbours", "previous, around",
+        "clip", "gradient", "written", "some", "part", "slice", "label", "scan",
+    ],
+)  # fmt: skip
+def test_an_index_to_which_a_number_is_added_leaves_room_for_it(
+    function: Callable[..., Array], rows: int
+) -> None:
+    """Below zero is counted from the end: row -1 is there."""
+    assert bounds(function, table=(50, 16), i=(9,)) == {"i": rows}
 
 
 def test_the_smallest_table_counts() -> None:
@@ -336,17 +392,26 @@ def test_an_index_that_may_steer_stays_0_or_1(function: Callable[..., Array]) ->
     "function",
     [
         lambda rows, n: (n + 1, rows[n]),
-        lambda rows, n: rows[n + 1] + rows[n],
         lambda rows, n: rows[n] * 0.9 ** n[:, None],
         lambda rows, n: rows[n] * n[:, None].astype(jnp.float32),
         lambda rows, n: (rows[n], n.sum()),
         lambda rows, n: jnp.where((n * 3 > 7)[:, None], rows[n], 0),
-        lambda rows, n: rows[(n + 1) % 50] + rows[n],
+        lambda rows, n: (rows[n + 1] * (n + 1)[:, None]).sum(),
+        lambda rows, n: rows[n + n[::-1]] + rows[n],
+        lambda rows, n: rows[n[:, None] + jnp.arange(3)],
+        lambda rows, n: rows[n + 50],
+        lambda rows, n: rows[jnp.where(rows[:9, 0] > 0, n + 49, n - 1)],
+        lambda rows, n: rows[n.astype(jnp.uint32) - 1],
+        lambda rows, n: jax.lax.fori_loop(0, 9, lambda _, c: (c[0] + 1, c[1] + rows[c[0]]), (n, rows[:9]))[1],
+        lambda rows, n: jax.lax.fori_loop(0, n[0] + 1, lambda _, c: c * 1.1, rows) + rows[n[0] + 1],
         lambda rows, n: rows[n & 5] + rows[n],
         lambda rows, n: rows[n.astype(jnp.int8).astype(jnp.int32)],
     ],
-    ids=["counter", "neighbour", "power", "float", "sum", "compared", "next", "bits", "narrowed"],
-)
+    ids=[
+        "counter", "power", "float", "sum", "compared", "next and its number", "sum of two", "window", "out of range",
+        "as floats say", "unsigned", "counted on", "turns", "bits", "narrowed",
+    ],
+)  # fmt: skip
 def test_an_index_from_which_other_numbers_are_computed_stays_0_or_1(function: Callable[..., Any]) -> None:
     assert bounds(function, rows=(50, 16), n=(9,)) == {}
 

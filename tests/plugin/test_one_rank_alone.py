@@ -134,6 +134,25 @@ def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
     ]
 
 
+@pytest.mark.parametrize("unwritable", [False, True])
+def test_a_search_says_once_that_times_are_not_kept(
+    unwritable: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    ProfileStore(tmp_path / STORE_NAME).close()
+    if unwritable:
+        monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
+    monkeypatch.setattr(ProfileStore, "add_ops", full)
+    for _ in ("the step", "another structure of it"):
+        with measured_times(session) as store:
+            KnownTimes(PLATFORM, LINK, store).add_constants(CONSTANTS)
+    profile = Profile(PLATFORM, {}, 400, 2e10, 1e11)
+    second_look._keep(session, profile, {"fused": OpTime(70, 1, 12)})
+    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    why = f"{tmp_path / STORE_NAME} cannot be written" if unwritable else "database or disk is full"
+    assert said == f"measured times are not kept: {why}"
+
+
 def _read_only(store: ProfileStore, mode: str) -> Any:
     import sqlite3
 

@@ -32,6 +32,33 @@ def test_without_a_cache_directory_plans_are_kept_in_the_home(monkeypatch: pytes
     assert settings.search is False
 
 
+def test_a_relative_directory_stays_where_it_is_when_the_script_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "my plans"})
+    assert settings.directory == tmp_path / "my plans"
+
+
+def test_a_home_that_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(SettingsError, match="DISCO_DIR is '~them/plans'; expected a directory"):
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "~them/plans"})
+    with pytest.raises(SettingsError, match="nobody says where this user's home folder is; set DISCO_DIR"):
+        Settings.from_environment({"ENABLE_SEARCH": "1"})
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SettingsError, match="DISCO_DIR is 'plans'; expected a directory"):
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "plans"})
+
+
 def test_every_setting_can_be_set_in_the_environment() -> None:
     settings = Settings.from_environment(
         {

@@ -36,3 +36,12 @@ def test_a_chain_that_reads_each_link_twice_is_evaluated_once_a_link(monkeypatch
 def test_a_longer_chain_is_not_followed() -> None:
     program = doubling(40)
     assert evaluate(program, next(i for i in program.instructions if i.name == "x40"), partition=1) is None
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("s8", -3), ("u8", 200), ("s16", -300), ("u16", 40000)])
+def test_numbers_of_few_bits_are_read(dtype: str, value: int) -> None:
+    text = f"HloModule m\nENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"
+    [constant] = Program(module_of(text)).instructions
+    found = literals.literal_value(constant)
+    assert found is not None
+    assert found.tolist() == [value, 1]

@@ -16,6 +16,7 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.measured_times import say_not_kept
 from disco_hlo.plugin.measuring.microbenchmarks import (
     as_times,
     constants_in,
@@ -68,7 +69,7 @@ class KnownTimes:
         try:
             return use(self._store)
         except DiscoError as error:
-            LOGGER.warning("measured times are not kept: %s", one_line(error))
+            say_not_kept(self._store.path, one_line(error))
             self._store = None
             return otherwise
 

@@ -106,12 +106,24 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
         try:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
-            reason = f"{_NO_PLAN} {slot.path}; {advice}" if stored is None else ""
+            reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
             banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except PlanError as error:
             mine, reason = None, one_line(error)
     return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
+
+
+def _others(step: Step, slot: PlanSlot) -> str:
+    """What to say of plans beside, for what the user may take for this very step."""
+    name = step.source.graph.module_name
+    count = slot.beside(name) if step.chosen else 0
+    if not count:
+        return ""
+    plans_lie = "a plan lies" if count == 1 else f"{count} plans lie"
+    own = "another batch size, number of devices or processes, or number written into the step"
+    tuned = ", or on GPU another pick of XLA's autotuner" if step.source.graph.backend == "gpu" else ""
+    return f"; for {name} {plans_lie} beside (disco list), but {own}{tuned} takes a plan of its own"
 
 
 def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None:

@@ -25,7 +25,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
 from disco_hlo.plugin.measuring.profiling import kernel_times
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.session import Session
@@ -157,4 +157,4 @@ def _keep(session: Session, profile: Profile, times: Mapping[str, OpTime]) -> No
         try:
             store.add_ops(profile.platform, new)
         except DiscoError as error:
-            LOGGER.warning("measured times are not kept: %s", one_line(error))
+            say_not_kept(store.path, one_line(error))

@@ -5,8 +5,8 @@ threads at once, and neither takes the time that it takes in training. So the ru
 what reads it as an index: ``gather``, ``scatter``, ``dynamic-slice``, ``dynamic-update-slice``, the comparison with an
 iota that makes a label one-hot. It follows a parameter through ops that leave its numbers what they are or choose
 among them, into fusions, calls and loops, and through what JAX writes around an index: a number below zero counts from
-the end, one out of range is clamped or its row replaced. What a parameter may hold is what the smallest of its uses has
-room for.
+the end, one out of range is clamped or its row replaced. A constant may be added (``x[i + 1]``). What a parameter may
+hold is what the smallest of its uses has room for.
 
 All others stay 0 or 1. So does an index that may steer a loop or a branch, as one that is compared in a loop's
 condition: with a large number a loop that counts might not end. And so does one of which other numbers are computed (a
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -51,6 +52,7 @@ from disco_hlo.plugin.measuring.inputs.whole_numbers import (
     elementwise,
     joined,
     selected,
+    shifted,
     widened,
 )
 from disco_hlo.structure.literals import literal_value
@@ -111,6 +113,7 @@ class _Following:
         self._left: set[int] = set()
         """Parameters that are left 0 or 1."""
         self._rules: dict[str, _Rule] = {
+            "add": self._added,
             "and": self._and,
             "compare": self._compare,
             "concatenate": concatenated,
@@ -124,6 +127,7 @@ class _Following:
             "pad": padded,
             "remainder": self._remainder,
             "scatter": self._scattered,
+            "subtract": self._added,
             **dict.fromkeys(("bitcast", "broadcast", "reshape", "slice", "transpose"), rearranged),
         }
 
@@ -154,11 +158,16 @@ class _Following:
     def _limit(self, numbers: Numbers, bound: int) -> None:
         for number in numbers.carried:
             self._bounds[number] = max(1, min(self._bounds[number], bound))
+        for number, added in numbers.shifted:
+            if bound > added:
+                self._bounds[number] = min(self._bounds[number], bound - added)
+            else:
+                self._leave(frozenset({number}))
 
     def _indexes(self, numbers: Numbers, bound: int) -> None:
         """An array is read as indices of so many rows."""
         self._limit(numbers, bound)
-        self._indices |= numbers.carried
+        self._indices |= numbers.carried.union(number for number, _ in numbers.shifted)
         self._leave(numbers.mixed)
 
     # --- through computations --------------------------------------------------------------------
@@ -261,6 +270,7 @@ class _Following:
         if not _is_whole(behind[0]):
             return ANY
         numbers, name, most = operands[0], _dtype(proto), _largest(_dtype(proto))
+        self._limit(replace(numbers, carried=frozenset()), _largest(_dtype(behind[0])) + 1)
         if name == _TRUTH:
             return self._compare_with("NE", numbers, Numbers(low=0, high=0))
         if most < min(_largest(_dtype(behind[0])), _LARGEST_INDEX):
@@ -288,6 +298,10 @@ class _Following:
             self._leave(numbers.mixed)
         return compared(direction, one, other)
 
+    def _added(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
+        """A sum or a difference: a parameter is followed where the other is one number that is known."""
+        return elementwise(partial(_sum, proto.opcode == "subtract"), operands)
+
     def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """Of truth values; of whole numbers a remainder where the low bits are kept."""
         if _dtype(proto) == _TRUTH:
@@ -309,6 +323,14 @@ class _Following:
         if numbers.low > numbers.high:
             return numbers
         return replace(numbers.whole, low=min(numbers.low, -divisor), high=divisor - 1, counts=False)
+
+
+def _sum(subtracted: bool, one: Numbers, other: Numbers) -> Numbers:
+    if _is_one(one) and not subtracted:
+        one, other = other, one
+    if not _is_one(other) or one.mixed or not (one.carried or one.shifted):
+        return computed(one, other)
+    return shifted(one, int(-other.low if subtracted else other.low))
 
 
 def _is_one(numbers: Numbers) -> bool:

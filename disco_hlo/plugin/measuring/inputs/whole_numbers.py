@@ -1,7 +1,8 @@
 """What is known of an array of whole numbers, or of truth values, while a step's parameters are followed through it.
 
-A parameter is followed as long as its numbers stay what they are: moved about, kept within limits, chosen among others.
-From there on two things are remembered of it: that arithmetic was done with it, or that a comparison of it decides.
+A parameter is followed as long as its numbers stay what they are, or a constant is added to them: moved about, kept
+within limits, chosen among others. From there on two things are remembered of it: that arithmetic was done with it, or
+that a comparison of it decides.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ class Numbers:
 
     carried: Parameters = _NONE
     """Parameters whose numbers stand in it as they are. None of them is negative."""
+    shifted: frozenset[tuple[int, int]] = frozenset()
+    """Parameters to whose numbers one is added, with what that is; it is not 0."""
     mixed: Parameters = _NONE
     """Parameters from whose numbers others were computed that stand in it."""
     decided: Parameters = _NONE
     """Parameters that decide which of its numbers stand where, or whether they do."""
     low: float = math.inf
-    """No number that is not carried is smaller."""
+    """No number that is neither carried nor shifted is smaller."""
     high: float = -math.inf
-    """Nor larger. Where all are carried, :attr:`low` is above."""
+    """Nor larger. Where there is no such number, :attr:`low` is above."""
     counts: bool = False
     """Every whole number from :attr:`low` to :attr:`high` stands in it, nothing else: an iota."""
     members: tuple[Numbers, ...] = ()
@@ -42,20 +45,22 @@ class Numbers:
     def touched(self) -> Parameters:
         """Parameters on which it depends in any way."""
         return _NONE.union(
-            self.carried, self.mixed, self.decided, *(member.touched for member in self.members)
+            self.carried, self.arithmetic, self.decided, *(member.touched for member in self.members)
         )
 
     @property
     def arithmetic(self) -> Parameters:
         """Parameters of which computed numbers stand in it, or in a member."""
-        return _NONE.union(self.mixed, *(member.arithmetic for member in self.members))
+        added = (number for number, _ in self.shifted)
+        return self.mixed.union(added, *(member.arithmetic for member in self.members))
 
     @property
     def span(self) -> tuple[float, float]:
         """The smallest and the largest number that may stand in it."""
         if self.mixed:
             return -math.inf, math.inf
-        return (min(self.low, 0), math.inf) if self.carried else (self.low, self.high)
+        least = [added for _, added in self.shifted] + [0] * bool(self.carried)
+        return (min(self.low, *least), math.inf) if least else (self.low, self.high)
 
     @property
     def whole(self) -> Numbers:
@@ -91,6 +96,7 @@ def joined(one: Numbers, other: Numbers) -> Numbers:
         return computed(one, other)
     return Numbers(
         one.carried | other.carried,
+        one.shifted | other.shifted,
         one.mixed | other.mixed,
         one.decided | other.decided,
         min(one.low, other.low),
@@ -100,8 +106,11 @@ def joined(one: Numbers, other: Numbers) -> Numbers:
 
 
 def widened(before: Numbers, after: Numbers) -> Numbers:
-    """Both, where a loop may go on from there: limits that moved once may move on."""
+    """Both, where a loop may go on from there: limits that moved once may move on, and what is added may grow."""
     both = joined(before, after).whole
+    if both.shifted != before.shifted:
+        grown = (number for number, _ in both.shifted - before.shifted)
+        both = replace(both, shifted=before.shifted, mixed=both.mixed.union(grown))
     if (both.low, both.high) != (before.low, before.high):
         both = replace(both, low=-math.inf, high=math.inf)
     if not both.members:
@@ -117,6 +126,20 @@ def computed(*operands: Numbers) -> Numbers:
         decided=_NONE.union(*(one.touched for one in operands)),
         low=-math.inf,
         high=math.inf,
+    )
+
+
+def shifted(numbers: Numbers, by: int) -> Numbers:
+    """The same numbers with ``by`` added to each."""
+    pairs = {*numbers.shifted, *((number, 0) for number in numbers.carried)}
+    moved = {(number, added + by) for number, added in pairs}
+    return replace(
+        numbers.whole,
+        carried=frozenset(number for number, added in moved if not added),
+        shifted=frozenset((number, added) for number, added in moved if added),
+        low=numbers.low + by,
+        high=numbers.high + by,
+        counts=False,
     )
 
 
@@ -156,7 +179,19 @@ def selected(which: Numbers, one: Numbers, other: Numbers) -> Numbers:
     """``one`` where ``which`` is true, else ``other``."""
     if which.low == which.high:
         return one if which.low else other
+    if _counts_from_the_end(one, other) and one.arithmetic <= which.decided:
+        return other.decided_by(which)
     return joined(one, other).decided_by(which)
+
+
+def _counts_from_the_end(one: Numbers, other: Numbers) -> bool:
+    """Whether ``one`` is what becomes of those numbers of ``other`` that are below zero: ``x[i - 1]`` reads the last
+    row where ``i`` is 0."""
+    for numbers in (one, other):
+        if len(numbers.shifted) != 1 or numbers.carried or numbers.low <= numbers.high:
+            return False
+    ((number, above),), ((same, below),) = one.shifted, other.shifted
+    return number == same and below < 0 <= above
 
 
 def clamped(least: Numbers, one: Numbers, most: Numbers) -> Numbers:
