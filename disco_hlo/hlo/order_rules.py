@@ -108,8 +108,9 @@ def before_pairs(
             for overwritten in _arrays(nodes, node.operands[position], buffer):
                 inplace.append((overwritten, node.id))
                 others = [r for r in readers[overwritten] if r != node.id]
-                if overwritten in changed:
-                    before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
+                if overwritten not in changed:
+                    continue
+                before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
                 if any(r > node.id for r in others):
                     too_soon.append((overwritten, node.id))
     for parameter, output, result in aliases:
@@ -146,12 +147,14 @@ def _passed_through(nodes: Sequence[Node], protos: Sequence[Message], node: Node
 
 
 def _buffer_readers(nodes: Sequence[Node], buffer: list[int]) -> list[list[int]]:
+    """Who reads each buffer, ascending; a loop reads the arrays that it is given in a tuple."""
     readers: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
         if node.opcode in ("bitcast", "tuple", "opt-barrier"):
             continue
-        for operand in sorted(set(node.operands)):
-            readers[buffer[operand]].append(node.id)
+        arrays = {array for operand in set(node.operands) for array in _arrays(nodes, operand, buffer)}
+        for array in arrays:
+            readers[array].append(node.id)
     return readers
 
 

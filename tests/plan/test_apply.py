@@ -139,6 +139,23 @@ def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() ->
     assert read(source).order
 
 
+def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
+    """Loops take arrays in tuples, and were not seen to read them: a plan could update first, and a metric that the
+    loop computes was that of the next step."""
+    step, arguments = models.loops_that_read()
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    graph = source.graph
+    loops = [node.id for node in graph.nodes if node.opcode in ("while", "call")]
+    waiting = {
+        (loop, update)
+        for loop in loops
+        for array, update in graph.inplace
+        if array in graph.nodes[graph.nodes[loop].operands[0]].operands and update not in loops
+    }
+    assert {loop for loop, _ in waiting} == set(loops)
+    assert waiting <= set(graph.before)
+
+
 def test_an_all_reduce_may_not_be_left_out() -> None:
     step, arguments = models.mlp()
     source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
