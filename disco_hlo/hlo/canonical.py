@@ -34,7 +34,7 @@ class Origin:
     proto: Message
     nodes: tuple[int, ...]
     """Nodes it computes, ascending; a node may be computed by several instructions. Scalar constants
-    are left out: every kernel has its own."""
+    are left out: every kernel has its own; of a kernel all constants, as it may as well read them."""
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
     transfer_order: tuple[int, ...]
@@ -281,8 +281,9 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
         live = [op for op in source.ops if op in numbering.node_of]
         results = [op for op in live if op == flat.root or readers.get(op, set()) - {number}]
         needed = _needed(flat, results, set(live)) if source.role == "fusion" else live
+        left_out = _is_constant if source.role == "fusion" else is_cloned
         nodes = [
-            n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not is_cloned(graph.nodes[n])
+            n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not left_out(graph.nodes[n])
         ]
         returned = tuple(sorted({numbering.node_of[op] for op in results}))
         if nodes:
@@ -292,6 +293,10 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
                 )
             )
     return tuple(origins)
+
+
+def _is_constant(node: Node) -> bool:
+    return node.kind is Kind.CONSTANT
 
 
 def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list[int]:
