@@ -75,6 +75,8 @@ def canonicalize(data: bytes) -> CanonicalModule:
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
         aliases = _aliases(module, nodes, numbering.root)
         rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes), index)
+        if _copy_first(flat, numbering, rules.needing_a_copy):
+            continue
         found = _overwritten_too_soon(flat, numbering, rules.too_soon, index)
         if found <= apart:
             break
@@ -91,6 +93,20 @@ def canonicalize(data: bytes) -> CanonicalModule:
     return CanonicalModule(
         graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases
     )
+
+
+def _copy_first(flat: FlatComputation, numbering: Numbering, needing: Collection[int]) -> bool:
+    """Let updates that overwrite nothing in XLA's kernels read copies, where they would overwrite what others need if
+    they ran by themselves; whether there are any. Inside a kernel the copy is no array, and takes no time."""
+    updates = [
+        op
+        for position, op in enumerate(flat.ops)
+        if op.spare is not None and numbering.node_of.get(position) in needing
+    ]
+    for update in updates:
+        assert update.spare is not None
+        update.operands[0], update.spare = update.spare, None
+    return bool(updates)
 
 
 def _overwritten_too_soon(
@@ -156,7 +172,8 @@ class _Facts:
 def _nodes(
     flat: FlatComputation, numbering: Numbering, facts: _Facts, apart: Collection[int]
 ) -> tuple[Node, ...]:
-    readers = Counter(operand for op in flat.ops for operand in set(op.operands)) if apart else Counter()
+    live = [op for position, op in enumerate(flat.ops) if position in numbering.node_of] if apart else []
+    readers = Counter(operand for op in live for operand in set(op.operands))
     nodes: list[Node] = []
     for node_id, position in enumerate(numbering.representative):
         op, fact = flat.ops[position], facts[position]

@@ -27,6 +27,9 @@ class OrderRules:
     too_soon: tuple[tuple[int, int], ...]
     """(overwritten node, node that overwrites it in place) where a reader comes later in number: one that may
     need what is written, of a buffer that the source has twice and merging has made one."""
+    needing_a_copy: frozenset[int]
+    """Dynamic-update-slices of arrays that others have too, or that the step was given. XLA may write into such an
+    array, having made sure that all have read it before; where it does not, nobody may."""
 
 
 def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
@@ -123,7 +126,27 @@ def before_pairs(
             continue
         inplace.append((parameter, writer))
         before |= {(r, writer) for r in others}
-    return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped), tuple(too_soon))
+    return OrderRules(
+        tuple(sorted(before)),
+        tuple(sorted(set(inplace))),
+        tuple(dropped),
+        tuple(too_soon),
+        _updates_of_shared_arrays(nodes, buffer, readers),
+    )
+
+
+def _updates_of_shared_arrays(
+    nodes: Sequence[Node], buffer: list[int], readers: list[list[int]]
+) -> frozenset[int]:
+    gathered = (node.operands for node in nodes if node.opcode in ("tuple", "opt-barrier"))
+    held = {buffer[member] for members in gathered for member in members}
+
+    def is_shared(updated: int, update: int) -> bool:
+        is_given = nodes[updated].kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE)
+        return is_given or updated in held or readers[updated] != [update]
+
+    updates = (node for node in nodes if node.opcode == "dynamic-update-slice")
+    return frozenset(node.id for node in updates if is_shared(buffer[node.operands[0]], node.id))
 
 
 def _buffers(nodes: Sequence[Node], protos: Sequence[Message]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -47,10 +48,17 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "in place": models.in_place,
     "loops that read": models.loops_that_read,
     "cached": models.cached,
+    "written activations": models.written_activations,
+    "replayed": models.replayed,
+    "replayed without donation": lambda: models.replayed(donate=False),
+    **{f"writing {seed}": partial(models.writing, seed) for seed in range(4)},
     "without elements": models.without_elements,
     "complex numbers": models.spectral,
 }
-UNFUSED_TOO = ("mlp", "transformer", "pooled", "in place", "without elements")
+UNFUSED_TOO = (
+    "mlp", "transformer", "pooled", "in place", "without elements", "written activations",
+    "replayed", "replayed without donation", *(f"writing {seed}" for seed in range(4)),
+)  # fmt: skip
 ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
 """What bfloat16 adds on a leg, the other steps show."""
 
