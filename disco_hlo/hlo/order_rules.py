@@ -96,7 +96,7 @@ def before_pairs(
     buffer = _buffers(nodes, protos)
     readers = _buffer_readers(nodes, buffer)
     users = _users(nodes)
-    only_read = {
+    only_read_by = {
         node.id: _only_read(proto, index) - {protos[user].tuple_index for user in users[node.id]}
         for node, proto in zip(nodes, protos, strict=True)
         if _is_loop(proto) and all(nodes[x].opcode == "get-tuple-element" for x in users[node.id])
@@ -107,12 +107,10 @@ def before_pairs(
     too_soon: list[tuple[int, int]] = []
     for node, proto in zip(nodes, protos, strict=True):
         for position in overwritten_operands(proto, index):
-            changed = _arrays(nodes, node.operands[position], buffer, only_read.get(node.id, frozenset()))
-            for overwritten in _arrays(nodes, node.operands[position], buffer):
+            only_read = only_read_by.get(node.id, frozenset())
+            for overwritten in _arrays(nodes, node.operands[position], buffer, only_read):
                 inplace.append((overwritten, node.id))
                 others = [r for r in readers[overwritten] if r != node.id]
-                if overwritten not in changed:
-                    continue
                 before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
                 if any(r > node.id for r in others):
                     too_soon.append((overwritten, node.id))

@@ -144,6 +144,8 @@ def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() ->
     loops = {node.id: node.opcode for node in source.graph.nodes if node.opcode in ("while", "call")}
     assert sorted(loops.values()) == ["call", "while", "while"]
     assert not {first for first, loop in source.graph.before if loop in loops}
+    overwritten = {source.graph.nodes[array].kind for array, loop in source.graph.inplace if loop in loops}
+    assert overwritten == {Kind.FUSIBLE}
     assert read(source).order
 
 
