@@ -34,7 +34,7 @@ class Origin:
     proto: Message
     nodes: tuple[int, ...]
     """Nodes it computes, ascending; a node may be computed by several instructions. Scalar constants
-    are left out: every kernel has its own."""
+    are left out: every kernel has its own; of a kernel all constants, as it may as well read them."""
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
     transfer_order: tuple[int, ...]
@@ -75,6 +75,8 @@ def canonicalize(data: bytes) -> CanonicalModule:
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
         aliases = _aliases(module, nodes, numbering.root)
         rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes), index)
+        if _copy_first(flat, numbering, rules.needing_a_copy):
+            continue
         found = _overwritten_too_soon(flat, numbering, rules.too_soon, index)
         if found <= apart:
             break
@@ -91,6 +93,20 @@ def canonicalize(data: bytes) -> CanonicalModule:
     return CanonicalModule(
         graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases
     )
+
+
+def _copy_first(flat: FlatComputation, numbering: Numbering, needing: Collection[int]) -> bool:
+    """Let updates that overwrite nothing in XLA's kernels read copies, where they would overwrite what others need if
+    they ran by themselves; whether there are any. Inside a kernel the copy is no array, and takes no time."""
+    updates = [
+        op
+        for position, op in enumerate(flat.ops)
+        if op.spare is not None and numbering.node_of.get(position) in needing
+    ]
+    for update in updates:
+        assert update.spare is not None
+        update.operands[0], update.spare = update.spare, None
+    return bool(updates)
 
 
 def _overwritten_too_soon(
@@ -156,7 +172,8 @@ class _Facts:
 def _nodes(
     flat: FlatComputation, numbering: Numbering, facts: _Facts, apart: Collection[int]
 ) -> tuple[Node, ...]:
-    readers = Counter(operand for op in flat.ops for operand in set(op.operands)) if apart else Counter()
+    live = [op for position, op in enumerate(flat.ops) if position in numbering.node_of] if apart else []
+    readers = Counter(operand for op in live for operand in set(op.operands))
     nodes: list[Node] = []
     for node_id, position in enumerate(numbering.representative):
         op, fact = flat.ops[position], facts[position]
@@ -281,8 +298,9 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
         live = [op for op in source.ops if op in numbering.node_of]
         results = [op for op in live if op == flat.root or readers.get(op, set()) - {number}]
         needed = _needed(flat, results, set(live)) if source.role == "fusion" else live
+        left_out = _is_constant if source.role == "fusion" else is_cloned
         nodes = [
-            n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not is_cloned(graph.nodes[n])
+            n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not left_out(graph.nodes[n])
         ]
         returned = tuple(sorted({numbering.node_of[op] for op in results}))
         if nodes:
@@ -292,6 +310,10 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
                 )
             )
     return tuple(origins)
+
+
+def _is_constant(node: Node) -> bool:
+    return node.kind is Kind.CONSTANT
 
 
 def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list[int]:

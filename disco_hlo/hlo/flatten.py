@@ -27,6 +27,9 @@ class FlatOp:
     operands: list[int]
     source: int
     """Index of the :class:`SourceInstruction` it was written in."""
+    spare: int | None = None
+    """Of a dynamic-update-slice that XLA computes element by element, into a buffer of its own: a copy of the array
+    that it would overwrite if it ran by itself. Nothing reads the copy until somebody makes it operand 0."""
 
 
 @dataclass(slots=True)
@@ -193,9 +196,21 @@ class _Flattener:
         for instruction in body.instructions:
             if instruction.opcode == "parameter":
                 values[instruction.id] = operands[instruction.parameter_number]
+                continue
+            if instruction.opcode == "dynamic-update-slice" and not _is_in_place(instruction, body):
+                values[instruction.id] = self._update_elsewhere(instruction, values)
             else:
                 values[instruction.id] = self._value(instruction, values, entry=False)
         return values[body.root_id]
+
+    def _update_elsewhere(self, update: Message, values: dict[int, Value]) -> int:
+        operands = [self._as_op(operand, update.name) for operand in self._operands(update, values)]
+        copy = Instruction(name=f"{update.name}.copy", opcode="copy")
+        copy.shape.CopyFrom(self.ops[operands[0]].proto.shape)
+        spare = self._emit(copy, operands[:1])
+        written = self._emit(update, operands)
+        self.ops[written].spare = spare
+        return written
 
     def _element(self, instruction: Message, operand: Value) -> Value:
         if isinstance(operand, list):
@@ -236,6 +251,18 @@ class _Flattener:
             del single.operand_shapes_with_layout[:]
             reduced.append(self._emit(single, [member]))
         return reduced[0] if len(reduced) == 1 else reduced
+
+
+def _is_in_place(update: Message, body: Message) -> bool:
+    """Whether a kernel writes a dynamic-update-slice over its own operand: where it returns it, and the updated array
+    is an operand, or a bitcast of one (``AliasInfo::GetFusionInstructionInPlaceInputOutputPairs``)."""
+    by_id = {instruction.id: instruction for instruction in body.instructions}
+    root = by_id[body.root_id]
+    returned = root.operand_ids if root.opcode == "tuple" else (root.id,)
+    updated = by_id[update.operand_ids[0]]
+    if updated.opcode == "bitcast":
+        updated = by_id[updated.operand_ids[0]]
+    return update.id in returned and updated.opcode == "parameter"
 
 
 def _may_travel(transfer: Message) -> bool:

@@ -27,6 +27,9 @@ class OrderRules:
     too_soon: tuple[tuple[int, int], ...]
     """(overwritten node, node that overwrites it in place) where a reader comes later in number: one that may
     need what is written, of a buffer that the source has twice and merging has made one."""
+    needing_a_copy: frozenset[int]
+    """Dynamic-update-slices of arrays that others have too, or that the step was given. XLA may write into such an
+    array, having made sure that all have read it before; where it does not, nobody may."""
 
 
 def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
@@ -93,7 +96,7 @@ def before_pairs(
     buffer = _buffers(nodes, protos)
     readers = _buffer_readers(nodes, buffer)
     users = _users(nodes)
-    only_read = {
+    only_read_by = {
         node.id: _only_read(proto, index) - {protos[user].tuple_index for user in users[node.id]}
         for node, proto in zip(nodes, protos, strict=True)
         if _is_loop(proto) and all(nodes[x].opcode == "get-tuple-element" for x in users[node.id])
@@ -104,12 +107,11 @@ def before_pairs(
     too_soon: list[tuple[int, int]] = []
     for node, proto in zip(nodes, protos, strict=True):
         for position in overwritten_operands(proto, index):
-            changed = _arrays(nodes, node.operands[position], buffer, only_read.get(node.id, frozenset()))
-            for overwritten in _arrays(nodes, node.operands[position], buffer):
+            only_read = only_read_by.get(node.id, frozenset())
+            for overwritten in _arrays(nodes, node.operands[position], buffer, only_read):
                 inplace.append((overwritten, node.id))
                 others = [r for r in readers[overwritten] if r != node.id]
-                if overwritten in changed:
-                    before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
+                before |= {(r, node.id) for r in others if r < node.id or not _reaches(node.id, r, users)}
                 if any(r > node.id for r in others):
                     too_soon.append((overwritten, node.id))
     for parameter, output, result in aliases:
@@ -122,7 +124,27 @@ def before_pairs(
             continue
         inplace.append((parameter, writer))
         before |= {(r, writer) for r in others}
-    return OrderRules(tuple(sorted(before)), tuple(sorted(set(inplace))), tuple(dropped), tuple(too_soon))
+    return OrderRules(
+        tuple(sorted(before)),
+        tuple(sorted(set(inplace))),
+        tuple(dropped),
+        tuple(too_soon),
+        _updates_of_shared_arrays(nodes, buffer, readers),
+    )
+
+
+def _updates_of_shared_arrays(
+    nodes: Sequence[Node], buffer: list[int], readers: list[list[int]]
+) -> frozenset[int]:
+    gathered = (node.operands for node in nodes if node.opcode in ("tuple", "opt-barrier"))
+    held = {buffer[member] for members in gathered for member in members}
+
+    def is_shared(updated: int, update: int) -> bool:
+        is_given = nodes[updated].kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE)
+        return is_given or updated in held or readers[updated] != [update]
+
+    updates = (node for node in nodes if node.opcode == "dynamic-update-slice")
+    return frozenset(node.id for node in updates if is_shared(buffer[node.operands[0]], node.id))
 
 
 def _buffers(nodes: Sequence[Node], protos: Sequence[Message]) -> list[int]:
@@ -146,12 +168,14 @@ def _passed_through(nodes: Sequence[Node], protos: Sequence[Message], node: Node
 
 
 def _buffer_readers(nodes: Sequence[Node], buffer: list[int]) -> list[list[int]]:
+    """Who reads each buffer, ascending; a loop reads the arrays that it is given in a tuple."""
     readers: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
         if node.opcode in ("bitcast", "tuple", "opt-barrier"):
             continue
-        for operand in sorted(set(node.operands)):
-            readers[buffer[operand]].append(node.id)
+        arrays = {array for operand in set(node.operands) for array in _arrays(nodes, operand, buffer)}
+        for array in arrays:
+            readers[array].append(node.id)
     return readers
 
 

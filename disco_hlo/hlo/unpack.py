@@ -73,6 +73,8 @@ class _Unpacker:
             self.new[position] = self._emit(
                 op.proto, [self.new[operand] for operand in op.operands], op.source
             )
+            if op.spare is not None:
+                self.ops[self.new[position]].spare = self.new[op.spare]
 
     def _part_offsets(self, position: int, op: FlatOp) -> list[int] | None:
         """Start of each part, or None where this is not a packed all-reduce read part by part."""

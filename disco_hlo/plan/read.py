@@ -22,8 +22,7 @@ def read(source: CanonicalModule) -> Strategy:
     first one that computes it) and duplicated in the others. Kernels of one op are no
     groups, unless Triton emits them, since its tiles are part of the plan.
 
-    The order is left open where XLA's is possible only as XLA has it: a kernel that computes again what it then writes
-    a slice into overwrites nothing, while in the graph it waits for all who read that.
+    The order is left open where it runs something before what it must wait for.
     """
     graph = source.graph
     kernels = [origin for origin in source.origins if origin.role == "fusion" and _runs(graph, origin)]

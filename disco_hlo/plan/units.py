@@ -327,10 +327,11 @@ def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int
     groups, buffers = strategy.groups, _overwritten(graph)
     pairs: list[int] = []
     for first, second in graph.before:
+        overwritten = buffers.get(second, ())
         earlier = {
             i
             for i in running(first)
-            if i >= len(groups) or not _has_own_copy(groups[i].duplicates, buffers.get(second))
+            if i >= len(groups) or not _reads_own_copies(graph, groups[i], first, overwritten)
         }
         for later in running(second):
             pairs += [later * units + i for i in earlier if i != later]
@@ -345,9 +346,22 @@ def _overwritten(graph: Graph) -> dict[int, list[int]]:
     return found
 
 
-def _has_own_copy(duplicates: Collection[int], buffers: Sequence[int] | None) -> bool:
-    """Whether a kernel recomputes all that is overwritten, and so may read it afterwards."""
-    return buffers is not None and all(buffer in duplicates for buffer in buffers)
+def _reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Collection[int]) -> bool:
+    """Whether a kernel recomputes all that one of its nodes reads of what another unit overwrites, and so may run
+    after that unit. (A loop overwrites several arrays, and few read all of them.)"""
+    if not group.duplicates:
+        return False
+    inside, found = {*group.nodes, *group.duplicates}, False
+    for read in graph.nodes[reader].operands:
+        names = [read]
+        while graph.nodes[names[-1]].opcode == "bitcast":
+            names.append(graph.nodes[names[-1]].operands[0])
+        if names[-1] not in overwritten:
+            continue
+        if names[-1] not in group.duplicates or not inside.issuperset(names):
+            return False
+        found = True
+    return found
 
 
 def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
@@ -362,7 +376,7 @@ def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[i
         for i, group in enumerate(groups)
         if group.duplicates
         and any(
-            _has_own_copy(group.duplicates, buffers.get(second))
+            _reads_own_copies(graph, group, node, buffers.get(second, ()))
             for node in (*group.nodes, *group.duplicates)
             for second in writers.get(node, ())
         )

@@ -73,7 +73,7 @@ def test_what_an_op_is_is_found_once_though_ops_are_merged_and_numbered_twice(
     monkeypatch.setattr(canonical_module, "numbered", numbering.numbered)
     for module in (numbering, canonical_module):
         monkeypatch.setattr(module, "unpack_concatenated", noting(ops, unpack_concatenated))
-    canonicalize(gzip.decompress((DATA / "h200_models" / "rnnlm.hlo.pb.gz").read_bytes()))
+    canonicalize(gzip.decompress((DATA / "h200_models" / "reformer.hlo.pb.gz").read_bytes()))
     assert len(merged) == len(ops) + 1
     assert len(digested) <= sum(len(computation.ops) for computation in ops)
 

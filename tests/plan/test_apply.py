@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -47,10 +48,17 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "in place": models.in_place,
     "loops that read": models.loops_that_read,
     "cached": models.cached,
+    "written activations": models.written_activations,
+    "replayed": models.replayed,
+    "replayed without donation": lambda: models.replayed(donate=False),
+    **{f"writing {seed}": partial(models.writing, seed) for seed in range(4)},
     "without elements": models.without_elements,
     "complex numbers": models.spectral,
 }
-UNFUSED_TOO = ("mlp", "transformer", "pooled", "in place", "without elements")
+UNFUSED_TOO = (
+    "mlp", "transformer", "pooled", "in place", "without elements", "written activations",
+    "replayed", "replayed without donation", *(f"writing {seed}" for seed in range(4)),
+)  # fmt: skip
 ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
 """What bfloat16 adds on a leg, the other steps show."""
 
@@ -136,7 +144,26 @@ def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() ->
     loops = {node.id: node.opcode for node in source.graph.nodes if node.opcode in ("while", "call")}
     assert sorted(loops.values()) == ["call", "while", "while"]
     assert not {first for first, loop in source.graph.before if loop in loops}
+    overwritten = {source.graph.nodes[array].kind for array, loop in source.graph.inplace if loop in loops}
+    assert overwritten == {Kind.FUSIBLE}
     assert read(source).order
+
+
+def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
+    """Loops take arrays in tuples, and were not seen to read them: a plan could update first, and a metric that the
+    loop computes was that of the next step."""
+    step, arguments = models.loops_that_read()
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    graph = source.graph
+    loops = [node.id for node in graph.nodes if node.opcode in ("while", "call")]
+    waiting = {
+        (loop, update)
+        for loop in loops
+        for array, update in graph.inplace
+        if array in graph.nodes[graph.nodes[loop].operands[0]].operands and update not in loops
+    }
+    assert {loop for loop, _ in waiting} == set(loops)
+    assert waiting <= set(graph.before)
 
 
 def test_an_all_reduce_may_not_be_left_out() -> None:

@@ -111,6 +111,16 @@ def test_who_recomputes_what_is_overwritten_may_run_after_the_write() -> None:
     assert groups_with_own_copies(step, (Group((1, 2)),)) == set()
 
 
+def test_who_recomputes_what_it_reads_of_what_a_loop_overwrites_may_run_after_the_loop() -> None:
+    """A loop overwrites several arrays; none but the one that it reads need be recomputed."""
+    text = "param\nexp 0\nabs 0\nneg 1\ndot 1 2\nmul 3 4\ntuple 5"
+    step = graph(text, before=((3, 4),), inplace=((1, 4), (2, 4)))
+    assert waits(step, Strategy())["n4"] == "n1 n2 n3"
+    assert waits(step, Strategy((Group((3, 5), duplicates=(1,)),)))["n4"] == "n1 n2"
+    other = graph(text, before=((3, 4),), inplace=((0, 4), (2, 4)))
+    assert waits(other, Strategy((Group((3,), duplicates=(1,)),)))["n4"] == "g0 n1 n2"
+
+
 def test_values_in_memory_with_their_readers() -> None:
     found = unit_graph(STEP, Strategy((Group((2, 5)),), SEPARATE))
     tokens = [unit.token for unit in found.units]

@@ -7,6 +7,7 @@ concrete. Batches are split over the devices; parameters and optimizer state are
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random as Dice
 from typing import Any
 
 import jax
@@ -210,6 +211,89 @@ def cached() -> Step:
         return jnp.mean((kept.max(0) - x) ** 2) + jnp.mean(jnp.where(kept > 0, kept, 0.0))
 
     return trained("cached_step", loss, parameters, (random(1, 8, 16),), optax.sgd(0.1))
+
+
+def written_activations() -> Step:
+    """Rows written into activations that are read later as they were, and the other way round."""
+    parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
+
+    def loss(p: Any, x: Any) -> Any:
+        h = jax.nn.relu(x @ p["w"] + 1)
+        z = h.at[1].set(h[0] * 2) @ p["v"]
+        q = z.at[1].set(0.5)
+        return jnp.mean((z - q) ** 2) + jnp.mean((q - h * z.mean()) ** 2) + jnp.mean(jnp.exp(h * q.mean()))
+
+    return trained("written_step", loss, parameters, (random(2, 8, 16),), optax.adam(0.1))
+
+
+def replayed(*, donate: bool = True) -> Step:
+    """A buffer of past batches and a history of losses: both are written into, and compared with what they were."""
+    parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ p["w"]) @ p["v"] - x) ** 2)
+
+    def replayed_step(p: Any, past: Any, history: Any, count: Any, x: Any) -> Any:
+        newer = jax.lax.dynamic_update_slice(past, x, (count, 0))
+        value, gradient = jax.value_and_grad(loss)(p, past[:8] + newer[4:12])
+        longer = history.at[count % 16].set(value)
+        rate = jnp.where(longer.mean() > history.mean(), 0.05, 0.1)
+        longer = longer.at[(count + 1) % 16].add(rate)
+        p = jax.tree.map(lambda w, g: w - rate * g, p, gradient)
+        change = jnp.abs(newer - past).mean() + (longer * history).sum() + longer.std()
+        return p, newer, longer, count + 1, change
+
+    state = (parameters, random(3, 32, 16), random(4, 16), np.int32(3))
+    placed = *jax.device_put(state, replicated()), jax.device_put(random(2, 8, 16), split())
+    return jax.jit(replayed_step, donate_argnums=(0, 1, 2, 3) if donate else ()), placed
+
+
+def writing(seed: int) -> Step:
+    """A random program that writes slices into arrays and reads all versions of them, and a step that writes into the
+    gradient and into a table."""
+    dice = Dice(seed)
+    parameters = {"w": random(0, 16, 16), "v": random(1, 16, 16)}
+
+    def scanned(u: Any, v: Any) -> Any:
+        body = lambda c, k: (c.at[k].set(c[k] * 0.5 + v.mean(0)), c.sum())  # noqa: E731
+        written, sums = jax.lax.scan(body, u, jnp.arange(4))
+        return written * jnp.tanh(sums.mean())
+
+    kinds: list[Callable[..., Any]] = [
+        lambda u, v, p, i, r: jnp.tanh(u) + v,
+        lambda u, v, p, i, r: jax.nn.relu(u - u.mean()) * v,
+        lambda u, v, p, i, r: u @ p["v"],
+        lambda u, v, p, i, r: u.at[r].set(v[0]),
+        lambda u, v, p, i, r: u.at[:, r].set(0.7),
+        lambda u, v, p, i, r: u.at[i].set(v[1] + u[2]),
+        lambda u, v, p, i, r: jax.lax.dynamic_update_slice(u, v[:2], (i, 0)),
+        lambda u, v, p, i, r: u * v.mean() - u.at[1].set(0.0),
+        lambda u, v, p, i, r: jnp.zeros_like(u).at[r : r + 2].set(v[:2]) + u,
+        lambda u, v, p, i, r: jnp.where(u > 0, u, v.at[i, 3].set(1.0)),
+        lambda u, v, p, i, r: scanned(u, v),
+    ]
+    chosen = [(dice.choice(kinds), dice.random(), dice.random(), dice.randrange(4)) for _ in range(8)]
+
+    def loss(p: Any, table: Any, i: Any, x: Any) -> Any:
+        arrays = [x @ p["w"], table, jnp.tanh(x)]
+        for kind, one, other, row in chosen:
+            read = arrays[int(one * len(arrays))], arrays[int(other * len(arrays))]
+            arrays.append(kind(*read, p, i, row))
+        return sum(jnp.mean(jnp.tanh(array) * arrays[0]) for array in arrays), arrays[-1]
+
+    def writing_step(p: Any, table: Any, i: Any, x: Any) -> Any:
+        (value, last), gradient = jax.value_and_grad(loss, has_aux=True)(p, table, i, x)
+        newer = table.at[i].set(gradient["w"][0]).at[i + 1].set(table[0] * value)
+        frozen = jax.tree.map(lambda g: g.at[0].set(0.0), gradient)
+        size = jnp.linalg.norm(gradient["v"])
+        p = jax.tree.map(
+            lambda w, g, f: w - 0.1 * f - 0.01 * g * newer.mean() / (1 + size), p, gradient, frozen
+        )
+        return p, newer, i + 1, value + jnp.abs(table * newer).sum(), last.sum(0)
+
+    state = jax.device_put((parameters, random(5, 16, 16), np.int32(3)), replicated())
+    donated = (0, 1) if dice.random() < 0.5 else ()
+    return jax.jit(writing_step, donate_argnums=donated), (*state, jax.device_put(random(2, 16, 16), split()))
 
 
 def without_elements() -> Step:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import SearchResult
-from disco_hlo.search.boundary.state import as_searched
+from disco_hlo.search.boundary.finalists import kernels_of
+from disco_hlo.search.boundary.state import as_searched, signatures
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.costs import CostModel, MachineModel
@@ -32,17 +34,51 @@ def starting_point(graph: Graph, xla: Strategy, machine: MachineModel) -> Strate
 
 
 def searchable(graph: Graph, xla: Strategy) -> Strategy:
-    """XLA's plan as the search can take it up: without the kernels whose place in the order it would
-    misjudge; no fusion where XLA's kernels cannot be told apart in its terms."""
-    left_out = groups_with_own_copies(graph, xla.groups)
-    kept = tuple(group for i, group in enumerate(xla.groups) if i not in left_out)
-    start = Strategy(kept, xla.buckets) if left_out else xla
+    """XLA's plan as the search can take it up: without the kernels whose place in the order it would misjudge, and
+    without those that then wait for themselves or return what no rule allows; no fusion where XLA's kernels cannot be
+    told apart in its terms."""
+    start = _without(xla, groups_with_own_copies(graph, xla.groups))
     try:
-        unit_graph(graph, as_searched(graph, start))
+        known = kernels_of(graph, xla)
+        while unfit := _circle_as_searched(graph, start) or _illegal(graph, start, known):
+            start = _without(start, unfit)
     except IllegalStrategyError as error:
         LOGGER.debug("the search starts without XLA's kernels: %s", one_line(error))
         return unfused(graph)
     return start
+
+
+def _without(strategy: Strategy, groups: Collection[int]) -> Strategy:
+    if not groups:
+        return strategy
+    kept = tuple(group for i, group in enumerate(strategy.groups) if i not in groups)
+    return Strategy(kept, strategy.buckets)
+
+
+def _circle_as_searched(graph: Graph, strategy: Strategy) -> frozenset[int]:
+    """Positions of groups that wait for each other, as they are or in the terms of the search."""
+    positions = list(range(len(strategy.groups)))
+    try:
+        unit_graph(graph, strategy)
+        positions = [i for i, (owned, _) in enumerate(signatures(graph, strategy)) if owned]
+        unit_graph(graph, as_searched(graph, strategy))
+    except CircleError as error:
+        waiting = frozenset(positions[int(token[1:])] for token in error.tokens if token[0] == "g")
+        if not waiting:
+            raise
+        return waiting
+    return frozenset()
+
+
+def _illegal(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> frozenset[int]:
+    """Positions of groups that are no kernels of XLA's any more, as others read more of them, and no legal ones."""
+    found: list[int] = []
+    for i, results in enumerate(unit_graph(graph, strategy).results_of_groups):
+        group = strategy.groups[i]
+        members = frozenset((*group.nodes, *group.duplicates))
+        if (members, results) not in known and group_refusal(graph, members, results, group.kind):
+            found.append(i)
+    return frozenset(found)
 
 
 def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel) -> int | None:
