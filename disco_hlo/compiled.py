@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -34,6 +35,13 @@ def compiled(function: Function) -> Function:
 def inner(function: Function) -> Function:
     """:func:`compiled` for what only compiled functions call: the wrappers for Python take half the time."""
     return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+def is_cached(module: str) -> bool:
+    """Whether compiled code of the package that an imported module belongs to is in the cache."""
+    source = sys.modules[module].__file__
+    directory = None if source is None else _cache_directory(_package_of(Path(source)))
+    return directory is not None and any(directory.rglob("*.nbc"))
 
 
 def _compiled(function: Function, options: dict[str, Any]) -> Function:

@@ -16,21 +16,25 @@ import sys
 import numpy as np
 import disco_hlo.simulator
 assert "numba" not in sys.modules, "importing the package imports numba"
+from disco_hlo.compiled import is_cached
 from disco_hlo.simulator.engine import evaluate
 from disco_hlo.simulator.ready_queue import _sort  # a small one: the engine takes seconds to compile
 assert not evaluate.signatures, "importing the engine compiles it"
+assert len(sys.argv) < 2 or is_cached("disco_hlo.simulator.engine") == (sys.argv[1] == "cached")
 values = np.array([4, 9, 5])
 _sort(values, 3)
 assert list(values) == [4, 5, 9]
+assert is_cached("disco_hlo.simulator.engine") == bool(_sort.stats.cache_path)
 print("uncached" if not _sort.stats.cache_path else "cached" if _sort.stats.cache_hits else "compiled")
 """
 
 
-def outcome(**environment: str) -> str:
+def outcome(*expected: str, **environment: str) -> str:
+    """How the program compiled; ``expected`` is what it should find, ``cached`` or ``uncached``."""
     dropped = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *expected],
         env={**kept, **environment},
         capture_output=True,
         text=True,
@@ -42,9 +46,9 @@ def outcome(**environment: str) -> str:
 
 
 def test_the_cache_lies_where_numba_is_told_to_keep_it(tmp_path: Path) -> None:
-    assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
+    assert outcome("uncached", NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
     assert list(tmp_path.rglob("ready_queue._sort*.nbi"))
-    assert outcome(NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
+    assert outcome("cached", NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
     assert not list(Path(compiled.__file__).parent.rglob("*.nbi")), "the package may be read-only"
 
 

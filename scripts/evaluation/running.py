@@ -17,6 +17,7 @@ from typing import Any
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.logs import configure, one_line
+from disco_hlo.plugin.phases.rehearsal import stand_in_profile
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from evaluation import commands
@@ -26,7 +27,7 @@ from evaluation.compiling import AT_A_TIME
 from evaluation.measure import Comparison, shapes_of
 from evaluation.record import CellName, Record, RecordError
 from evaluation.rows import Row, chosen_names
-from evaluation.step import Files, search, stand_in_profile
+from evaluation.step import Files, search
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 COMPILES = 4
@@ -193,7 +194,8 @@ def _warm_up(asked: Asked, name: CellName) -> None:
     if module is not None:
         settings = replace(asked.settings, budget_s=0.2)
         with contextlib.suppress(DiscoError):  # the search that counts will say what is wrong
-            search(Step(module, canonicalize(module)), stand_in_profile(), settings)
+            source = canonicalize(module)
+            search(Step(module, source), stand_in_profile(source.graph.backend), settings)
 
 
 def _offline(asked: Asked, names: Sequence[CellName]) -> int:

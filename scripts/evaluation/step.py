@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.profile import Platform, Profile
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
@@ -191,12 +190,6 @@ def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> St
     request.positive = positive_parameters(source)
     request.index_bounds = index_bounds(source)
     return Step(module, source)
-
-
-def stand_in_profile() -> Profile:
-    """A profile that says nothing true: enough to run the search's code once."""
-    line = fit(tuple(point_of(size, [100_000 + size] * 3) for size in (1 << 10, 1 << 16, 1 << 22)))
-    return Profile(Platform("none", "cpu", "", "0", "0"), {}, 1000, 1e12, 1e14, all_reduce=line)
 
 
 def profile(session: Session, step: Step, out: Path) -> Profile:

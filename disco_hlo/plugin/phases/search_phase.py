@@ -30,6 +30,7 @@ from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
+from disco_hlo.plugin.phases.rehearsal import rehearsed
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.second_look import look_again
 from disco_hlo.plugin.phases.structure_search import Best, restructured_trials
@@ -93,7 +94,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     source = step.source
     xla = read(source)
     stop = interruption(session, source.graph.fingerprint)
-    with stop.watched():
+    with stop.watched(), rehearsed(session, step) as wait_for_code:
         started = time.monotonic()
         with measured_times(session) as store:
             profiled = profile_step(session, source, xla, store, slot)
@@ -105,6 +106,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         with session.stage("search", takes_s=takes_s):
+            wait_for_code(stop)
             found = find(session, step, xla, profiled.profile, stop) if profiled is not None else None
         for _ in range(_looks(session)):
             found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s)
