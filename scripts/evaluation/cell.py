@@ -62,6 +62,7 @@ class Cell:
         self.record = Record.open(asked.out, name)
         self.files = step.Files(asked.out, name)
         self.request = step.request_of(name.model, name.size)
+        step.keep_tuner_results(self.request, asked.out)
         if len(self.request.devices) != name.devices:
             raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
         self.session = step.session_of(self.request, asked.settings)

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
     )
     request = step.request_of(args.models[0], args.size)
+    step.keep_tuner_results(request, args.out)
     session = join(request, settings)
     cell = CellName(args.models[0], args.size, args.link, len(request.devices))
     try:

@@ -131,6 +131,13 @@ def request_of(model: str, size: str) -> jaxlink.CompileRequest:
     return found
 
 
+def keep_tuner_results(request: jaxlink.CompileRequest, out: Path) -> None:
+    """Let XLA:GPU's autotuner pick the same in all runs that write to ``out``: what they measure is one module."""
+    if request.backend.platform != "cpu":
+        request.tuner_results = out / "autotune"
+        request.tuner_results.mkdir(parents=True, exist_ok=True)
+
+
 def intercepted(lowered: Any, module_name: str = "") -> jaxlink.CompileRequest | None:
     """The compile that jax asks for when it compiles ``lowered``, which goes no further; None where there is none.
 

@@ -141,7 +141,7 @@ class Halted:
     """A compile past the persistent cache that waits, XLA's module at hand, for what to put in its place.
 
     So that module is read and a plan found for it within the one compile that enacts the plan; on GPU XLA's passes and
-    autotuning take as long as the code that follows.
+    autotuning, which come before, take longer than the code that follows.
     """
 
     def __init__(self, request: CompileRequest, pool: Executor) -> None:
