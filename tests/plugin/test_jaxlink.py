@@ -203,8 +203,8 @@ def test_our_compiles_keep_what_the_autotuner_picks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it five starts of VGG19 on two GPUs were four modules, and three of them had no plan. JAX's own cache
-    lets the first rank alone write; XLA has each rank tune a share, so what the others picked was lost."""
+    """Without it five starts of VGG19 in two processes were four modules: a plan for one is none for the next. JAX's
+    own cache lets the first rank alone write; XLA has each rank tune a share, so what the others picked was lost."""
     compiler, kept = jaxlink.compiler_module(), []
     compile_and_load = compiler.backend_compile_and_load
 
