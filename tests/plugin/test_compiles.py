@@ -151,6 +151,27 @@ def test_a_compile_that_nobody_answers_ends_with_its_block(compile_with: Compile
     assert captured == [True]
 
 
+def test_a_waiting_compile_goes_on_with_xlas_module(compile_with: CompileWith) -> None:
+    """A step without a plan, or whose plan is XLA's default, was compiled twice."""
+    found: list[list[str]] = []
+
+    def handle(request: CompileRequest) -> LoadedExecutable | None:
+        with compiles.halted(request) as waiting:
+            assert waiting.go_on() is None  # not begun
+            module = waiting.module()
+            executable = waiting.go_on()
+            found.extend([opcodes(module), opcodes(executables.read_executable(executable))])
+            assert waiting.go_on() is None  # over
+            return executable
+
+    def gone_on_with(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("gone_on_with", handle)
+    assert float(jax.jit(gone_on_with)(1.0)) == -1.0
+    assert found[0] == found[1]
+
+
 def test_a_waiting_compile_says_what_xla_refuses(compile_with: CompileWith) -> None:
     refused: list[str] = []
 

@@ -28,7 +28,7 @@ from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -51,7 +51,10 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     """Enact the plan of the request's step if there is one; None leaves it to XLA."""
     with compiles.halted(request) as waiting:
         step = training_step(request, settings, or_planned=True, capture=lambda _: waiting.module())
-        return None if step is None else enact(request, settings, step, waiting)
+        executable = None if step is None else enact(request, settings, step, waiting)
+        if executable is None and jaxlink.only_compiles():
+            return waiting.go_on()
+        return executable
 
 
 def enact(

@@ -174,6 +174,15 @@ class Halted:
         except Exception as error:
             raise _refused(self._request, error) from error
 
+    def go_on(self) -> LoadedExecutable | None:
+        """Go on with XLA's module; None where the compile was not begun, went on with another, or failed."""
+        if self._compiling is None or self._answer.done():
+            return None
+        with contextlib.suppress(Exception):  # JAX's own compile will say what is wrong
+            self._answer.set_result(self._seen.result(timeout=0))
+            return self._compiling.result()
+        return None
+
     def end(self) -> None:
         """Go no further; nothing where the compile has ended."""
         if not self._answer.done():

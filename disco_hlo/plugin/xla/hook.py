@@ -32,7 +32,7 @@ class OwnCompile:
     replacement: bytes | None = None
     """Scheduled module to put in the place of XLA's; None leaves XLA's."""
     decide: Callable[[bytes], bytes | None] | None = None
-    """Asked what to put there, given XLA's; where it says None the compile ends."""
+    """Asked what to put there, given XLA's; that one leaves it, and where it says None the compile ends."""
     stop: bool = False
     """End the compile once the scheduled module has been seen."""
     seen: bytes | None = None
@@ -70,7 +70,7 @@ def on_module(module: bytes) -> bytes | None:
         replacement = own.replacement if own.decide is None else own.decide(module)
         if own.stop or (own.decide is not None and replacement is None):
             raise CapturedError("module recorded, nothing more to compile")
-        return replacement
+        return None if replacement is module else replacement
 
 
 def on_early_module(module: bytes) -> bytes | None:

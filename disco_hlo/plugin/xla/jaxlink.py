@@ -171,6 +171,13 @@ def uninstall() -> None:
     )
 
 
+def only_compiles() -> bool:
+    """Whether JAX does no more than compile: neither keeps the executable nor compiles anew by a profile of its own."""
+    import jax
+
+    return not jax.config.jax_compilation_cache_dir and not jax.config.jax_enable_pgle
+
+
 def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
     try:
         with ours():
