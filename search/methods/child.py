@@ -25,6 +25,12 @@ LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.methods.child")
 
 
+def environment() -> dict[str, str]:
+    """What a fresh interpreter needs to import what this one does, and not to search itself."""
+    kept = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 class Children:
     """Islands that run elsewhere; :meth:`end` must be called."""
 
@@ -41,10 +47,8 @@ class Children:
 
     def _start(self, island: Island) -> None:
         task = pickle.dumps(island)
-        environment = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         child = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
         )
         reader = threading.Thread(target=self._read, args=(child, task, island.number), daemon=True)
         reader.start()

@@ -30,6 +30,7 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
+from disco_hlo.search.methods.child import environment
 
 PATIENCE_S = 200.0
 """Longest that a search waits for its code; then it compiles what is missing itself."""
@@ -72,14 +73,12 @@ def rehearsed(session: Session, step: Step) -> Iterator[Callable[[Interruption],
 
 
 def _begin(session: Session, module: bytes) -> subprocess.Popen[bytes] | None:
-    environment = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
         with tempfile.TemporaryFile() as given:
             given.write(module)
             given.seek(0)
             return subprocess.Popen(
-                (*_COMMAND, session.facts.device_kind), stdin=given, env=environment,
+                (*_COMMAND, session.facts.device_kind), stdin=given, env=environment(),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
     except OSError as error:
