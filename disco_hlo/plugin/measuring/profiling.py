@@ -317,7 +317,8 @@ def profiling_options(session: Session) -> dict[str, str]:
 
 def _lack_of_memory(session: Session, trial: Trial) -> str:
     """On which ranks a module has too little room to be run, the same on all; empty where it has enough."""
-    needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
+    with session.stage(f"room for the {trial.name}"):
+        needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
     lack = ""
     if free is not None and needed > _USABLE * free:
         lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
