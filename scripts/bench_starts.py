@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import MODELS, find_package
+from evaluation.record import write_atomically
 
 WORKER_LIMIT_S = 600.0
 MARK = "start: "
@@ -42,7 +43,7 @@ def worker(model: str, size: str, folder: str, twice: bool) -> dict[str, Any]:
     request = step.request_of(model, size)
     request.tuner_results = Path(folder) if folder else None
     started = time.monotonic()
-    with compiles.halted(request) as waiting:
+    with compiles.halted(request) as waiting:  # begins no compile before it is asked
         module = compiles.capture(request) if twice else waiting.module()
         seen = time.monotonic()
         graph = canonicalize(module).graph
@@ -67,17 +68,12 @@ def start(args: argparse.Namespace, folder: str, twice: bool) -> dict[str, Any]:
     Raises:
         SystemExit: it failed; its last lines are printed.
     """
-    command = [
-        *shlex.split(args.launch),
-        sys.executable,
-        __file__,
-        args.model,
-        "--size",
-        args.size,
-        "--worker",
-    ]
-    command += [f"--folder={folder}", *(["--twice"] if twice else [])]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WORKER_LIMIT_S)
+    worker = [sys.executable, __file__, args.model, "--size", args.size, "--worker", f"--folder={folder}"]
+    command = [*shlex.split(args.launch), *worker, *(["--twice"] if twice else [])]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WORKER_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(f"bench_starts.py: a start failed: {error}") from None
     found = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
     if done.returncode or not found:
         print("\n".join((done.stdout + done.stderr).splitlines()[-15:]), file=sys.stderr)
@@ -100,6 +96,8 @@ def main() -> int:
     parser.add_argument("--twice", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.starts < 1:
+        parser.error("expected --starts of at least 1")
     find_package()
     if args.worker:
         found = worker(args.model, args.size, args.folder, args.twice)
@@ -118,7 +116,8 @@ def main() -> int:
                 flush=True,
             )
     if args.json is not None:
-        args.json.write_text(json.dumps({"model": args.model, "size": args.size, "starts": starts}, indent=1))
+        body = {"model": args.model, "size": args.size, "starts": starts}
+        write_atomically(args.json, json.dumps(body, indent=1).encode())
     return 0
 
 

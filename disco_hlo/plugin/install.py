@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
 from pathlib import Path
 
-from disco_hlo.plugin.logs import LOGGER, configure
+from disco_hlo.plugin.logs import LOGGER, configure, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -59,15 +60,20 @@ def _tuner_results(request: CompileRequest, directory: Path) -> Path | None:
     It picks by timing, and what it picks decides what XLA fuses around a matmul or a convolution: a step tuned anew may
     be another module, for which there is no plan.
     """
-    if request.backend.platform == "cpu":
-        return None
+    return None if request.backend.platform == "cpu" else _tuner_folder(directory)
+
+
+@functools.cache
+def _tuner_folder(directory: Path) -> Path | None:
     from jaxlib.version import __version__ as jaxlib_version
 
     folder = directory / "autotune" / f"jaxlib-{jaxlib_version}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        LOGGER.debug("what the autotuner picks is not kept: %s", error)
+        LOGGER.warning(
+            "what XLA's autotuner picks is not kept, the next start may have no plan: %s", one_line(error)
+        )
         return None
     return folder
 
