@@ -23,12 +23,14 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.finding import NO_FUSION, PLAN
+from disco_hlo.plugin.phases.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.simulator.build import build
@@ -103,16 +105,15 @@ class _Benchmark:
         batches = self._kept() if session.leads else []
         rows = self._rows()
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
-        for trial in trials:
-            self._say(f"compiling {trial.name}")
-            compile_trials(session, self.source, [trial], tag=trial.name)
-        measure(session, trials, budget_s=1.0)  # and check that they compute the same
-        last_s = 0.0
+        self._say(f"compiling {len(trials)} plans")
+        compile_trials(session, self.source, trials, tag="plans")
+        last_s, checked = 0.0, False
         while session.tell(
             session.leads and self._lacks(batches, left_s() - min(last_s, AGAIN_S)), "goes on"
         ):
             started = time.monotonic()
-            batch = self._batch(trials)
+            batch = self._batch(trials, checked)
+            checked = True
             last_s = time.monotonic() - started
             if session.leads:
                 batches.append(batch)
@@ -126,7 +127,10 @@ class _Benchmark:
         found = None
         if not self.session.tell(self.session.leads and self.files.plans() is not None, "searched"):
             self._say("profiling")
-            first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+            with rehearsed(self.session, self.step) as wait_for_code:
+                first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+                with self.session.stage("search's code", takes_s=PATIENCE_S):
+                    wait_for_code(Interruption())
             with self.session.stage("search", takes_s=300 + self.args.search_seconds):
                 if first is not None:
                     plans = step.search(self.step, first.profile, self.session.settings)
@@ -161,8 +165,23 @@ class _Benchmark:
                 strategy = random_strategy(self.source, seed, bases, costs.model, costs.machine)
                 yield f"random plan {number}", strategy
 
-    def _batch(self, trials: Sequence[Trial]) -> _Batch:
+    def _batch(self, trials: Sequence[Trial], checked: bool) -> _Batch:
+        """Run what was compiled, then profile; before the first time see that all compute the same."""
         before = _Use.now()
+        if checked:
+            self._run(trials)
+        else:
+            measure(self.session, trials, budget_s=1.0)
+        found = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+        own = before.of_this_process_since()
+        every = self.session.channel.all_gather(
+            json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
+        )
+        others = before.of_others_since(sum(json.loads(one) for one in every)) if self._on_cpu else 0.0
+        times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
+        return _Batch(others, times, None if found is None else found.profile)
+
+    def _run(self, trials: Sequence[Trial]) -> None:
         alive = [trial for trial in trials if trial.executable is not None and not trial.error]
         for trial in alive:
             trial.times_ns.clear()
@@ -176,14 +195,8 @@ class _Benchmark:
             for trial in alive:
                 assert trial.runner is not None
                 trial.times_ns.append(time_once(trial.runner, at_once))
-        found = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-        own = before.of_this_process_since()
-        every = self.session.channel.all_gather(
-            json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
-        )
-        others = before.of_others_since(sum(json.loads(one) for one in every)) if self._on_cpu else 0.0
-        times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
-        return _Batch(others, times, None if found is None else found.profile)
+        for trial in alive:
+            trial.runner = None
 
     def _lacks(self, batches: Sequence[_Batch], left_s: float) -> bool:
         quiet = sum(batch.others <= self.args.others for batch in batches)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
+from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
@@ -39,7 +39,6 @@ from disco_hlo.plugin.xla.job import available_bytes
 
 DEFAULT = "XLA default"
 _ROUNDS = (5, 25)
-_COMPILES_AT_ONCE = 8
 
 
 @dataclass
@@ -114,8 +113,7 @@ def compile_trials(
 ) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
-    Where one process has all the devices, several are compiled at once: XLA uses one core for each. The
-    processes of a larger job share cores, and may autotune together, so they compile in lockstep.
+    Several are compiled at once where a rank has the cores: XLA uses one for each.
 
     Raises:
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
@@ -124,8 +122,10 @@ def compile_trials(
         _hand_out(session, source, trial, tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
-    alone = any(trial.marks is not None and trial.marks.suspects() for trial in waiting)
-    with ThreadPoolExecutor(1 if alone else compiles_at_once(session), "disco-compile") as pool:
+    at_once = compiles_at_once(session)
+    if any(trial.marks is not None and trial.marks.suspects() for trial in waiting):
+        at_once = 1
+    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
         failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
@@ -157,12 +157,6 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
     )
     if sent is not None:
         trial.module, trial.error = sent.module, ""
-
-
-def compiles_at_once(session: Session) -> int:
-    """How many compiles of a large module at once: each takes a core and some gigabytes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _COMPILES_AT_ONCE) if session.channel.size == 1 else 1
 
 
 def _compile(

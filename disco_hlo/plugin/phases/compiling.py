@@ -11,7 +11,8 @@ import time
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, compiles_at_once
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials
+from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN, PLAN_BUCKETS
 from disco_hlo.plugin.session import Session
 

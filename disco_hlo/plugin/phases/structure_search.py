@@ -21,7 +21,8 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compiles_at_once
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Session
