@@ -12,7 +12,7 @@ both saw the same machine. How much of it other programs used is noted with each
 count.
 
 DIR/<model>-<size>-<link>-<processes>.json is whole after every batch; a run adds the batches that it lacks.
-Exit status: 0 done; 1 a model could not be measured; 2 bad arguments.
+Exit status: 0 done; 1 a model could not be measured; 2 bad arguments; 130 stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from benchmark import MODELS, find_package
 from evaluation import commands
@@ -77,12 +79,27 @@ def job(args: argparse.Namespace, model: str) -> int:
     return 1
 
 
+def jobs(args: argparse.Namespace) -> int:
+    """Every model's job in turn; however this ends, none of their processes is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return max([job(args, model) for model in args.models])
+    except KeyboardInterrupt:
+        print("benchmark_ranks.py: stopped; its processes have ended", file=sys.stderr)
+        return 130
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """One job for each model; inside a job, one rank of it."""
     args = arguments()
     find_package()
     if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        return max([job(args, model) for model in args.models])
+        return jobs(args)
     prepare_rank(os.environ, args.link, int(os.environ["OMPI_COMM_WORLD_RANK"]), args.processes)
     from evaluation import ranks
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import threading
 from pathlib import Path
 
-from disco_hlo.plugin.logs import LOGGER, configure, one_line
+from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -41,6 +40,8 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         _compiled[request.module_name] = None
     if len(request.devices) < 2 and not settings.names(request.module_name):
         return None
+    from disco_hlo.plugin import tuner_results
+
     if capture:
         from disco_hlo.plugin.phases.capture_phase import capture_in
 
@@ -49,33 +50,9 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.phases.search_phase import handle
     else:
         from disco_hlo.plugin.phases.enact_phase import handle
-    request.tuner_results = _tuner_results(request, settings.directory)
     with _one_at_a_time:
+        request.tuner_results = tuner_results.folder_of(request, settings.directory, settings.timeout_s)
         return handle(request, settings)
-
-
-def _tuner_results(request: CompileRequest, directory: Path) -> Path | None:
-    """Where this rank keeps what XLA:GPU's autotuner picks, beside the plans.
-
-    It picks by timing, and what it picks decides what XLA fuses around a matmul or a convolution: a step tuned anew may
-    be another module, for which there is no plan.
-    """
-    return None if request.backend.platform == "cpu" else _tuner_folder(directory)
-
-
-@functools.cache
-def _tuner_folder(directory: Path) -> Path | None:
-    from jaxlib.version import __version__ as jaxlib_version
-
-    folder = directory / "autotune" / f"jaxlib-{jaxlib_version}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        LOGGER.warning(
-            "what XLA's autotuner picks is not kept, the next start may have no plan: %s", one_line(error)
-        )
-        return None
-    return folder
 
 
 def _say_if_nothing_was_found(settings: Settings) -> None:

@@ -7,7 +7,12 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from disco_hlo.activation.kvstore import KvChannel
 
 
 class MemoryStore:
@@ -84,3 +89,11 @@ class FolderStore:
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.value"
+
+
+def on_ranks(size: int, step: Callable[[KvChannel], Any], store: MemoryStore | None = None) -> list[Any]:
+    """What ``step`` returns on each rank; the ranks run at the same time."""
+    shared = store if store is not None else MemoryStore()
+    channels = [KvChannel(rank, size, "job", shared) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(step, channels))

@@ -10,15 +10,7 @@ import pytest
 
 from disco_hlo.activation.kvstore import CHUNK_BYTES, CoordinationStore, KvChannel
 from disco_hlo.errors import ActivationError
-from tests.activation.stores import MemoryStore
-
-
-def on_ranks(size: int, step: Callable[[KvChannel], Any], store: MemoryStore | None = None) -> list[Any]:
-    """What ``step`` returns on each rank; the ranks run at the same time."""
-    shared = store if store is not None else MemoryStore()
-    channels = [KvChannel(rank, size, "job", shared) for rank in range(size)]
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(step, channels))
+from tests.activation.stores import MemoryStore, on_ranks
 
 
 def joined(items: Mapping[int, bytes]) -> bytes:

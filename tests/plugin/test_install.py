@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -183,22 +183,3 @@ def test_an_unsupported_jax_is_one_line_and_nothing_is_installed(
         f"disco: off: jax {jax.__version__} is not supported: jax._src.compiler.backend_compile_and_load is "
         "missing; use jax 0.10.2 to 0.12\n"
     )
-
-
-def test_what_the_autotuner_picks_lies_beside_the_plans(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def on(platform: str) -> Any:
-        return SimpleNamespace(backend=SimpleNamespace(platform=platform))
-
-    folder = install._tuner_results(on("gpu"), tmp_path / "plans")
-    assert folder is not None
-    assert folder.relative_to(tmp_path).parts[:2] == ("plans", "autotune")
-    assert folder.is_dir()
-    assert install._tuner_results(on("cpu"), tmp_path / "other") is None
-    assert not (tmp_path / "other").exists()
-    (tmp_path / "file").touch()
-    for _ in range(2):
-        assert install._tuner_results(on("gpu"), tmp_path / "file") is None
-    (line,) = caplog.messages
-    assert line.startswith("what XLA's autotuner picks is not kept, the next start may have no plan: ")

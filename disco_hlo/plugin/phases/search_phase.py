@@ -38,6 +38,7 @@ from disco_hlo.plugin.phases.winner import winning
 from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -117,6 +118,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         started = time.monotonic()
         complete = _measure(session, step, trials, stop)
     measure_s = time.monotonic() - started
+    exchange(session)
     forced = session.settings.forced_structure
     winner = trials[session.tell(_chosen(trials, forced) if session.leads and complete else 0, "winner")]
     saved = False

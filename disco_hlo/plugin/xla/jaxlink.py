@@ -335,3 +335,10 @@ def distributed_job() -> tuple[Any, str] | None:
 
     state = distributed.global_state
     return None if state.client is None else (state.client, str(state.coordinator_address))
+
+
+def process_count() -> int:
+    """Processes of the job, whose devices JAX knows by now."""
+    import jax
+
+    return int(jax.process_count())

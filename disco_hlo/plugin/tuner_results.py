@@ -1,0 +1,173 @@
+"""What XLA:GPU's autotuner picked: kept beside the plans, and handed from rank to rank.
+
+It picks by timing, and what it picks decides what XLA fuses around a matmul or a convolution: a step tuned anew may be
+another module, for which there is no plan. In a job of several processes every rank tunes a share and keeps that. So
+after a search every rank gets what the others have, and before a job compiles anything together rank 0 hands out its
+own: like the plan, what was picked need only lie in the plan directory of rank 0.
+
+XLA makes a small file of each pick, named after the instruction and the device it is for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from disco_hlo.activation.channel import Channel
+from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
+from disco_hlo.errors import ActivationError, PlanError
+from disco_hlo.plan.files import read_bounded, replace_files
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+Picks = dict[str, bytes]
+"""Files by their path in the folder, with ``/``."""
+
+_NAME = re.compile(r"(?:[A-Za-z0-9_-]{1,128}/)?[A-Za-z0-9_-]{1,128}\.[a-z]{1,12}")
+_LARGEST_BYTES = 1 << 20
+_ALL_BYTES = 64 << 20
+_handed_out: dict[Path, Path | None] = {}
+
+
+def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Path | None:
+    """Where compiles of the request keep what the autotuner picks and find it again; None where they do not: on CPU,
+    and where nothing can be written.
+
+    The first request that spans all processes of a job waits for what rank 0 has. One request at a time.
+    """
+    if request.backend.platform == "cpu":
+        return None
+    if directory in _handed_out:
+        return _handed_out[directory]
+    job, size = jaxlink.distributed_job(), jaxlink.process_count()
+    if job is None or size == 1 or len(request.process_indices) < size:
+        return _own_folder(directory)
+    client, address = job
+    rank = request.backend.process_index()
+    channel = KvChannel(rank, size, f"{address} autotune", CoordinationStore(client))
+    _handed_out[directory] = hand_out(channel, directory, timeout_s)
+    return _handed_out[directory]
+
+
+def hand_out(channel: Channel, directory: Path, timeout_s: float) -> Path | None:
+    """Rank 0's picks to all ranks; returns this rank's folder, one for this process alone where its own cannot take
+    them. Where they do not come a line in the log says so."""
+    folder = _own_folder(directory)
+    leads = channel.rank == 0
+    try:
+        packed = msgspec.msgpack.encode(_picks_in(folder)) if leads else None
+        received = channel.broadcast(packed, tag="autotune", timeout_s=timeout_s)
+        return folder if leads else _with(folder, _decoded(received))
+    except (ActivationError, PlanError, msgspec.MsgspecError, OSError) as error:
+        LOGGER.warning(
+            "what XLA's autotuner picked for rank 0 is not here (%s): rank %d picks anew, and may have no plan",
+            one_line(error),
+            channel.rank,
+        )
+        return folder
+
+
+def exchange(session: Session) -> None:
+    """What any rank's autotuner picked, to all ranks; all at once. Nothing on CPU, or in a job of one process.
+
+    Raises:
+        ActivationError: ranks were silent.
+    """
+    folder, channel = session.request.tuner_results, session.channel
+    if session.facts.backend == "cpu" or channel.size == 1:
+        return
+    mine = {} if folder is None else _picks_in(folder)
+    every = channel.all_gather(
+        msgspec.msgpack.encode(sorted(mine)), tag="picks by name", timeout_s=session.timeout_s
+    )
+    names: list[set[str]] = [set(msgspec.msgpack.decode(one, type=list[str])) for one in every]
+    lacking = set[str]().union(*names) - names[0].intersection(*names)
+    others = set().union(*names[: channel.rank])
+    offered = {name: mine[name] for name in lacking - others if name in mine}
+    packed = channel.all_gather(msgspec.msgpack.encode(offered), tag="picks", timeout_s=session.timeout_s)
+    if folder is None:
+        return
+    try:
+        _put(folder, {name: data for one in packed for name, data in _decoded(one).items()})
+    except (PlanError, msgspec.MsgspecError, OSError) as error:
+        LOGGER.debug("what other ranks' autotuners picked is not kept: %s", one_line(error))
+
+
+@functools.cache
+def _own_folder(directory: Path) -> Path | None:
+    from jaxlib.version import __version__ as jaxlib_version
+
+    folder = directory / "autotune" / f"jaxlib-{jaxlib_version}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        LOGGER.warning(
+            "what XLA's autotuner picks is not kept, the next start may have no plan: %s", one_line(error)
+        )
+        return None
+    return folder
+
+
+def _picks_in(folder: Path | None) -> Picks:
+    """All that lies in a folder; what is no pick, or too large, is left out."""
+    found: Picks = {}
+    if folder is None:
+        return found
+    left = _ALL_BYTES
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not _NAME.fullmatch(name) or path.is_dir():
+            continue
+        try:
+            data = read_bounded(path, min(left, _LARGEST_BYTES))
+        except PlanError as error:
+            LOGGER.debug("%s", one_line(error))
+            continue
+        if data is not None:
+            found[name] = data
+            left -= len(data)
+    return found
+
+
+def _decoded(packed: bytes) -> Picks:
+    picks = msgspec.msgpack.decode(packed, type=dict[str, bytes])
+    return {name: data for name, data in picks.items() if _NAME.fullmatch(name)}
+
+
+def _with(folder: Path | None, picks: Picks) -> Path | None:
+    """A folder that holds ``picks`` as well: this one, or where that cannot be written one for this process alone."""
+    if folder is not None:
+        try:
+            _put(folder, picks)
+            return folder
+        except (PlanError, OSError) as error:
+            LOGGER.debug("%s cannot take what rank 0's autotuner picked: %s", folder, one_line(error))
+    alone = Path(tempfile.mkdtemp(prefix="disco-autotune-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    _put(alone, {**_picks_in(folder), **picks})
+    return alone
+
+
+def _put(folder: Path, picks: Mapping[str, bytes]) -> None:
+    """Write what is not there yet.
+
+    Raises:
+        PlanError, OSError: it cannot be written.
+    """
+    by_folder: dict[Path, Picks] = {}
+    for name, data in picks.items():
+        path = folder / name
+        if not path.exists():
+            by_folder.setdefault(path.parent, {})[path.name] = data
+    for place, files in by_folder.items():
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_files(place, files)

@@ -1,0 +1,207 @@
+"""What the autotuner picked: beside the plans, from rank 0 to all when a job starts, from all to all after a search.
+
+Ranks are threads here, each with a plan directory of its own, as on hosts that share no file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.plugin import tuner_results
+from disco_hlo.plugin.tuner_results import exchange, folder_of, hand_out
+from disco_hlo.plugin.xla import jaxlink
+from tests.activation.stores import MemoryStore, on_ranks
+
+DEVICE = "f0f061abbc1249ce"
+MATMUL, CONVOLUTION = f"{DEVICE}/0c185d2813d1.pb", f"{DEVICE}/8b0144968e12.pb"
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_fresh_process() -> Iterator[None]:
+    tuner_results._own_folder.cache_clear()
+    tuner_results._handed_out.clear()
+    yield
+    tuner_results._own_folder.cache_clear()
+    tuner_results._handed_out.clear()
+
+
+def keep(directory: Path, **picks: bytes) -> Path:
+    """A plan directory's folder with these picks in it."""
+    folder = tuner_results._own_folder(directory)
+    assert folder is not None
+    names = {"matmul": MATMUL, "convolution": CONVOLUTION}
+    for name, data in picks.items():
+        path = folder / names[name]
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def content(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def on(platform: str, processes: tuple[int, ...] = (0,)) -> Any:
+    backend = SimpleNamespace(platform=platform, process_index=lambda: 0)
+    return SimpleNamespace(backend=backend, process_indices=processes)
+
+
+def test_it_lies_beside_the_plans(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = folder_of(on("gpu"), tmp_path / "plans", 1.0)
+    assert folder is not None
+    assert folder.relative_to(tmp_path).parts[:2] == ("plans", "autotune")
+    assert folder.is_dir()
+    assert folder_of(on("cpu"), tmp_path / "other", 1.0) is None
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert folder_of(on("gpu"), tmp_path / "file", 1.0) is None
+    (line,) = caplog.messages
+    assert line.startswith("what XLA's autotuner picks is not kept, the next start may have no plan: ")
+
+
+def test_ranks_with_empty_directories_get_what_rank_0_has(tmp_path: Path) -> None:
+    keep(tmp_path / "0", matmul=b"library", convolution=b"engine 4")
+    folders = on_ranks(3, lambda one: hand_out(one, tmp_path / str(one.rank), 20.0))
+    assert [folder.relative_to(tmp_path).parts[0] for folder in folders] == ["0", "1", "2"]
+    for folder in folders:
+        assert content(folder) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
+
+
+def test_what_a_rank_picked_itself_stays(tmp_path: Path) -> None:
+    keep(tmp_path / "0", matmul=b"library")
+    keep(tmp_path / "1", matmul=b"Triton", convolution=b"engine 1")
+    folders = on_ranks(2, lambda one: hand_out(one, tmp_path / str(one.rank), 20.0))
+    assert content(folders[0]) == {MATMUL: b"library"}
+    assert content(folders[1]) == {MATMUL: b"Triton", CONVOLUTION: b"engine 1"}
+
+
+def test_a_rank_that_cannot_write_its_directory_has_a_folder_for_itself(tmp_path: Path) -> None:
+    keep(tmp_path / "0", matmul=b"library")
+    (tmp_path / "1").touch()
+    own, alone = on_ranks(2, lambda one: hand_out(one, tmp_path / str(one.rank), 20.0))
+    assert content(alone) == content(own) == {MATMUL: b"library"}
+    assert tmp_path not in alone.parents
+
+
+def test_a_directory_that_takes_nothing_new_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = keep(tmp_path / "1", convolution=b"engine 1")
+    write = tuner_results.replace_files
+
+    def read_only(folder: Path, files: dict[str, bytes]) -> None:
+        if full in folder.parents:
+            raise OSError(30, "Read-only file system")
+        write(folder, files)
+
+    monkeypatch.setattr(tuner_results, "replace_files", read_only)
+    keep(tmp_path / "0", matmul=b"library")
+    _, alone = on_ranks(2, lambda one: hand_out(one, tmp_path / str(one.rank), 20.0))
+    assert content(alone) == {MATMUL: b"library", CONVOLUTION: b"engine 1"}
+    assert content(full) == {CONVOLUTION: b"engine 1"}
+
+
+def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
+    picks = {
+        "../outside.pb": b"x",
+        "/tmp/absolute.pb": b"x",
+        "a/b/deep.pb": b"x",
+        ".hidden.pb": b"x",
+        MATMUL: b"y",
+    }
+    channel = SimpleNamespace(rank=1, broadcast=lambda *_, **__: msgspec.msgpack.encode(picks))
+    folder = hand_out(channel, tmp_path / "plans", 1.0)  # type: ignore[arg-type]
+    assert content(folder) == {MATMUL: b"y"}
+    assert [path.name for path in tmp_path.iterdir()] == ["plans"]
+
+
+def test_what_is_no_pick_is_not_sent(tmp_path: Path) -> None:
+    folder = keep(tmp_path, matmul=b"library")
+    (folder / "notes").write_text("mine")
+    (folder / "link.pb").symlink_to("/etc/passwd")
+    (folder / "large.pb").write_bytes(bytes(tuner_results._LARGEST_BYTES + 1))
+    assert tuner_results._picks_in(folder) == {MATMUL: b"library"}
+
+
+def test_where_rank_0_is_silent_a_line_says_so_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = KvChannel(1, 2, "job", MemoryStore())
+    folder = hand_out(channel, tmp_path, 0.05)
+    assert content(folder) == {}
+    (line,) = caplog.messages
+    assert line.startswith(
+        "what XLA's autotuner picked for rank 0 is not here (autotune: rank 0 of 2 did not answer"
+    )
+    assert line.endswith("): rank 1 picks anew, and may have no plan")
+
+
+def test_what_arrives_and_cannot_be_read_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    channel = SimpleNamespace(rank=1, broadcast=lambda *_, **__: b"\xc1")
+    assert content(hand_out(channel, tmp_path, 1.0)) == {}  # type: ignore[arg-type]
+    assert "picks anew, and may have no plan" in caplog.text
+
+
+def test_only_the_first_request_of_all_processes_waits_for_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def handed(channel: KvChannel, directory: Path, timeout_s: float) -> Path:
+        asked.append((channel.rank, channel.size, timeout_s))
+        return directory
+
+    monkeypatch.setattr(jaxlink, "distributed_job", lambda: (None, "host:1234"))
+    monkeypatch.setattr(jaxlink, "process_count", lambda: 2)
+    monkeypatch.setattr(tuner_results, "hand_out", handed)
+    assert folder_of(on("gpu"), tmp_path, 7.0) == tuner_results._own_folder(tmp_path)  # its own devices alone
+    assert asked == []
+    for _ in range(2):
+        assert folder_of(on("gpu", (0, 1)), tmp_path, 7.0) == tmp_path
+    assert asked == [(0, 2, 7.0)]
+
+
+def session(channel: Any, folder: Path | None, backend: str = "gpu") -> Any:
+    return SimpleNamespace(
+        channel=channel,
+        request=SimpleNamespace(tuner_results=folder),
+        facts=SimpleNamespace(backend=backend),
+        timeout_s=20.0,
+    )
+
+
+def test_after_a_search_every_rank_has_what_all_picked(tmp_path: Path) -> None:
+    folders: list[Path | None] = [
+        keep(tmp_path / "0", matmul=b"library"),
+        keep(tmp_path / "1", convolution=b"engine 4"),
+        keep(tmp_path / "2", convolution=b"engine 1"),
+        None,
+    ]
+    store = MemoryStore()
+    on_ranks(4, lambda one: exchange(session(one, folders[one.rank])), store)
+    assert content(folders[0]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
+    assert content(folders[1]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
+    assert content(folders[2]) == {MATMUL: b"library", CONVOLUTION: b"engine 1"}
+
+
+def test_what_all_have_is_not_sent(tmp_path: Path) -> None:
+    folders = [keep(tmp_path / str(rank), matmul=b"library" * 1000) for rank in range(2)]
+    store = MemoryStore()
+    on_ranks(2, lambda one: exchange(session(one, folders[one.rank])), store)
+    assert sum(map(len, store.values.values())) < 1000
+
+
+def test_on_cpu_and_in_one_process_there_is_nothing_to_exchange(tmp_path: Path) -> None:
+    silent = SimpleNamespace(rank=0, size=2)
+    exchange(session(silent, tmp_path, backend="cpu"))
+    exchange(session(SimpleNamespace(rank=0, size=1), tmp_path))
