@@ -9,16 +9,18 @@ the simulator, and vectors. It lies in
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+
+from disco_hlo.inner_code import options_of_inner, options_of_outer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,12 +31,27 @@ def compiled(function: Function) -> Function:
     Importing a module that uses this compiles nothing. The result can be called from Python and
     from other compiled functions.
     """
-    return _compiled(function, {})
+    directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
+    # Its types know less than it does.
+    njit: Any = functools.partial(numba.njit, nogil=True, **options_of_outer())
+    if directory is None:
+        return cast(Function, _of_any_value(njit()(function)))
+    settings: Any = numba.config  # its names are made at run time
+    previous = settings.CACHE_DIR
+    settings.CACHE_DIR = str(directory)
+    try:
+        return cast(Function, _of_any_value(njit(cache=True)(function)))
+    except RuntimeError:  # numba found no place that it can write to
+        return cast(Function, _of_any_value(njit()(function)))
+    finally:
+        settings.CACHE_DIR = previous
 
 
 def inner(function: Function) -> Function:
-    """:func:`compiled` for what only compiled functions call: the wrappers for Python take half the time."""
-    return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+    """``function`` for compiled functions alone to call: nothing is made for Python, and what calls it is cached."""
+    njit: Any = numba.njit
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **options_of_inner()}
+    return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
 
 
 def is_cached(module: str) -> bool:
@@ -42,22 +59,6 @@ def is_cached(module: str) -> bool:
     source = sys.modules[module].__file__
     directory = None if source is None else _cache_directory(_package_of(Path(source)))
     return directory is not None and any(directory.rglob("*.nbc"))
-
-
-def _compiled(function: Function, options: dict[str, Any]) -> Function:
-    directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
-    njit: Any = numba.njit  # its types know less than it does
-    if directory is None:
-        return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
-    settings: Any = numba.config  # its names are made at run time
-    previous = settings.CACHE_DIR
-    settings.CACHE_DIR = str(directory)
-    try:
-        return cast(Function, _of_any_value(njit(cache=True, nogil=True, **options)(function)))
-    except RuntimeError:  # numba found no place that it can write to
-        return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
-    finally:
-        settings.CACHE_DIR = previous
 
 
 def _of_any_value(dispatcher: Any) -> Any:
@@ -81,7 +82,7 @@ def _package_of(source: Path) -> Path:
     return folder
 
 
-@cache
+@functools.cache
 def _cache_directory(package: Path) -> Path | None:
     """Where compiled functions of a package lie; None where nothing can be written."""
     digest = hashlib.sha256()
@@ -99,7 +100,7 @@ def _cache_directory(package: Path) -> Path | None:
 def _sources(package: Path) -> list[Path]:
     """Every file that compiled code of the package may come from."""
     here = Path(__file__).parent
-    shared = {Path(__file__), here / "vectors.py", *(here / "simulator").glob("*.py")}
+    shared = {Path(__file__), here / "inner_code.py", here / "vectors.py", *(here / "simulator").glob("*.py")}
     return sorted(shared | {*package.rglob("*.py")})
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from disco_hlo import compiled
 from disco_hlo.compiled import compiled as compiled_function
 from disco_hlo.compiled import inner
@@ -78,6 +80,55 @@ def test_a_function_is_compiled_once_for_a_type_whatever_constants_it_is_called_
     assert _outer(2) == 2 * 2 + 2 + 1 + 2 * 3 + 3 + 1
     assert len(_add.signatures) == 1
     assert len(_twice.signatures) == 1
+
+
+LEVELS = """
+import sys
+import numpy as np
+from disco_hlo import inner_code
+from disco_hlo.compiled import compiled, inner
+if sys.argv[1] == "unknown numba":
+    inner_code._KNOWN = ((0, 1), (0, 2))
+
+@inner
+def lowest(x, limit):
+    if x > limit:
+        raise ValueError("too large")
+    return 2 * x
+
+@inner
+def total(values, limit):
+    return sum([lowest(value, limit) for value in values])
+
+@compiled
+def within(values, limit):
+    return total(values, limit)
+
+@compiled
+def twice(values):
+    return within(values, 9.0) + total(values, 9.0)
+
+print(within(np.arange(4.0), 9.0), twice(np.arange(3.0)), sum(within.stats.cache_hits.values()))
+try:
+    within(np.arange(40.0), 9.0)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("numba", ["known numba", "unknown numba"])
+def test_what_only_compiled_functions_call_works_and_is_cached_in_what_calls_it(
+    numba: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "levels.py"
+    program.write_text(LEVELS)
+    for cached in (0, 1):
+        run = subprocess.run(
+            [sys.executable, program, numba], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert (run.stdout, run.stderr) == (f"12.0 12.0 {cached}\ntoo large\n", "")
+    assert {file.name.split("-")[0] for file in tmp_path.rglob("*.nbi")} == {"levels.within", "levels.twice"}
 
 
 def test_a_change_in_anything_that_compiled_code_may_call_makes_another_cache() -> None:
