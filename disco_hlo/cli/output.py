@@ -191,9 +191,18 @@ def add_row(made: Table, *cells: object) -> None:
     made.add_row(*texts)
 
 
+_UNFOLDED = 1000
+"""Columns of what no terminal shows: wide enough for any row, and nothing is filled up to it."""
+
+
 def show(*parts: Table | str, aside: bool = False) -> None:
-    """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr."""
+    """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr.
+
+    A table is folded to the terminal, or to ``COLUMNS``; in a pipe or a file each row is one line, to be grepped.
+    """
     console = Console(highlight=False, soft_wrap=False, stderr=aside)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _UNFOLDED
     for part in parts:
         if isinstance(part, str):
             console.print(Text(part), soft_wrap=True)
