@@ -71,7 +71,8 @@ def simulate(
         title = f"{printable(graph.module_name)}: {last}"
         body = chrome_trace(found[last].timeline, title)
         write_file(trace, json.dumps(body, separators=(",", ":")).encode())
-    warn_all((*opened.missing, *costs.lines))
+    silent = () if graph.all_reduces else ("the step has no all-reduce: no network changes its time",)
+    warn_all((*opened.missing, *costs.lines, *silent))
     if as_json:
         print_json(_as_json(opened, costs, link, found, limit))
         return
