@@ -195,16 +195,19 @@ _UNFOLDED = 1000
 """Columns of what no terminal shows: wide enough for any row, and nothing is filled up to it."""
 
 
-def show(*parts: Table | str, aside: bool = False) -> None:
-    """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr.
+def console(*, aside: bool = False) -> Console:
+    """What prints tables: folded to the terminal, or to ``COLUMNS``; in a pipe or a file a row is one line."""
+    made = Console(highlight=False, soft_wrap=False, stderr=aside)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _UNFOLDED
+    return made
 
-    A table is folded to the terminal, or to ``COLUMNS``; in a pipe or a file each row is one line, to be grepped.
-    """
-    console = Console(highlight=False, soft_wrap=False, stderr=aside)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _UNFOLDED
+
+def show(*parts: Table | str, aside: bool = False) -> None:
+    """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr."""
+    printer = console(aside=aside)
     for part in parts:
         if isinstance(part, str):
-            console.print(Text(part), soft_wrap=True)
+            printer.print(Text(part), soft_wrap=True)
         else:
-            console.print(part, crop=False)
+            printer.print(part, crop=False)
