@@ -64,7 +64,12 @@ def simulate(
     known = find_profile(profile, opened.profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
     costs = costs.imagine(link) if link else costs
-    found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+    try:
+        found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+    except DiscoError as error:
+        if link is None:
+            raise
+        raise DiscoError(f"{error} Is {link} what you meant?") from error
     limit = lower_bound(graph, list(strategies.values()), costs)
     if trace is not None:
         last = list(found)[-1]

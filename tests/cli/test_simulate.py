@@ -116,3 +116,9 @@ def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, t
     outcome = disco("simulate", module, "--gpus", "8", "--bandwidth", "10")
     assert outcome.code == 0
     assert "the step has no all-reduce: no network changes its time" in outcome.err
+
+
+def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str]) -> None:
+    message = refused("simulate", plans.H200, "--gpus", "64", "--bandwidth", "0.000001", "--latency", "5")
+    assert "expected a number from 0 to 800000000000" in message
+    assert message.endswith("Is 64 GPUs at 1e-06 GB/s, 5 µs a message what you meant?")
