@@ -10,6 +10,7 @@ cannot make smaller: the worst case. A time is that of the slowest rank; of seve
 import argparse
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -155,6 +156,8 @@ def main() -> int:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if min(arguments.ranks) < 2 or arguments.rounds < 1 or not 0 < min(arguments.megabytes) < math.inf:
+        parser.error("expected --ranks of at least 2, --rounds of at least 1 and --megabytes above 0")
     if arguments.worker:
         work(arguments)
         return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -122,6 +123,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--ops", type=int, default=4096, help="fused ops to ask for (default 4096)")
     arguments = parser.parse_args()
+    if not 0 < arguments.seconds < math.inf or arguments.ops < 1:
+        parser.error("expected --seconds above 0 and --ops of at least 1")
     for module in (backtracking, island, joint):
         vars(module)["time"] = SimpleNamespace(perf_counter=time.process_time, sleep=time.sleep)
     source = canonicalize(gzip.decompress(MODULE.read_bytes()))

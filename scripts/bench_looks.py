@@ -164,6 +164,8 @@ def main() -> None:
     paths = {
         path.name.removesuffix(".hlo.pb.gz"): path for path in sorted(arguments.modules.glob("*.hlo.pb.gz"))
     }
+    if not paths:
+        parser.error(f"--modules {arguments.modules}: no NAME.hlo.pb.gz in it")
     for name, path in {"gpt12": FIXTURE, **paths}.items():
         if arguments.only and name not in arguments.only:
             continue

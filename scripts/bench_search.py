@@ -54,6 +54,10 @@ def main() -> None:
         command.add_argument("--again", action="store_true", help="run what has a result already, too")
         command.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     arguments = parser.parse_args()
+    if arguments.module is not None and not arguments.module.is_file():
+        parser.error(f"--module {arguments.module}: no such file")
+    if not any(arguments.modules.glob("*.hlo.pb.gz")):
+        parser.error(f"--modules {arguments.modules}: no NAME.hlo.pb.gz in it")
     arguments.run(arguments)
 
 

@@ -20,6 +20,8 @@ from disco_hlo.simulator.timeline import simulate
 
 LAYERS = 24
 GRADIENTS_PER_LAYER = 6
+LEAST_TASKS = 1_000
+"""Enough for an optimizer update behind every all-reduce, which is what waits for it."""
 
 
 def transformer_step(tasks: int, random: Random) -> Problem:
@@ -109,6 +111,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.tasks < LEAST_TASKS or arguments.repeats < 1:
+        parser.error(f"expected --tasks of at least {LEAST_TASKS} and --repeats of at least 1")
     random = Random(arguments.seed)
     problem = transformer_step(arguments.tasks, random)
     tables, memo, timeline = tables_of(problem), new_memo(problem), simulate(problem)

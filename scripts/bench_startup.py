@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ print((time.perf_counter() - start) * 1e3)
 
 def main() -> None:
     """Print the median over fresh processes, in ms."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     environment = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
     times = [
         float(

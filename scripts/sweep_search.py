@@ -71,6 +71,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="most processor seconds of one search")
     arguments = parser.parse_args()
+    for path in arguments.module:
+        if not path.is_file():
+            parser.error(f"--module {path}: no such file")
     count_processor_seconds()
     found = json.loads(SWEEP.read_text()) if SWEEP.exists() else {}
     for path in arguments.module:

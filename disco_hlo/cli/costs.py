@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import FusedOps, TellsReadsApart
@@ -167,9 +167,15 @@ def costs_for(
     if profile is None:
         shipped = shipped_profile(graph.backend, device_kind)
         return _analytic(graph.backend) if shipped is None else _of_shipped(graph, shipped, plans)
-    # On CPU the profile names the processor, which JAX does not.
-    known = device_kind if graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE else None
-    profile.require(known or profile.platform.device_kind, graph.backend)
+    # On CPU the profile names the processor, which JAX does not; of a module alone nobody knows the device.
+    taken_on = profile.platform
+    if graph.backend == "gpu" and device_kind is not None and device_kind != UNKNOWN_DEVICE:
+        profile.require(device_kind, graph.backend)
+    elif taken_on.backend != graph.backend:
+        raise ProfileError(
+            f"the profile was taken on {taken_on.device_kind} ({taken_on.backend}), "
+            f"this step is compiled for {graph.backend}; name another profile"
+        )
     model = costs_of(profile, graph, plans)
     lines = [f"times from the profile of {profile.platform}"]
     unmeasured = model.unmeasured(graph)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from disco_hlo.cli.output import console
 from disco_hlo.plugin.settings import Settings, SettingsError
 
 _PROBE_TIMEOUT_S = 180
@@ -175,4 +175,4 @@ def _print_table(checks: list[Check]) -> None:
     for check in checks:
         advice = f"\n{check.advice}" if check.advice else ""
         table.add_row(check.name, "ok" if check.ok else "missing", Text(check.detail + advice))
-    Console().print(table)
+    console().print(table)

@@ -32,8 +32,14 @@ def list_plans(as_json: AsJson = False) -> None:
         times = time_text(row["default_ns"]), time_text(row["plan_ns"])
         by = "measured" if row["measured"] else "prediction"
         add_row(made, row["fingerprint"], row["module_name"], devices, *times, gain, by)
-    damaged = [f"{row['path']} cannot be used: {row['problem']}" for row in rows if row["problem"]]
+    damaged = [_cannot_be_used(row) for row in rows if row["problem"]]
     show(*([made] if usable else []), *(printable(line, 1000) for line in damaged))
+
+
+def _cannot_be_used(row: dict[str, Any]) -> str:
+    """Which plan and why; most reasons begin with the folder already."""
+    path, problem = row["path"], row["problem"]
+    return f"cannot be used: {problem if problem.startswith(path) else f'{path}: {problem}'}"
 
 
 def _row(listed: Listed) -> dict[str, Any]:

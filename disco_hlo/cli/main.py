@@ -9,6 +9,7 @@ import errno
 import gc
 import importlib
 import io
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,8 @@ def main() -> None:
     # A graph lives until the end of a command; looking through it for garbage takes a fifth of the time.
     collecting = gc.isenabled()
     gc.disable()
+    if sys.stderr is None:  # closed by the shell (2>&-): what is said there is not wanted, and no failure
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # no µ in ASCII

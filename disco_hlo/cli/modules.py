@@ -14,7 +14,7 @@ from disco_hlo.plan.store import DEFAULT_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.report.bundle import load_beside, open_module
+from disco_hlo.report.bundle import load_beside, named_file, open_module
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def open_named(name: Path) -> Opened:
         ModuleError: there is none, or it cannot be read.
         DiscoError: the record beside it is damaged or speaks of another module.
     """
-    path = name / DEFAULT_NAME if name.is_dir() else name
+    path = name / DEFAULT_NAME if name.is_dir() else named_file(name)
     if name.is_dir() and not path.exists():
         raise ModuleError(f"{name} has no {DEFAULT_NAME}; name a module file or a captured folder")
     source = open_module(path)

@@ -191,11 +191,23 @@ def add_row(made: Table, *cells: object) -> None:
     made.add_row(*texts)
 
 
+_UNFOLDED = 1000
+"""Columns of what no terminal shows: wide enough for any row, and nothing is filled up to it."""
+
+
+def console(*, aside: bool = False) -> Console:
+    """What prints tables: folded to the terminal, or to ``COLUMNS``; in a pipe or a file a row is one line."""
+    made = Console(highlight=False, soft_wrap=False, stderr=aside)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _UNFOLDED
+    return made
+
+
 def show(*parts: Table | str, aside: bool = False) -> None:
     """Print tables and lines on stdout; ``aside``, where a file goes there, on stderr."""
-    console = Console(highlight=False, soft_wrap=False, stderr=aside)
+    printer = console(aside=aside)
     for part in parts:
         if isinstance(part, str):
-            console.print(Text(part), soft_wrap=True)
+            printer.print(Text(part), soft_wrap=True)
         else:
-            console.print(part, crop=False)
+            printer.print(part, crop=False)

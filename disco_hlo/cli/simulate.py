@@ -64,14 +64,20 @@ def simulate(
     known = find_profile(profile, opened.profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
     costs = costs.imagine(link) if link else costs
-    found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+    try:
+        found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+    except DiscoError as error:
+        if link is None:
+            raise
+        raise DiscoError(f"{error} Is {link} what you meant?") from error
     limit = lower_bound(graph, list(strategies.values()), costs)
     if trace is not None:
         last = list(found)[-1]
         title = f"{printable(graph.module_name)}: {last}"
         body = chrome_trace(found[last].timeline, title)
         write_file(trace, json.dumps(body, separators=(",", ":")).encode())
-    warn_all((*opened.missing, *costs.lines))
+    silent = () if graph.all_reduces else ("the step has no all-reduce: no network changes its time",)
+    warn_all((*opened.missing, *costs.lines, *silent))
     if as_json:
         print_json(_as_json(opened, costs, link, found, limit))
         return

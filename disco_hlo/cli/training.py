@@ -22,10 +22,11 @@ def require(command: list[str], example: str) -> None:
     """Refuse a command that does not exist.
 
     Raises:
-        DiscoError: it is not on the path.
+        DiscoError: it is not on the path, or may not be executed.
     """
     if shutil.which(command[0]) is None:
-        raise DiscoError(f"{command[0]}: no such command; expected: {example}")
+        what = "not an executable program" if Path(command[0]).exists() else "no such command"
+        raise DiscoError(f"{command[0]}: {what}; expected: {example}")
 
 
 def start(

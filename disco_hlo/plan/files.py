@@ -26,7 +26,8 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+        why = "it is a link, which is not followed here" if path.is_symlink() else error.strerror
+        raise PlanError(f"cannot read {path}: {why}") from error
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def locate(name: str, directory: Path) -> Path:
             raise PlanError(f"{path} is a folder without {PLAN_NAME}; name a plan or its folder")
         return path / PLAN_NAME
     if path.exists():
-        return path
+        return named_file(path)
     if not re.fullmatch(r"[0-9a-f]{1,64}", name):
         raise PlanError(f"{name}: no such file or folder, and not the start of a fingerprint")
     found = sorted(plan for plan in directory.glob(f"{name[:16]}*/*/{PLAN_NAME}") if plan.is_file())
@@ -131,6 +132,14 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
 def beside(plan_file: Path, name: str) -> Path:
     """Where the file called ``name`` of a plan lies."""
     return plan_file.with_name(name if plan_file.name == PLAN_NAME else f"{plan_file.stem}.{name}")
+
+
+def named_file(path: Path) -> Path:
+    """The file that somebody named, which a link leads to: what belongs to it lies beside the file, not the link.
+
+    A link that is found in a folder is another matter (see :func:`~disco_hlo.plan.files.read_bounded`).
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def read_module(path: Path) -> bytes:

@@ -24,7 +24,7 @@ def size_text(size_bytes: int) -> str:
     """A number of bytes for people: ``1.5 MiB``."""
     amount = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
+        if abs(amount) < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.4g} {unit}"
         amount /= 1024
     return f"{amount:.4g} TiB"

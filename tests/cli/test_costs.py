@@ -65,5 +65,8 @@ def test_what_the_profile_lacks_is_named_with_what_was_used_instead() -> None:
 def test_a_profile_of_another_device_is_refused() -> None:
     with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
         costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA A100")
-    with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
+    wrong = r"taken on NVIDIA H200 \(gpu\), this step is compiled for cpu"
+    with pytest.raises(ProfileError, match=wrong):
         costs_for(plans.cpu().graph, plans.sockets_profile(), None)
+    with pytest.raises(ProfileError, match=wrong):
+        costs_for(plans.cpu().graph, plans.sockets_profile(), "cpu")

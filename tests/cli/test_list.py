@@ -53,6 +53,17 @@ def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> 
     outcome = disco("list")
     assert outcome.code == 0
     assert "cannot be used" in outcome.out
+    assert outcome.out.count(str(slot)) == 1
     assert "delete the folder and search again" in disco("list", "--json").json["plans"][0]["problem"]
     (slot / "plan.json").write_text("{")
     assert "is not JSON" in disco("list").out
+
+
+def test_a_piped_row_is_one_line(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plans.slot(store, plans.cpu()) / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["target"]["module_name"] = "jit_" + "long_" * 30
+    file.write_text(json.dumps(plan))
+    assert len(disco("list").out.splitlines()) > 2
+    monkeypatch.delenv("COLUMNS")
+    assert len(disco("list").out.splitlines()) == 2

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,3 +122,10 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert "Traceback" not in process.stderr.read()
     process.wait(60)
     process.stderr.close()
+
+
+def test_a_closed_stderr_is_no_failure() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(RUN)} simulate {shlex.quote(str(PLAN))} --json 2>&-"
+    done = subprocess.run(["sh", "-c", command], check=False, stdout=subprocess.PIPE, timeout=200)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["fingerprint"].startswith("cd043765")

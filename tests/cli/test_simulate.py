@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 from disco_hlo.profiler.profile import to_json
 
 from tests.cli.conftest import Disco
@@ -86,3 +88,37 @@ def test_a_plan_of_another_step_is_refused(refused: Callable[..., str], cpu_plan
     message = refused("simulate", plans.H200, "--plan", cpu_plan)
     assert "is a plan for 'jit_mlp_step'" in message
     assert "this module is 'jit_train_step'" in message
+
+
+def test_a_module_and_a_plan_may_be_named_by_links(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+    module, plan = tmp_path / "step", tmp_path / "latest.json"
+    module.symlink_to(cpu_plan / "default.hlo.pb.gz")
+    plan.symlink_to(cpu_plan / "plan.json")
+    named = disco("simulate", cpu_plan, "--plan", cpu_plan, "--json")
+    linked = disco("simulate", module, "--plan", plan, "--json")
+    assert linked.code == 0
+    assert linked.json == named.json
+
+
+def test_a_link_to_nothing_names_what_is_missing(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "step").symlink_to(tmp_path / "gone")
+    assert refused("simulate", tmp_path / "step") == f"disco: {tmp_path / 'gone'}: no such file"
+
+
+def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, tmp_path: Path) -> None:
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x)
+
+    compiled = step.lower(jnp.ones((8, 8))).compile().runtime_executable()
+    module = tmp_path / "alone.hlo.pb"
+    module.write_bytes(compiled.hlo_modules()[0].as_serialized_hlo_module_proto())
+    outcome = disco("simulate", module, "--gpus", "8", "--bandwidth", "10")
+    assert outcome.code == 0
+    assert "the step has no all-reduce: no network changes its time" in outcome.err
+
+
+def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str]) -> None:
+    message = refused("simulate", plans.H200, "--gpus", "64", "--bandwidth", "0.000001", "--latency", "5")
+    assert "expected a number from 0 to 800000000000" in message
+    assert message.endswith("Is 64 GPUs at 1e-06 GB/s, 5 µs a message what you meant?")

@@ -30,6 +30,9 @@ def test_a_file_that_is_no_program_is_refused(
     script.chmod(0o755)
     message = refused(command, "-o", tmp_path / "out", "--", script)
     assert f"{script} cannot be started: Exec format error" in message
+    script.chmod(0o644)
+    message = refused(command, "-o", tmp_path / "out", "--", script)
+    assert f"{script}: not an executable program; expected: disco {command} -o" in message
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(

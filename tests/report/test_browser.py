@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.report.page import render
+from tests.report import plans
 from tests.report.hostile import NAMES, hostile_plan
 from tests.report.test_page import content
 
@@ -216,5 +218,31 @@ def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
     assert page.title() == f"jit_{NAMES[0]}: plan"
     width, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert width <= window
+    assert opened.complaints == []
+    opened.close()
+
+
+def test_hundreds_of_buckets_are_shown_by_pages(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "many.html"
+    source = plans.h200()
+    folder = plans.save_plan(tmp_path / "plan", source, plans.h200_module(), unfused(source.graph))
+    data = content(folder / "plan.json")
+    path.write_bytes(render(data))
+    opened = Opened(browser, path, DESKTOP)
+    rows = opened.page.locator("#bucket-rows details")
+    assert len(data["buckets"]) == 150
+    assert rows.count() == 40
+    assert opened.page.inner_text("#more-buckets") == "Show more (110 left)"
+    first = {f"unit-{bucket['token']}" for bucket in data["buckets"][:40]}
+    opened.page.locator("#when").scroll_into_view_if_needed()
+    over, found = opened.over(), opened.page.locator("details.found")
+    for share in (0.99, 0.98, 0.97, 0.96):  # the last transfers end with the step
+        opened.page.mouse.click(over["x"] + over["width"] * share, over["y"] + over["height"] * 0.875)
+        if found.count():
+            break
+    assert found.count() == 1
+    assert found.get_attribute("id") not in first
+    assert rows.count() == 150
+    assert not opened.page.locator("#more-buckets").is_visible()
     assert opened.complaints == []
     opened.close()

@@ -33,3 +33,7 @@ def test_times_and_sizes_are_written_for_people() -> None:
     assert [size_text(n) for n in (0, 1023, 1536, 3 << 20, 5 << 40)] == [
         "0 B", "1023 B", "1.5 KiB", "3 MiB", "5 TiB",
     ]  # fmt: skip
+
+
+def test_a_group_that_costs_traffic_has_its_bytes_in_units_too() -> None:
+    assert [size_text(n) for n in (-1, -1536, -9_204_224)] == ["-1 B", "-1.5 KiB", "-8.778 MiB"]

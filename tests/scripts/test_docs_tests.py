@@ -1,4 +1,4 @@
-"""The tests that the documentation names exist."""
+"""The tests, files and sections that the documentation names exist."""
 
 import re
 from pathlib import Path
@@ -18,3 +18,25 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_page_on_clusters_names_tests() -> None:
     assert len(NAMED.findall((ROOT / "docs/cluster.md").read_text())) > 20
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+
+
+def sections(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for file, section in LINK.findall(page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not section or section in sections(target), f"{file}#{section}"
+
+
+def test_links_are_found_at_all() -> None:
+    assert sum(len(LINK.findall(page.read_text())) for page in PAGES) > 50

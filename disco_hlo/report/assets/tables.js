@@ -25,10 +25,25 @@ function drawBuckets() {
     + (whole ? " In each bar: grey, from the first gradient ready until the transfer begins; then the transfer; red, exposed." : "");
   const heads = el("div", { class: "heads bucket-grid" }, cell("bucket"), cell("all-reduces", "number"), cell("size", "number"),
     cell(whole ? "from 0 to " + time(whole) : ""), cell("exposed", "number"));
-  byId("bucket-rows").append(heads, ...buckets.map((bucket) => row("bucket-grid", "unit-" + bucket.token, [
+  byId("bucket-rows").append(heads);
+  byId("more-buckets").addEventListener("click", () => addBuckets(5 * PAGE));
+  addBuckets(PAGE);
+}
+
+// Of hundreds of buckets the first page: what stands below them should not be far away.
+function addBuckets(count) {
+  const host = byId("bucket-rows"), shown = host.childElementCount - 1, to = shown + count;
+  const whole = DATA.timelines.length ? DATA.timelines[1].step : 0;
+  host.append(...DATA.buckets.slice(shown, to).map((bucket) => row("bucket-grid", "unit-" + bucket.token, [
     cell(bucket.token, "token"), cell(bucket.members.length, "number count", "all-reduces"), cell(bytes(bucket.bytes), "number"),
     track(bucket, whole), cell(time(bucket.exposed), "number", "exposed"),
   ], () => bucketInside(bucket))));
+  moreButton("more-buckets", DATA.buckets.length - to);
+}
+
+function moreButton(id, left) {
+  byId(id).hidden = left <= 0;
+  byId(id).textContent = "Show more (" + left + " left)";
 }
 
 function sizesText(sizes) {
@@ -96,9 +111,7 @@ function fillGroups() {
   const heads = el("div", { class: "heads group-grid" }, cell("group"), cell("ops", "number"), cell("what"), cell("source"),
     cell("bytes saved", "number"), cell("predicted", "number"), cell("measured", "number"), cell("XLA instead"));
   byId("group-rows").replaceChildren(heads, ...GROUPS.list.slice(0, GROUPS.shown).map(groupRow));
-  const rest = GROUPS.list.length - GROUPS.shown;
-  byId("more-groups").hidden = rest <= 0;
-  byId("more-groups").textContent = "Show more (" + rest + " left)";
+  moreButton("more-groups", GROUPS.list.length - GROUPS.shown);
 }
 
 function groupRow(group) {
@@ -141,6 +154,7 @@ function reveal(token) {
     GROUPS.shown = DATA.groups.length;
     fillGroups();
   }
+  if (token[0] === "b" && !byId("unit-" + token)) addBuckets(DATA.buckets.length);
   const found = byId("unit-" + token);
   if (!found) return;
   document.querySelectorAll(".found").forEach((other) => other.classList.remove("found"));
