@@ -27,6 +27,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was compiled so far."""
     monkeypatch.setattr(steps, "_seen", [])
     monkeypatch.setattr(steps, "_taken", {})
+    monkeypatch.setattr(steps, "_left", set())
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_of_two_steps_of_one_name_the_fingerprint_chooses(offered: Callable[...,
     run(2), run(1)
     large, small = [one.source.graph for one in seen if one is not None]
     assert large.module_name == small.module_name
-    steps._seen.clear(), steps._taken.clear()
+    steps._seen.clear(), steps._taken.clear(), steps._left.clear()
     chosen = offered(module=small.fingerprint[:16])
     run(2), run(1)
     assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
@@ -152,6 +153,16 @@ def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
     [line] = [line for line in log if "is left alone" in line]
     [fingerprint] = re.findall(r"\(([0-9a-f]{16})\)", line)
     assert line.endswith(f"; DISCO_MODULE={fingerprint} searches it instead")
+
+
+def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
+    offered: Callable[..., list[Step | None]], log: list[str]
+) -> None:
+    """JAX compiles a step anew where its state comes in another sharding; what it gives may be the same module."""
+    seen = offered()
+    run(2, width=8), run(2, width=4), run(2, width=4)
+    assert [one is not None for one in seen] == [True, False, False]
+    assert len([line for line in log if "is left alone" in line]) == 1
 
 
 def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(
