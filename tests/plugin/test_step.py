@@ -15,6 +15,7 @@ import pytest
 
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step, why_none
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
@@ -163,6 +164,35 @@ def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
     run(2, width=8), run(2, width=4), run(2, width=4)
     assert [one is not None for one in seen] == [True, False, False]
     assert len([line for line in log if "is left alone" in line]) == 1
+
+
+def test_that_a_step_has_no_plan_is_said_once_however_often_it_is_compiled(
+    install: Install, log: list[str], tmp_path: Path
+) -> None:
+    settings = Settings(search=False, directory=tmp_path)
+    install(lambda request: enact_phase.handle(request, settings))
+    run(2), run(2)
+    assert len([line for line in log if "there is no plan for it" in line]) == 1
+
+
+def test_a_step_that_calls_python_is_not_told_to_search_when_it_is_compiled_again(
+    install: Install, log: list[str], tmp_path: Path
+) -> None:
+    """The search has said why it left the step alone; that there is no plan for it follows."""
+    settings = Settings(search=True, directory=tmp_path)
+    install(lambda request: search_phase.handle(request, settings))
+
+    def train() -> None:
+        def step(x: Any) -> Any:
+            jax.debug.callback(lambda _: None, x)
+            return jax.lax.pmean(jnp.tanh(jax.lax.pmean(jnp.tanh(x * x), "data")), "data")
+
+        mapped_step = jax.pmap(step, axis_name="data", devices=jax.devices()[:2])
+        jax.block_until_ready(mapped_step(np.ones((2, 4), np.float32)))
+
+    train(), train()
+    [line] = [line for line in log if "runs as XLA compiles it" in line]
+    assert "calls back into Python" in line
 
 
 def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(
