@@ -19,6 +19,8 @@ Capture = Callable[[CompileRequest], bytes]
 _seen: list[ModuleFacts] = []
 _taken: dict[str, bool] = {}
 """Fingerprints of the steps so far, and whether each was chosen (see :class:`Step`)."""
+_left: set[tuple[str, str]] = set()
+"""Names and fingerprints of what was left alone: of such a module, compiled again, the rule says the same."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ def training_step(
     if fingerprint in _taken and (_taken[fingerprint] or or_planned):
         LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
         return replace(step, again=True, chosen=_taken[fingerprint])
+    if (request.module_name, fingerprint) in _left:
+        LOGGER.debug("%s (%s) is left alone again", request.module_name, fingerprint[:16])
+        return None
     facts = facts_of(step.source.graph, len(request.devices), _inner_all_reduces(step.source))
     named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
     choice = choose(facts, _seen, named=named)
@@ -76,6 +81,7 @@ def training_step(
     waits = or_planned and named is None and qualifies(facts)
     _tell(request, fingerprint, facts, choice, named is not None, waits)
     if not choice.chosen and not waits:
+        _left.add((request.module_name, fingerprint))
         return None
     _taken[fingerprint] = choice.chosen
     return replace(step, chosen=choice.chosen)

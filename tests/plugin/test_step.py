@@ -15,6 +15,7 @@ import pytest
 
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step, why_none
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
@@ -27,6 +28,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was compiled so far."""
     monkeypatch.setattr(steps, "_seen", [])
     monkeypatch.setattr(steps, "_taken", {})
+    monkeypatch.setattr(steps, "_left", set())
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_of_two_steps_of_one_name_the_fingerprint_chooses(offered: Callable[...,
     run(2), run(1)
     large, small = [one.source.graph for one in seen if one is not None]
     assert large.module_name == small.module_name
-    steps._seen.clear(), steps._taken.clear()
+    steps._seen.clear(), steps._taken.clear(), steps._left.clear()
     chosen = offered(module=small.fingerprint[:16])
     run(2), run(1)
     assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
@@ -152,6 +154,45 @@ def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
     [line] = [line for line in log if "is left alone" in line]
     [fingerprint] = re.findall(r"\(([0-9a-f]{16})\)", line)
     assert line.endswith(f"; DISCO_MODULE={fingerprint} searches it instead")
+
+
+def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
+    offered: Callable[..., list[Step | None]], log: list[str]
+) -> None:
+    """JAX compiles a step anew where its state comes in another sharding; what it gives may be the same module."""
+    seen = offered()
+    run(2, width=8), run(2, width=4), run(2, width=4)
+    assert [one is not None for one in seen] == [True, False, False]
+    assert len([line for line in log if "is left alone" in line]) == 1
+
+
+def test_that_a_step_has_no_plan_is_said_once_however_often_it_is_compiled(
+    install: Install, log: list[str], tmp_path: Path
+) -> None:
+    settings = Settings(search=False, directory=tmp_path)
+    install(lambda request: enact_phase.handle(request, settings))
+    run(2), run(2)
+    assert len([line for line in log if "there is no plan for it" in line]) == 1
+
+
+def test_a_step_that_calls_python_is_not_told_to_search_when_it_is_compiled_again(
+    install: Install, log: list[str], tmp_path: Path
+) -> None:
+    """The search has said why it left the step alone; that there is no plan for it follows."""
+    settings = Settings(search=True, directory=tmp_path)
+    install(lambda request: search_phase.handle(request, settings))
+
+    def train() -> None:
+        def step(x: Any) -> Any:
+            jax.debug.callback(lambda _: None, x)
+            return jax.lax.pmean(jnp.tanh(jax.lax.pmean(jnp.tanh(x * x), "data")), "data")
+
+        mapped_step = jax.pmap(step, axis_name="data", devices=jax.devices()[:2])
+        jax.block_until_ready(mapped_step(np.ones((2, 4), np.float32)))
+
+    train(), train()
+    [line] = [line for line in log if "runs as XLA compiles it" in line]
+    assert "calls back into Python" in line
 
 
 def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(

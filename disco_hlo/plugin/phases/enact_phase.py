@@ -74,7 +74,8 @@ def enact(
     if not agreement.enact or proposed.plan is None:
         alone = proposed.reason if session.channel.size == 1 else ""
         reason = alone or agreement.reason
-        quiet = not step.chosen and _NO_PLAN in reason
+        # Of a step compiled again it was said, or why the search made no plan.
+        quiet = (step.again or not step.chosen) and _NO_PLAN in reason
         level = logging.DEBUG if quiet else logging.WARNING
         LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
         return None
