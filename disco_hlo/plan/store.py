@@ -161,15 +161,15 @@ class PlanSlot:
             if plan_json is None:
                 return None
             expected = module_digest(plan_json, self.path / PLAN_NAME)
-            module = self._read(MODULE_NAME, MAX_MODULE_BYTES) or b""
-            if hashlib.sha256(module).hexdigest() == expected:
+            module = self._read(MODULE_NAME, MAX_MODULE_BYTES)
+            if module is not None and hashlib.sha256(module).hexdigest() == expected:
                 return StoredPlan(self.path, plan_json, module, expected)
             # Somebody may be between the two renames of a save.
             time.sleep(0.02 * (attempt + 1))
-        raise PlanError(
-            f"{self.path}: {MODULE_NAME} is not the module that {PLAN_NAME} was saved with (interrupted or "
-            "edited); delete the folder and search again"
-        )
+        problem = f"is not the module that {PLAN_NAME} was saved with (interrupted or edited)"
+        if module is None:
+            problem = f"is missing beside {PLAN_NAME}"
+        raise PlanError(f"{self.path}: {MODULE_NAME} {problem}; delete the folder and search again")
 
     def beside(self, module_name: str) -> int:
         """How many plans in the same directory are for a step of this name on as many devices of this kind; not more

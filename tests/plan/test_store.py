@@ -218,7 +218,7 @@ def test_a_torn_save_is_noticed(saved: PlanSlot, damage: bytes) -> None:
 
 def test_a_plan_without_its_module_is_refused(saved: PlanSlot) -> None:
     (saved.path / "module.hlo.pb").unlink()
-    with pytest.raises(PlanError, match=r"not the module that plan\.json was saved with"):
+    with pytest.raises(PlanError, match=r"module\.hlo\.pb is missing beside plan\.json; delete the folder"):
         saved.load()
 
 
