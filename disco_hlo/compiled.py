@@ -20,9 +20,11 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from disco_hlo.inner_code import options_of_inner, options_of_outer
-
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+_KNOWN_NUMBA = ((0, 61), (0, 68))
+"""Of these versions the parts are known that ``inner_code`` is made of; of another one none are asked for."""
 
 
 def compiled(function: Function) -> Function:
@@ -33,7 +35,7 @@ def compiled(function: Function) -> Function:
     """
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     # Its types know less than it does.
-    njit: Any = functools.partial(numba.njit, nogil=True, **options_of_outer())
+    njit: Any = functools.partial(numba.njit, nogil=True, **_pipeline("OuterCompiler"))
     if directory is None:
         return cast(Function, _of_any_value(njit()(function)))
     settings: Any = numba.config  # its names are made at run time
@@ -50,8 +52,19 @@ def compiled(function: Function) -> Function:
 def inner(function: Function) -> Function:
     """``function`` for compiled functions alone to call: nothing is made for Python, and what calls it is cached."""
     njit: Any = numba.njit
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **options_of_inner()}
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_pipeline("InnerCompiler")}
     return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
+
+
+def _pipeline(name: str) -> dict[str, Any]:
+    """Numba's option for a pipeline of ``inner_code``; none where numba is not known to have what that needs."""
+    short: tuple[int, int] = numba.version_info.short
+    first, last = _KNOWN_NUMBA
+    if not first <= short <= last:
+        return {}
+    from disco_hlo import inner_code
+
+    return {"pipeline_class": getattr(inner_code, name)}
 
 
 def is_cached(module: str) -> bool:

@@ -1,42 +1,24 @@
-"""Code that only compiled functions call, kept as LLVM's bitcode until a function that Python calls takes it in.
+"""Code that only compiled functions call: no machine code of its own, but a part of what Python calls.
 
 Numba links the functions that a function calls into its module, to inline them, optimizes the whole and makes machine
 code of it. It does so for each of them on its own as well, with all that they call, and again one level up: of the
-search's hundreds of functions Python calls thirty. Here the others are linked alone, and what Python calls is
-optimized once. That takes two thirds of the time, and a third of the space on disk.
+search's functions Python calls one in four. Here the others are linked alone, and what Python calls is optimized once.
+That takes two thirds of the time, and a third of the space on disk.
 
-These are inner parts of numba, as they are from 0.61 to 0.68; of a later one nothing is asked that is not public.
+These are inner parts of numba, as they are in the versions for which ``compiled`` imports this module.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 from numba.core import codegen, compiler
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
 from numba.core.typed_passes import NativeLowering
 
-_KNOWN = ((0, 61), (0, 68))
 _ENVIRONMENT = "_ZN08NumbaEnv"
 """How the variables are called through which functions find what they have of Python."""
-
-
-def options_of_inner() -> dict[str, Any]:
-    """What ``numba.njit`` needs for a function that only compiled functions call."""
-    return {"pipeline_class": _InnerCompiler} if _is_known() else {}
-
-
-def options_of_outer() -> dict[str, Any]:
-    """What it needs for one that Python calls, which may call such functions."""
-    return {"pipeline_class": _OuterCompiler} if _is_known() else {}
-
-
-def _is_known() -> bool:
-    first, last = _KNOWN
-    short: tuple[int, int] = numba.version_info.short
-    return first <= short <= last
 
 
 class _LinkedLibrary(codegen.JITCodeLibrary):
@@ -94,10 +76,13 @@ class _OuterLowering(NativeLowering):
         return changed
 
 
-class _InnerCompiler(compiler.CompilerBase):
+class InnerCompiler(compiler.CompilerBase):
+    """Numba's ``pipeline_class`` for a function that only compiled functions call."""
+
     lowering: type[NativeLowering] = _InnerLowering
 
     def define_pipelines(self) -> list[Any]:
+        """Numba's own passes, but for how machine code is made."""
         parts = compiler.DefaultPassBuilder
         passes = PassManager("disco_hlo")
         for define in (
@@ -111,5 +96,7 @@ class _InnerCompiler(compiler.CompilerBase):
         return [passes]
 
 
-class _OuterCompiler(_InnerCompiler):
+class OuterCompiler(InnerCompiler):
+    """And for one that Python calls, which may call such functions."""
+
     lowering = _OuterLowering

@@ -121,10 +121,17 @@ class Profile:
         for key, time in self.ops.items():
             _check_op_time(time, key, check)
 
-    def require(self, device_kind: str, backend: str) -> None:
-        """Raise :class:`ProfileError` unless the profile was taken on this kind of device."""
+    def require(self, device_kind: str | None, backend: str) -> None:
+        """Raise :class:`ProfileError` unless the profile was taken on this kind of device; where nobody knows that
+        (None), unless it was taken on one of this backend."""
         mine = self.platform
-        if (mine.device_kind, mine.backend) != (device_kind, backend):
+        if device_kind is None:
+            if mine.backend != backend:
+                raise ProfileError(
+                    f"the profile was taken on {mine.device_kind} ({mine.backend}), "
+                    f"this step is compiled for {backend}; name another profile"
+                )
+        elif (mine.device_kind, mine.backend) != (device_kind, backend):
             raise ProfileError(
                 f"the profile was taken on {mine.device_kind} ({mine.backend}), "
                 f"this is {device_kind} ({backend}); profile this device or name another profile"

@@ -20,10 +20,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from benchmark import MODELS, find_package
 from evaluation import commands
@@ -81,17 +79,14 @@ def job(args: argparse.Namespace, model: str) -> int:
 
 def jobs(args: argparse.Namespace) -> int:
     """Every model's job in turn; however this ends, none of their processes is left."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    from demo_job import end_when_told
+
+    end_when_told()
     try:
         return max([job(args, model) for model in args.models])
     except KeyboardInterrupt:
         print("benchmark_ranks.py: stopped; its processes have ended", file=sys.stderr)
         return 130
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> int:

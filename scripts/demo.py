@@ -13,16 +13,14 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import msgspec
-from demo_job import PORT_TAKEN, Watch, end_of, free_port, last_lines, log_tail, run_job
+from demo_job import PORT_TAKEN, Watch, end_of, end_when_told, free_port, last_lines, log_tail, run_job
 from demo_table import (
     ALLOWED_LOSS_DIFFERENCE,
     DEFAULT,
@@ -266,10 +264,6 @@ def _at_least(lowest: int) -> Callable[[str], int]:
     return read
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 1 where it failed, 130 where it was stopped."""
     args = arguments(argv)
@@ -285,6 +279,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    end_when_told()
     sys.exit(main())

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from demo_table import from_here, printable
 
@@ -63,6 +64,16 @@ def _deaf() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_when_told() -> None:
+    """Let SIGTERM and SIGHUP end this program as Ctrl-C does, so that it ends its job as well."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def end_of(log: Path) -> str:

@@ -85,10 +85,10 @@ def test_a_function_is_compiled_once_for_a_type_whatever_constants_it_is_called_
 LEVELS = """
 import sys
 import numpy as np
-from disco_hlo import inner_code
+import disco_hlo.compiled
 from disco_hlo.compiled import compiled, inner
 if sys.argv[1] == "unknown numba":
-    inner_code._KNOWN = ((0, 1), (0, 2))
+    disco_hlo.compiled._KNOWN_NUMBA = ((0, 1), (0, 2))
 
 @inner
 def lowest(x, limit):
@@ -108,6 +108,7 @@ def within(values, limit):
 def twice(values):
     return within(values, 9.0) + total(values, 9.0)
 
+assert ("disco_hlo.inner_code" in sys.modules) == (sys.argv[1] == "known numba")
 print(within(np.arange(4.0), 9.0), twice(np.arange(3.0)), sum(within.stats.cache_hits.values()))
 try:
     within(np.arange(40.0), 9.0)

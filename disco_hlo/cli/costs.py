@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import FusedOps, TellsReadsApart
@@ -168,14 +168,8 @@ def costs_for(
         shipped = shipped_profile(graph.backend, device_kind)
         return _analytic(graph.backend) if shipped is None else _of_shipped(graph, shipped, plans)
     # On CPU the profile names the processor, which JAX does not; of a module alone nobody knows the device.
-    taken_on = profile.platform
-    if graph.backend == "gpu" and device_kind is not None and device_kind != UNKNOWN_DEVICE:
-        profile.require(device_kind, graph.backend)
-    elif taken_on.backend != graph.backend:
-        raise ProfileError(
-            f"the profile was taken on {taken_on.device_kind} ({taken_on.backend}), "
-            f"this step is compiled for {graph.backend}; name another profile"
-        )
+    known = graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE
+    profile.require(device_kind if known else None, graph.backend)
     model = costs_of(profile, graph, plans)
     lines = [f"times from the profile of {profile.platform}"]
     unmeasured = model.unmeasured(graph)

@@ -99,7 +99,10 @@ def exchange(session: Session) -> None:
     try:
         _put(folder, {name: data for one in packed for name, data in _decoded(one).items()})
     except (PlanError, msgspec.MsgspecError, OSError) as error:
-        LOGGER.debug("what other ranks' autotuners picked is not kept: %s", one_line(error))
+        session.say(
+            "what XLA's autotuner picked on other ranks is not kept (%s): a start on other hosts may have no plan",
+            one_line(error),
+        )
 
 
 @functools.cache

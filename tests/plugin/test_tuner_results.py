@@ -194,6 +194,29 @@ def test_after_a_search_every_rank_has_what_all_picked(tmp_path: Path) -> None:
     assert content(folders[2]) == {MATMUL: b"library", CONVOLUTION: b"engine 1"}
 
 
+def test_that_what_others_picked_cannot_be_kept_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    folders = [keep(tmp_path / "0"), keep(tmp_path / "1", convolution=b"engine 4")]
+
+    def full(_folder: Path, _files: dict[str, bytes]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuner_results, "replace_files", full)
+
+    def step(one: KvChannel) -> None:
+        mine = session(one, folders[one.rank])
+        mine.say = lambda message, *values: said.append(message % values)
+        exchange(mine)
+
+    on_ranks(2, step)
+    [line] = said
+    assert line.startswith(
+        "what XLA's autotuner picked on other ranks is not kept (OSError: [Errno 28] No space left"
+    )
+
+
 def test_what_all_have_is_not_sent(tmp_path: Path) -> None:
     folders = [keep(tmp_path / str(rank), matmul=b"library" * 1000) for rank in range(2)]
     store = MemoryStore()
