@@ -50,6 +50,8 @@ def step_ms(record: Mapping[str, Any], name: str) -> float | None:
     row, default = record["rows"].get(name, {}), record["rows"].get(DEFAULT, {})
     if row.get("status") != OK or default.get("status") != OK:
         return None
+    if "of_default" not in row:  # timed before the record had a default: PyTorch's rows may come first
+        return float(row["median_ms"])
     return float(row["of_default"] * default["median_ms"])
 
 

@@ -63,6 +63,12 @@ def test_step_times_are_brought_together_by_their_ratio_to_the_default() -> None
     )
 
 
+def test_a_row_timed_before_the_record_had_a_default_counts_as_it_was_timed() -> None:
+    made = record()
+    made["rows"]["PyTorch DDP"] = {"status": "ok", "median_ms": 120.0, "spread_ms": 1.0, "not_in_turn": True}
+    assert tables.step_ms(made, "PyTorch DDP") == 120.0
+
+
 def adam(model: str, median_ms: float, saved_ms: float | None = None) -> dict[str, Any]:
     facts = {} if saved_ms is None else {"sharding_advice": {"saved_ms": saved_ms}}
     cell = {"model": model, "size": "full", "link": "nvlink", "devices": 2}
