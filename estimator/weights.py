@@ -207,8 +207,16 @@ def shipped_name(backend: str, device_kind: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-") + ".safetensors"
 
 
+_OF_ITS_KIND = {"NVIDIA H100": "NVIDIA H200"}
+"""GPUs, by how their names begin, and those of the same processor that an estimator was trained on."""
+
+
 def shipped(backend: str, device_kind: str) -> Weights | None:
-    """The weights that come with the package for this kind of device, or None where there are none."""
-    name = shipped_name(backend, device_kind)
-    file = resources.files("disco_hlo") / "data" / "weights" / name
-    return from_bytes(file.read_bytes(), f"the package's {name}") if file.is_file() else None
+    """The weights that come with the package for this kind of device, or for one of the same processor; None where
+    there are none."""
+    kinds = [device_kind, *(known for name, known in _OF_ITS_KIND.items() if device_kind.startswith(name))]
+    for name in [shipped_name(backend, kind) for kind in kinds]:
+        file = resources.files("disco_hlo") / "data" / "weights" / name
+        if file.is_file():
+            return from_bytes(file.read_bytes(), f"the package's {name}")
+    return None

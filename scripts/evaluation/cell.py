@@ -1,20 +1,22 @@
-"""One cell from start to end: profile, search, compile, measure; each stage takes up what the last run left."""
+"""One cell from start to end: profile, search, compile, measure, predict; each stage takes up what the last left."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from disco_hlo.profiler.profile import Profile
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.measuring.profiling import kernel_times
+from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
@@ -24,10 +26,20 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
-from evaluation.compiling import Compiled, describe, possible, predict, try_row
+from evaluation.compiling import Compiled, possible, try_row
+from evaluation.predicting import predict_rows, predicted
 from evaluation.record import FAILED, CellName, Record
 from evaluation.rounds import Rounds, run_all
-from evaluation.rows import BASELINE, PGLE, Context, Row, chosen_names, rows_of, wanted
+from evaluation.rows import (
+    BASELINE,
+    PGLE,
+    Context,
+    Row,
+    chosen_names,
+    promised_ns,
+    rows_of,
+    wanted,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class Cell:
         self.default_s = 0.0
         self.fdo_profile = b""
         self.compiled: list[Compiled] = []
+        self._kept: Kept | None = None
+        self._looked_at: Trial | None = None
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -93,23 +107,39 @@ class Cell:
         self.record.note("fingerprint", fingerprint)
         if module is None:
             self.files.save_module(self.captured.module)
-        if self.asked.until != "measure":
+        if self.asked.until in ("profile", "search"):
             return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
         self.default = compiles.compile_module(self.request, module)
         self.default_s = time.monotonic() - started
 
+    def compile_for_profile(self) -> None:
+        """What :meth:`profile` will trace, where that was not done before; of several cells at once."""
+        if self.files.profile() is None:
+            with self._clock("compile_for_profile"):
+                self._kept = step.compile_for_profile(self.session, self.captured, self.asked.out)
+
     def profile(self) -> None:
         """Measure what the cost model needs, with the devices to itself, where that was not done before."""
-        if self.files.profile() is None:
+        if self._kept is not None:
             with self._clock("profile"):
-                found = step.profile(self.session, self.captured, self.asked.out)
+                found = step.profile(self.session, self.captured, self.asked.out, self._kept)
+            self._kept = None  # its code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
         if self.default is not None and self._guides():
             with self._clock("pgle"):
                 self._collect_fdo_profile()
+
+    def compile_for_look(self) -> None:
+        """The kernels of the search's first plan, for :meth:`look`; of several cells at once.
+
+        Raises:
+            DiscoError: there is no plan.
+        """
+        plans, _ = self._found()
+        self._looked_at = kernels_of(self.session, self.captured.source, plans.searched[0])
 
     def look(self, number: int) -> None:
         """Measure the kernels of the search's first plan, for the search to be made again; with the devices to
@@ -121,12 +151,12 @@ class Cell:
         Raises:
             DiscoError: there is no plan, or it cannot be run.
         """
-        plans, profile = self.files.plans(), self.files.profile()
-        if plans is None or profile is None:
-            raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
+        plans, profile = self._found()
         source, first = self.captured.source, plans.searched[0]
+        assert self._looked_at is not None
         with self._clock(f"look_{number}"):
-            times = kernel_times(self.session, source, first, profile.launch_ns)
+            times = kernel_times(self.session, source, self._looked_at, profile.launch_ns)
+        self._looked_at = None
         told = step.costs(profile, self.captured, plans).model
         profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
@@ -150,8 +180,8 @@ class Cell:
         except Exception as error:
             self.record.update(PGLE, kind=BASELINE, status=FAILED, reason=one_line(error)[:2000])
 
-    def choose_rows(self) -> list[Row]:
-        """What is left to compile, most important first, XLA's default apart.
+    def _found(self) -> tuple[step.FoundPlans, Profile]:
+        """What the search found, and in which profile.
 
         Raises:
             DiscoError: there are no plans.
@@ -159,32 +189,79 @@ class Cell:
         plans, profile = self.files.plans(), self.files.profile()
         if plans is None or profile is None:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
-        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
-        source = self.captured.source
-        costs = step.costs(profile, self.captured, plans)
-        seed = self.asked.settings.seed
+        return plans, profile
+
+    def choose_baselines(self) -> list[Row]:
+        """What is left to compile of that which needs no plan, XLA's default apart.
+
+        Raises:
+            DiscoError: there is no profile.
+        """
+        profile = self.files.profile()
+        if profile is None:
+            raise DiscoError(f"{self.files.folder} holds no profile")
         self.context = Context(
-            self.request, source, read(source), costs, plans, seed, fdo_profile=self.fdo_profile
+            self.request,
+            self.captured.source,
+            read(self.captured.source),
+            step.costs(profile, self.captured),
+            self.asked.settings.seed,
+            fdo_profile=self.fdo_profile,
         )
+        self._predict_default()
+        return self._left()
+
+    def choose_rows(self) -> list[Row]:
+        """What is left to compile, most important first, XLA's default apart.
+
+        Raises:
+            DiscoError: there are no plans.
+        """
+        plans, profile = self._found()
+        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
+        costs = step.costs(profile, self.captured, plans)
+        self.context = replace(self.context, costs=costs, found=plans)
         _note_bounds(self.record, self.context, plans)
-        rows = wanted(rows_of(self.context), self.asked.rows)
-        left = [row for row in rows[1:] if not self.record.finished(row.name)]
-        left = possible(self.context, self.record, left)
-        if not left and self.record.finished(DEFAULT):
+        self._predict_default()
+        left = self._left()
+        if not left and not self.compiled and self.record.finished(DEFAULT):
             self.asked.say(f"{self.name.stem}: nothing left to do")
             return []
-        self.record.begin(DEFAULT, rows[0].kind)
-        self.compiled = [Compiled(rows[0], self.default)]
-        self.record.update(DEFAULT, compile_s=round(self.default_s, 3))
-        describe(self.context, self.record, self.compiled[0], rows[0].make(self.context))
+        default = rows_of(self.context)[0]
+        self.record.begin(DEFAULT, default.kind)
+        self.record.update(
+            DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
+        )
+        self.compiled.insert(0, Compiled(default, self.default))
         return left
+
+    def _predict_default(self) -> None:
+        context = self.context
+        self.record.note("predicted_default", predicted(context.costs, context.source.graph, context.xla))
+
+    def _left(self) -> list[Row]:
+        rows = wanted(rows_of(self.context), self.asked.rows)[1:]
+        begun = {one.row.name for one in self.compiled}
+        left = [row for row in rows if row.name not in begun and not self.record.finished(row.name)]
+        return possible(self.context, self.record, left)
 
     def compile(self, row: Row, reserve_s: float) -> None:
         """Compile a row, if that leaves ``reserve_s`` for measuring. Several may be compiled at once."""
         left_s = self.asked.left_s
-        found = try_row(self.context, self.record, row, lambda: left_s() - reserve_s, self.default_s)
+        found = try_row(
+            self.context, self.record, self.files, row, lambda: left_s() - reserve_s, self.default_s
+        )
         if found is not None:
             self.compiled.append(found)
+
+    def predict(self) -> None:
+        """Note what is predicted of every row that was timed; needs no devices.
+
+        Raises:
+            DiscoError: there are no plans.
+        """
+        plans, profile = self._found()
+        predict_rows(self.files, self.record, self.captured.source, step.costs(profile, self.captured, plans))
 
     def measuring_s(self, rows: int) -> float:
         """About what measuring so many rows in as few rounds as tell anything takes, by the predicted step; nothing for
@@ -213,6 +290,7 @@ class Cell:
                     count=self.asked.rounds,
                     seed=self.asked.settings.seed,
                     on_gpu=self.context.on_gpu,
+                    promised_ns=promised_ns(self.context),
                     comparison=self.asked.comparison,
                     say=self.asked.say,
                     left_s=lambda: self.asked.left_s() - until_left_s,
@@ -259,7 +337,6 @@ def _note_bounds(record: Record, context: Context, plans: step.FoundPlans) -> No
             **_parts(context),
         },
     )
-    record.note("predicted_default", predict(context, context.source.graph, context.xla))
 
 
 def _parts(context: Context) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class Rounds:
     seed: int
     """Of the inputs."""
     on_gpu: bool
+    promised_ns: Mapping[str, int]
+    """By row, what the search expects of its own."""
     comparison: measure.Comparison
     say: Callable[[str], None]
     left_s: Callable[[], float]
@@ -64,7 +66,7 @@ def run_all(rounds: Rounds) -> None:
     del expected
     _check(rounds, alive)
     _in_turn(rounds, alive, at_once)
-    _choose(record, alive)
+    _choose(record, alive, rounds.promised_ns)
     _traces(rounds, alive)
     rounds.say(f"{record.cell.stem}:")
     for _, _, trial in alive:
@@ -109,11 +111,13 @@ def _traces(rounds: Rounds, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> 
         rounds.record.update(trial.name, trace=found)
 
 
-def _choose(record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]]) -> None:
+def _choose(
+    record: Record, alive: Sequence[tuple[Compiled, Runner, Trial]], promised_ns: Mapping[str, int]
+) -> None:
     """What the tool would take: by its own rule, out of XLA's default and the search's finalists."""
     if not any(trial.name == PLAN for _, _, trial in alive):
         return
     found = [trial for one, _, trial in alive if trial.name == DEFAULT or one.row.kind == PLANNED]
     for trial in found:
-        trial.predicted_ns = round(1e6 * record.row(trial.name)["predicted"].get("step_ms", 0.0))
+        trial.predicted_ns = promised_ns.get(trial.name, 0)
     record.note("chosen", found[winning(found)].name)

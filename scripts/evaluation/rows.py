@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from disco_hlo.search.schedule import with_order
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.plan import SEARCHED as PLAN
@@ -55,10 +56,22 @@ class Context:
     source: CanonicalModule
     xla: Strategy
     costs: Costs
-    plans: FoundPlans
     seed: int
+    found: FoundPlans | None = None
+    """What the search found; None before it has, when only baselines can be made."""
     fdo_profile: bytes = b""
     """What jax collected of the default step, once that has run."""
+
+    @property
+    def plans(self) -> FoundPlans:
+        """What the search found.
+
+        Raises:
+            DiscoError: it has found nothing yet.
+        """
+        if self.found is None:
+            raise DiscoError("there are no plans yet")
+        return self.found
 
     @property
     def on_gpu(self) -> bool:
@@ -107,36 +120,61 @@ class Row:
 
 
 def rows_of(context: Context) -> list[Row]:
-    """All rows, in the order in which they are worth their time."""
+    """All rows, in the order in which they are worth their time; before there are plans the baselines alone."""
+    default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds = _baselines(context)
+    if context.found is None:
+        return [default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds]
     finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
     finalists = [name for name in finalists if name != PLAN_BUCKETS]
     return [
-        Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
+        default,
         *(_searched(name, name, PLANNED) for name in finalists),
         *_before_looks(context),
-        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
-        Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
-        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
+        no_combining,
+        everything,
+        pgle,
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         Row(FUSION_ONLY, PART, _fusion_only),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
-        Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
-        Row(
-            ALONE_XLA, ALONE, lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)), gpu_only=True, traced=True
-        ),
-        Row(
-            ALONE_PLAN,
-            ALONE,
-            lambda c: _own(c, one_at_a_time(c.source.graph, c.plan)),
-            gpu_only=True,
-            traced=True,
-        ),
-        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
-        *_thresholds(context),
+        no_op_fusion,
+        _alone(ALONE_XLA, lambda c: c.xla),
+        _alone(ALONE_PLAN, lambda c: c.plan),
+        o1,
+        *thresholds,
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
         _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
-    ]  # fmt: skip
+    ]
+
+
+def _baselines(context: Context) -> list[Row]:
+    """What a jax user has without us; none of it needs a plan."""
+    return [
+        Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
+        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
+        Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
+        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
+        Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
+        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
+        *_thresholds(context),
+    ]
+
+
+def _alone(name: str, strategy: Callable[[Context], Strategy]) -> Row:
+    """Transfers with no kernel beside them."""
+    return Row(
+        name,
+        ALONE,
+        lambda c: _own(c, one_at_a_time(c.source.graph, strategy(c))),
+        gpu_only=True,
+        traced=True,
+    )
+
+
+def promised_ns(context: Context) -> dict[str, int]:
+    """By name of a row, what the search expects its finalists to take."""
+    names = {OUR_ORDER: ORDER_ONLY, PLAN_BUCKETS: BUCKETS_AND_ORDER, ONE_BUCKET: OURS_IN_ONE}
+    return {names.get(name, name): ns for name, _, ns in context.plans.strategies}
 
 
 def _before_looks(context: Context) -> Iterator[Row]:

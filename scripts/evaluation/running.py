@@ -25,9 +25,10 @@ from evaluation.cell import Asked, Cell
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.compiling import AT_A_TIME
 from evaluation.measure import Comparison, shapes_of
+from evaluation.predicting import predict_rows
 from evaluation.record import CellName, Record, RecordError
 from evaluation.rows import Row, chosen_names
-from evaluation.step import Files, search
+from evaluation.step import Files, costs, search
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 COMPILES = 4
@@ -36,7 +37,7 @@ COMPILES = 4
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Do what the command line asks for; the exit status."""
-    configure("warning")
+    configure(args.log)
     try:
         chosen_names(args.rows)
     except ValueError as error:
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         return DONE
     if args.offline_search:
         return _offline(asked, names)
+    if args.offline_predict:
+        return _predict_offline(names, args.out)
     watchdog = commands.end_in(left_s(), "benchmark.py", lambda: _stop(args.out, names))
     stages = _Stages(asked, args)
     try:
@@ -70,8 +73,8 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
 
 
 class _Stages:
-    """All cells through one stage, then all through the next. What compiles does so at once; what is timed
-    has the machine to itself; searches run in processes of their own, beside the profiling of other cells."""
+    """All cells through one stage, then all through the next. What compiles does so at once, baselines while searches
+    run; what is timed has the machine to itself; searches run in processes of their own, beside what else there is."""
 
     def __init__(self, asked: Asked, args: argparse.Namespace) -> None:
         self._asked = asked
@@ -82,44 +85,54 @@ class _Stages:
     def run(self, names: Sequence[CellName], until: str) -> None:
         environment = dict(os.environ)
         cells = [cell for name in names for cell in self._opened(name)]
-        with ThreadPoolExecutor(COMPILES, "capture") as pool:
-            fine = list(pool.map(lambda cell: self._try(cell, cell.capture, environment), cells))
-        cells = [cell for cell, well in zip(cells, fine, strict=True) if well]
+        cells = self._at_once(cells, lambda cell: cell.capture(environment))
         if cells and until != "profile" and any(cell.files.plans() is None for cell in cells):
             # The first search on a machine compiles its code, which takes longer than searching.
             self._searches["warm-up"] = self._search(cells[0], "--warm-up")
+        cells = self._at_once(cells, Cell.compile_for_profile)
         cells = [cell for cell in cells if self._profiled(cell, until)]
         if until == "profile":
             return
+        if until != "search":
+            self._compile(cells, Cell.choose_baselines)
         self._await_searches()
         for look in range(1, self._args.looks + 1):
             self._look_again(cells, look)
         if until == "search":
             return
-        self._compile(cells)
+        self._compile(cells, Cell.choose_rows)
         for number, cell in enumerate(cells):
             self._try(
                 cell, cell.measure, sum(one.measuring_s(len(one.compiled)) for one in cells[number + 1 :])
             )
+        if until == "measure":
+            for cell in cells:
+                self._try(cell, cell.predict)
+
+    def _at_once(self, cells: Sequence[Cell], stage: Callable[[Cell], None]) -> list[Cell]:
+        """Those that came through a stage in which nothing is timed."""
+        with ThreadPoolExecutor(COMPILES, "stage") as pool:
+            fine = list(pool.map(lambda cell: self._try(cell, lambda: stage(cell)), cells))
+        return [cell for cell, well in zip(cells, fine, strict=True) if well]
 
     def _look_again(self, cells: Sequence[Cell], look: int) -> None:
         """Measure the kernels of each cell's plan, and search once more with their times. A look counts once its
         search has ended: one that was cut off is made again."""
         due = [cell for cell in cells if (cell.record.fact("looks") or 0) < look]
-        due = [cell for cell in due if self._try(cell, cell.look, look)]
-        begun = [(cell, self._search(cell)) for cell in due]
+        due = self._at_once(due, Cell.compile_for_look)
+        begun = [(cell, self._search(cell)) for cell in due if self._try(cell, cell.look, look)]
         self._searches = {cell.name.stem: process for cell, process in begun}
         self._await_searches()
         for cell, process in begun:
             if process.returncode == 0:
                 cell.record.note("looks", look)
 
-    def _compile(self, cells: Sequence[Cell]) -> None:
+    def _compile(self, cells: Sequence[Cell], choose: Callable[[Cell], list[Row]]) -> None:
         """The rows of all cells, the important ones first. One that was being compiled when an earlier run
         ended may have ended it: it comes last, with nothing beside it."""
         rows: list[tuple[Cell, list[Row]]] = []
         for cell in cells:
-            self._try(cell, lambda cell=cell: rows.append((cell, cell.choose_rows())))
+            self._try(cell, lambda cell=cell: rows.append((cell, choose(cell))))
         reserve_s = sum(cell.measuring_s(len(cell.compiled) + len(left)) for cell, left in rows)
         ranked = [(rank, cell, row) for cell, left in rows for rank, row in enumerate(left)]
         ranked.sort(key=lambda one: one[0])
@@ -127,9 +140,7 @@ class _Stages:
         others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
         started = time.monotonic()
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
-            shapes = {
-                shape for cell, _ in rows for one in cell.compiled for shape in shapes_of(one.executable)
-            }
+            shapes = {shape for cell, _ in rows for shape in shapes_of(cell.default)}
             compared = [pool.submit(self._asked.comparison.prepare, *shape) for shape in sorted(shapes)]
             list(pool.map(lambda one: one[0].compile(one[1], reserve_s), others))
             wait(compared)
@@ -138,7 +149,7 @@ class _Stages:
         seconds = round(time.monotonic() - started, 1)
         _say(f"{len(ranked)} rows of {len(rows)} cells compiled in {seconds} s")
         for cell, _ in rows:
-            cell.record.note("compile_all_s", seconds)
+            cell.record.note("compile_all_s", round((cell.record.fact("compile_all_s") or 0) + seconds, 1))
 
     def _opened(self, name: CellName) -> list[Cell]:
         try:
@@ -216,6 +227,22 @@ def _offline(asked: Asked, names: Sequence[CellName]) -> int:
             continue
         files.save_plans(plans)
         _say(f"{name.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+    return status
+
+
+def _predict_offline(names: Sequence[CellName], out: Path) -> int:
+    """Predict what was timed, without a device."""
+    status = DONE
+    for name in names:
+        files, record = Files(out, name), Record.open(out, name)
+        module, profile, plans = files.module(), files.profile(), files.plans()
+        if module is None or profile is None or plans is None:
+            print(f"benchmark.py: {files.folder} lacks its module, profile or plans", file=sys.stderr)
+            status = NOT_MEASURED
+            continue
+        captured = Step(module, canonicalize(module))
+        predict_rows(files, record, captured.source, costs(profile, captured, plans))
+        _say(f"{name.stem}: predicted")
     return status
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.metadata
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
 from disco_hlo.plugin.session import Session, join
@@ -42,7 +43,7 @@ from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
+MODULE, PROFILE, PLAN, ROWS = "module.hlo.pb.gz", "profile.json", "plan.json", "rows"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
 
@@ -115,6 +116,28 @@ class Files:
     def save_plans(self, plans: FoundPlans) -> None:
         """Keep what a search found."""
         write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
+
+    def row(self, name: str) -> bytes:
+        """What a row kept for its prediction.
+
+        Raises:
+            DiscoError: nothing, or not what :meth:`save_row` wrote.
+        """
+        path = self._row_path(name)
+        try:
+            with gzip.open(path) as file:
+                return bytes(file.read(_LARGEST_MODULE))
+        except (OSError, EOFError) as error:
+            raise DiscoError(f"cannot read {path}: {error}") from error
+
+    def save_row(self, name: str, content: bytes) -> None:
+        """Keep what a row's prediction is made from."""
+        path = self._row_path(name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, gzip.compress(content, compresslevel=1, mtime=0))
+
+    def _row_path(self, name: str) -> Path:
+        return self.folder / ROWS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
 
 
 def request_of(model: str, size: str) -> jaxlink.CompileRequest:
@@ -199,10 +222,16 @@ def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> St
     return Step(module, source)
 
 
-def profile(session: Session, step: Step, out: Path) -> Profile:
+def compile_for_profile(session: Session, step: Step, out: Path) -> Kept:
+    """Compile what :func:`profile` will trace; the steps of several cells at once."""
+    with ProfileStore(out / STORE) as store:
+        return compile_ahead(session, step.source, read(step.source), store)
+
+
+def profile(session: Session, step: Step, out: Path, compiled: Kept | None = None) -> Profile:
     """Measure what the store in ``out`` does not know; a second model or link knows much from the first."""
     with ProfileStore(out / STORE) as store:
-        found = profile_step(session, step.source, read(step.source), store)
+        found = profile_step(session, step.source, read(step.source), store, kept=compiled)
     if found is None:
         raise DiscoError("profiling ended without a profile")
     return found.profile

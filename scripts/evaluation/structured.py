@@ -38,7 +38,7 @@ from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
-from evaluation.compiling import predicted
+from evaluation.predicting import predicted
 from evaluation.record import FAILED, Record, write_atomically
 from evaluation.step import Costs
 from evaluation.strategies import check

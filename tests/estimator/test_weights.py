@@ -106,6 +106,9 @@ def test_file_names_follow_the_device() -> None:
     assert shipped_name("gpu", "NVIDIA H200") == "nvidia-h200.safetensors"
     assert shipped_name("cpu", "AMD EPYC, 2 cores") == "cpu.safetensors"
     assert shipped("gpu", "Nobody's GPU") is None
+    sibling = shipped("gpu", "NVIDIA H100 80GB HBM3")
+    assert sibling is not None
+    assert sibling.device_kind == "NVIDIA H200"
 
 
 def test_all_weights_in_the_package_load_and_have_a_compiled_form() -> None:

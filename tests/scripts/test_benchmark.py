@@ -191,7 +191,8 @@ def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
     started = time.monotonic()
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False, warm_up=False, out=out,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False,
+        offline_predict=False, warm_up=False, out=out, log="warning",
         looks=looks,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
@@ -305,7 +306,7 @@ def test_there_is_nothing_to_search_before_profiling(
 ) -> None:
     args = Namespace(
         models=["bert"], link="nvlink", devices=2, size="tiny", rows="all", rounds=3, seconds=1e6,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, warm_up=False, out=tmp_path,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, log="warning", warm_up=False, out=tmp_path,
         looks=0,
     )  # fmt: skip
     assert running.run(args, lambda: 1e6) == running.NOT_MEASURED

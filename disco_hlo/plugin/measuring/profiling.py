@@ -83,7 +83,8 @@ class Profiled:
 
 @dataclass
 class Kept:
-    """What one profiling of a step compiled, for another one of it: to see how a machine changes."""
+    """What was compiled for the profiling of a step: ahead of it, or by an earlier one of the same step, to see how a
+    machine changes."""
 
     trials: list[Trial] = field(default_factory=list)
     chains: Chains = field(default_factory=dict)
@@ -124,13 +125,7 @@ def profile_step(
         UnsupportedError: the step cannot be run on made-up inputs.
         ProfileError: traces cannot be taken or make no sense.
     """
-    platform = platform_of(session)
-    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
-    link = Link(session.facts.device_count, session.facts.process_count, label)
-    known = KnownTimes(platform, link, store) if session.leads else None
-    with session.stage("known times"):
-        lacking = known.lacks(source, xla) if known is not None else None
-    wanted = session.tell(lacking, "to profile")
+    known, wanted = _known_and_wanted(session, source, xla, store)
     if wanted["device"]:
         with session.stage("device constants"):
             constants = kept.constants if kept is not None else None
@@ -139,12 +134,11 @@ def profile_step(
                 known.add_constants(constants)
         if kept is not None:
             kept.constants = constants
-    trials = _to_trace(session, source, xla, wanted, marks)
-    for trial in trials:
-        trial.restructured = restructured
-    if kept is not None and kept.trials:
-        trials = kept.trials
-    else:
+    trials = kept.trials if kept is not None else []
+    if not trials:
+        trials = _to_trace(session, source, xla, wanted, marks)
+        for trial in trials:
+            trial.restructured = restructured
         compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
     launch_ns = known.launch_ns if known is not None else 0
     taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
@@ -161,27 +155,59 @@ def profile_step(
         if swept:
             known.add_sweep(swept)
         measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-        gpu = platform.backend == "gpu"
+        gpu = session.facts.backend == "gpu"
         together = bucket_sizes(source.graph, varied_buckets(xla) if gpu else one_bucket(source.graph))
         found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
         return Profiled(found, measured or "nothing: all known")
 
 
-def kernel_times(
-    session: Session, source: CanonicalModule, plan: Strategy, launch_ns: int, marks: PlanSlot | None = None
-) -> dict[str, OpTime]:
-    """Times of a plan's kernels, under the keys they are asked for by; empty on ranks other than 0.
+def compile_ahead(
+    session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
+) -> Kept:
+    """Compile what :func:`profile_step` will trace, which needs no devices to itself: of several steps at once."""
+    _, wanted = _known_and_wanted(session, source, xla, store)
+    trials = _to_trace(session, source, xla, wanted, None)
+    compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
+    return Kept(trials)
+
+
+def _known_and_wanted(
+    session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
+) -> tuple[KnownTimes | None, Mapping[str, Any]]:
+    """On rank 0 what is known, and on all what has to be measured."""
+    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
+    link = Link(session.facts.device_count, session.facts.process_count, label)
+    known = KnownTimes(platform_of(session), link, store) if session.leads else None
+    with session.stage("known times"):
+        lacking = known.lacks(source, xla) if known is not None else None
+    return known, session.tell(lacking, "to profile")
+
+
+def kernels_of(
+    session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
+) -> Trial:
+    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it.
 
     Args:
-        launch_ns: launch cost, as far as it is known.
         marks: as for :func:`profile_step`.
-
-    Raises:
-        ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
     """
     gpu = session.facts.backend == "gpu"
     trial = Trial(_PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
     compile_trials(session, source, [trial], tag="look", extra_options=profiling_options(session))
+    return trial
+
+
+def kernel_times(
+    session: Session, source: CanonicalModule, trial: Trial, launch_ns: int
+) -> dict[str, OpTime]:
+    """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
+
+    Args:
+        launch_ns: launch cost, as far as it is known.
+
+    Raises:
+        ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
+    """
     with session.stage("look: compile"):
         if trial.error:
             raise ProfileError(trial.error)

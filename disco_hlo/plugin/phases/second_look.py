@@ -26,7 +26,7 @@ from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
-from disco_hlo.plugin.measuring.profiling import kernel_times
+from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
@@ -138,7 +138,7 @@ def _measured(
     """Times of the plan's kernels, on rank 0; nothing where they could not be measured, and elsewhere."""
     launch_ns = found.profile.launch_ns if found is not None else 0
     try:
-        times = kernel_times(session, step.source, plan, launch_ns, slot)
+        times = kernel_times(session, step.source, kernels_of(session, step.source, plan, slot), launch_ns)
     except Exception as error:  # the same on every rank, by the stages it goes through
         session.say("the plan's kernels are not measured: %s", one_line(error))
         return {}

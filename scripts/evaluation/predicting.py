@@ -1,0 +1,89 @@
+"""What the simulator says of the rows of a cell: once they are timed, or later and elsewhere.
+
+A row keeps what was compiled: our strategy, or XLA's own module. So predictions cost no device time, and those of a
+simulator that has learnt something since can be held against what was measured before.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.timeline import simulate
+from evaluation.record import OK, Record
+from evaluation.step import Costs, Files
+
+python_at_once = threading.Lock()
+"""Held by what runs Python for seconds beside compiles: a cost model works in one place in memory, and threads that all
+run Python only wait for each other."""
+
+
+def keep(files: Files, name: str, strategy: Strategy | None, executable: LoadedExecutable) -> None:
+    """Keep what a row's prediction is made from; XLA's default is the cell's own module."""
+    if strategy is not None:
+        files.save_row(name, msgspec.json.encode(strategy))
+    elif name != DEFAULT:
+        files.save_row(name, executables.read_executable(executable))
+
+
+def predict_rows(files: Files, record: Record, source: CanonicalModule, costs: Costs) -> None:
+    """Note in the record what is predicted of every row that was timed."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name, row in record.rows().items():
+        if row.get("status") != OK or not row.get("attempts"):  # PyTorch's rows are nothing that we compiled
+            continue
+        try:
+            changes[name] = {"predicted": predicted(costs, *_what_ran(files, name, source))}
+        except DiscoError as error:
+            changes[name] = {"predicted": {"error": f"{name}: {one_line(error)}"[:500]}}
+    record.update_all(changes)
+
+
+def _what_ran(files: Files, name: str, source: CanonicalModule) -> tuple[Graph, Strategy]:
+    """The graph and strategy of a row.
+
+    Raises:
+        DiscoError: nothing of it was kept, or it is damaged.
+    """
+    if name == DEFAULT:
+        return source.graph, read(source)
+    kept = files.row(name)
+    if kept.startswith(b"{"):
+        try:
+            return source.graph, msgspec.json.decode(kept, type=Strategy)
+        except msgspec.MsgspecError as error:
+            raise DiscoError(f"{files.folder} does not hold the strategy of {name!r}: {error}") from error
+    theirs = canonicalize(kept)
+    return theirs.graph, read(theirs)
+
+
+def predicted(costs: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
+    """Simulated step time and what it consists of, in ms, with the number of kernels and buckets.
+
+    Raises:
+        DiscoError: the strategy does not fit the graph.
+    """
+    with python_at_once:
+        timeline = simulate(build(graph, strategy, costs.model, costs.machine).problem)
+    return {
+        "step_ms": timeline.makespan_ns / 1e6,
+        "compute_ms": timeline.compute_ns / 1e6,
+        "communication_ms": timeline.communication_ns / 1e6,
+        "hidden_ms": timeline.overlap_ns / 1e6,
+        "exposed_ms": timeline.exposed_ns / 1e6,
+        "peak_bytes": timeline.peak_bytes,
+        "groups": len(strategy.groups),
+        "buckets": len(strategy.buckets),
+    }
