@@ -17,6 +17,7 @@ from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
@@ -27,7 +28,7 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
 from evaluation.compiling import Compiled, possible, try_row
-from evaluation.predicting import predict_rows, predicted
+from evaluation.predicting import predict_cell, predicted
 from evaluation.record import FAILED, CellName, Record
 from evaluation.rounds import Rounds, run_all
 from evaluation.rows import (
@@ -56,7 +57,7 @@ class Asked:
     comparison: measure.Comparison
 
 
-CELL_S, ROW_S = 5.0, 1.5
+CELL_S, ROW_S = 15.0, 2.0
 """What measuring takes beside the rounds: inputs and traces; the first run of a row, and holding its numbers against
 the default's."""
 _COPYING = 1.5
@@ -125,7 +126,6 @@ class Cell:
         if self._kept is not None:
             with self._clock("profile"):
                 found = step.profile(self.session, self.captured, self.asked.out, self._kept)
-            self._kept = None  # its code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
         if self.default is not None and self._guides():
@@ -157,6 +157,7 @@ class Cell:
         with self._clock(f"look_{number}"):
             times = kernel_times(self.session, source, self._looked_at, profile.launch_ns)
         self._looked_at = None
+        step.keep_kernel_times(profile, times, self.asked.out)
         told = step.costs(profile, self.captured, plans).model
         profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
@@ -260,8 +261,7 @@ class Cell:
         Raises:
             DiscoError: there are no plans.
         """
-        plans, profile = self._found()
-        predict_rows(self.files, self.record, self.captured.source, step.costs(profile, self.captured, plans))
+        predict_cell(self.files, self.record, self.captured)
 
     def measuring_s(self, rows: int) -> float:
         """About what measuring so many rows in as few rounds as tell anything takes, by the predicted step; nothing for
@@ -294,9 +294,21 @@ class Cell:
                     comparison=self.asked.comparison,
                     say=self.asked.say,
                     left_s=lambda: self.asked.left_s() - until_left_s,
+                    after=self._profile_again,
                 )
             )
-        self.compiled = []
+        self.compiled, self._kept = [], None  # their code lies on the devices
+
+    def _profile_again(self, inputs_of: Runner) -> None:
+        """See what the link is like by now; a trace of the step's transfers tells."""
+        profile = self.files.profile()
+        if self._kept is None or profile is None or not self.context.on_gpu or self.name.devices == 1:
+            return
+        with self._clock("profile_again"):
+            again = step.profile_again(
+                self.session, self.captured, self.asked.out, self._kept, profile, inputs_of
+            )
+        self.files.save_profile_after(again)
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

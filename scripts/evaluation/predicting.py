@@ -18,12 +18,13 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation.record import OK, Record
-from evaluation.step import Costs, Files
+from evaluation.step import Costs, Files, costs
 
 python_at_once = threading.Lock()
 """Held by what runs Python for seconds beside compiles: a cost model works in one place in memory, and threads that all
@@ -38,16 +39,30 @@ def keep(files: Files, name: str, strategy: Strategy | None, executable: LoadedE
         files.save_row(name, executables.read_executable(executable))
 
 
-def predict_rows(files: Files, record: Record, source: CanonicalModule, costs: Costs) -> None:
-    """Note in the record what is predicted of every row that was timed."""
+def predict_cell(files: Files, record: Record, captured: Step) -> None:
+    """Note in the record what is predicted of every row that was timed: by the profile that the search had, and, where
+    transfers were seen once more after the rounds, by both (a link changes by the minute).
+
+    Raises:
+        DiscoError: the cell has no profile, or no plans.
+    """
+    plans, profile, after = files.plans(), files.profile(), files.profile_after()
+    if plans is None or profile is None:
+        raise DiscoError(f"{files.folder} lacks its profile or its plans")
+    _predict_rows(files, record, captured.source, costs(profile, captured, plans), "predicted")
+    if after is not None:
+        _predict_rows(files, record, captured.source, costs(after, captured, plans), "predicted_after")
+
+
+def _predict_rows(files: Files, record: Record, source: CanonicalModule, known: Costs, noted_as: str) -> None:
     changes: dict[str, dict[str, Any]] = {}
     for name, row in record.rows().items():
         if row.get("status") != OK or not row.get("attempts"):  # PyTorch's rows are nothing that we compiled
             continue
         try:
-            changes[name] = {"predicted": predicted(costs, *_what_ran(files, name, source))}
+            changes[name] = {noted_as: predicted(known, *_what_ran(files, name, source))}
         except DiscoError as error:
-            changes[name] = {"predicted": {"error": f"{name}: {one_line(error)}"[:500]}}
+            changes[name] = {noted_as: {"error": f"{name}: {one_line(error)}"[:500]}}
     record.update_all(changes)
 
 
@@ -69,14 +84,14 @@ def _what_ran(files: Files, name: str, source: CanonicalModule) -> tuple[Graph, 
     return theirs.graph, read(theirs)
 
 
-def predicted(costs: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
+def predicted(known: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
     """Simulated step time and what it consists of, in ms, with the number of kernels and buckets.
 
     Raises:
         DiscoError: the strategy does not fit the graph.
     """
     with python_at_once:
-        timeline = simulate(build(graph, strategy, costs.model, costs.machine).problem)
+        timeline = simulate(build(graph, strategy, known.model, known.machine).problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,
         "compute_ms": timeline.compute_ns / 1e6,

@@ -25,10 +25,10 @@ from evaluation.cell import Asked, Cell
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.compiling import AT_A_TIME
 from evaluation.measure import Comparison, shapes_of
-from evaluation.predicting import predict_rows
+from evaluation.predicting import predict_cell
 from evaluation.record import CellName, Record, RecordError
 from evaluation.rows import Row, chosen_names
-from evaluation.step import Files, costs, search
+from evaluation.step import Files, search
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 COMPILES = 4
@@ -235,13 +235,15 @@ def _predict_offline(names: Sequence[CellName], out: Path) -> int:
     status = DONE
     for name in names:
         files, record = Files(out, name), Record.open(out, name)
-        module, profile, plans = files.module(), files.profile(), files.plans()
-        if module is None or profile is None or plans is None:
-            print(f"benchmark.py: {files.folder} lacks its module, profile or plans", file=sys.stderr)
+        module = files.module()
+        try:
+            if module is None:
+                raise DiscoError(f"{files.folder} holds no module")
+            predict_cell(files, record, Step(module, canonicalize(module)))
+        except DiscoError as error:
+            print(f"benchmark.py: {name.stem}: {one_line(error)}", file=sys.stderr)
             status = NOT_MEASURED
             continue
-        captured = Step(module, canonicalize(module))
-        predict_rows(files, record, captured.source, costs(profile, captured, plans))
         _say(f"{name.stem}: predicted")
     return status
 

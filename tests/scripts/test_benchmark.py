@@ -306,8 +306,8 @@ def test_there_is_nothing_to_search_before_profiling(
 ) -> None:
     args = Namespace(
         models=["bert"], link="nvlink", devices=2, size="tiny", rows="all", rounds=3, seconds=1e6,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, log="warning", warm_up=False, out=tmp_path,
-        looks=0,
+        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, log="warning",
+        warm_up=False, out=tmp_path, looks=0,
     )  # fmt: skip
     assert running.run(args, lambda: 1e6) == running.NOT_MEASURED
     assert "holds no module with its profile" in capsys.readouterr().err

@@ -63,6 +63,9 @@ from disco_hlo.profiler.store import ProfileStore
 _RUNS = {"cpu": 12, "gpu": 5}
 """Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
+_WARM_NS = 1_000_000_000
+"""How long a GPU computes before a trace: cool, it runs kernels faster than in the middle of a training."""
+_MOST_WARM_UPS = 30
 _PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
@@ -171,6 +174,33 @@ def compile_ahead(
     return Kept(trials)
 
 
+def transfers_again(
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    compiled: Kept,
+    store: ProfileStore,
+    inputs_of: Runner,
+) -> Profile | None:
+    """The profile by what the step's own transfers took before and take now: links change by the minute (GPU).
+
+    Args:
+        compiled: by :func:`compile_ahead`, for the profile so far.
+        inputs_of: a runner of the step.
+
+    Returns:
+        None where the transfers were not traced before, and on ranks other than 0.
+    """
+    known, _ = _known_and_wanted(session, source, xla, store)
+    alone = [trial for trial in compiled.trials if trial.name == _ALONE]
+    taken = _trace(session, source, alone, known.launch_ns if known else 0, keep=True, runner=inputs_of)
+    if known is None or not alone:
+        return None
+    known.add_waits(source.graph.fingerprint, (), taken[_ALONE].buckets_ns)
+    together = bucket_sizes(source.graph, varied_buckets(xla))
+    return known.profile(source.graph.fingerprint, transfer_sizes(source), together)
+
+
 def _known_and_wanted(
     session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
 ) -> tuple[KnownTimes | None, Mapping[str, Any]]:
@@ -264,11 +294,15 @@ def _to_trace(
 
 
 def _trace(
-    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, keep: bool
+    session: Session,
+    source: CanonicalModule,
+    trials: Sequence[Trial],
+    launch_ns: int,
+    keep: bool,
+    runner: Runner | None = None,
 ) -> dict[str, _Traced]:
-    """Run each compiled module a few times under the profiler, on all ranks."""
+    """Run each compiled module a few times under the profiler, on all ranks; with the inputs of ``runner``."""
     found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
-    runner: Runner | None = None
     first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
         trial.error = trial.error or _lack_of_memory(session, trial)
@@ -368,10 +402,18 @@ def traced_on_all(
         first_runs: what ``runner`` makes its inputs with.
     """
     first_runs.begin(_WARM_UPS)
-    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs))
+    step_ns = run_on_all(
+        session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
+    )
+    more = 0
+    if session.facts.backend == "gpu":
+        more = session.tell(min(_MOST_WARM_UPS, _WARM_NS // max(1, step_ns)), "warm-ups")
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
 
 
-def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, Sequence[int]]:
+def traced(
+    runner: Runner | TransferChains, runs: int, warm_ups: int = _WARM_UPS
+) -> tuple[tracing.Trace, Sequence[int]]:
     """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
 
     Raises:
@@ -379,9 +421,9 @@ def traced(runner: Runner | TransferChains, runs: int) -> tuple[tracing.Trace, S
     """
     walls: list[int] = []
     try:
-        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=_WARM_UPS)
+        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
     except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
-        while len(walls) < _WARM_UPS + runs:
+        while len(walls) < warm_ups + runs:
             walls.append(runner.run())
         raise
     return tracing.read(trace), walls[-runs:]
