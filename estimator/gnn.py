@@ -156,6 +156,14 @@ def estimator_for(
         weights = shipped(backend, device_kind)
         if weights is not None and weights.device_kind == device_kind:
             return GnnModel(weights, times_ns)
+        if weights is not None and backend == "gpu":
+            # What it was trained with fits it better than this GPU's own analytical model, once both are put right by
+            # what this GPU's kernels took (docs/estimator.md).
+            _LOGGER.info(
+                "fused ops on %s: estimated as on %s, put right by what the step's measured kernels take here",
+                device_kind, weights.device_kind,
+            )  # fmt: skip
+            return GnnModel(weights, times_ns)
         if weights is not None:
             _LOGGER.info(
                 "fused ops on %s: the estimator trained on %s corrects this machine's own analytical estimate",

@@ -44,7 +44,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
     ),
     (
         "Predicted against measured",
-        "Pairs of plans closer than their noise do not count in Kendall's tau.",
+        "Pairs of plans closer than their noise do not count in Kendall's tau. Where the link's rate decides, it is\n"
+        "taken from the row in which nothing runs beside transfers; the promise is by the profile of minutes before.",
         tables.fidelity,
     ),
     (

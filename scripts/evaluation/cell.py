@@ -17,7 +17,6 @@ from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
-from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
@@ -85,6 +84,8 @@ class Cell:
         self.compiled: list[Compiled] = []
         self._kept: Kept | None = None
         self._looked_at: Trial | None = None
+        self.to_measure = 0
+        """Rows that are compiled or being compiled, XLA's default among them."""
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -126,6 +127,7 @@ class Cell:
         if self._kept is not None:
             with self._clock("profile"):
                 found = step.profile(self.session, self.captured, self.asked.out, self._kept)
+            self._kept = None  # its code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
         if self.default is not None and self._guides():
@@ -192,7 +194,7 @@ class Cell:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
         return plans, profile
 
-    def choose_baselines(self) -> list[Row]:
+    def choose_without_plans(self) -> list[Row]:
         """What is left to compile of that which needs no plan, XLA's default apart.
 
         Raises:
@@ -234,6 +236,7 @@ class Cell:
             DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
         )
         self.compiled.insert(0, Compiled(default, self.default))
+        self.to_measure += 1
         return left
 
     def _predict_default(self) -> None:
@@ -246,14 +249,18 @@ class Cell:
         left = [row for row in rows if row.name not in begun and not self.record.finished(row.name)]
         return possible(self.context, self.record, left)
 
-    def compile(self, row: Row, reserve_s: float) -> None:
-        """Compile a row, if that leaves ``reserve_s`` for measuring. Several may be compiled at once."""
-        left_s = self.asked.left_s
-        found = try_row(
-            self.context, self.record, self.files, row, lambda: left_s() - reserve_s, self.default_s
-        )
+    def compile(self, row: Row, left_s: Callable[[], float]) -> None:
+        """Compile a row, if there is time for it. Several may be compiled at once.
+
+        Args:
+            left_s: what is left beside the measuring of all that is, or is being, compiled: of this row, too.
+        """
+        self.to_measure += 1
+        found = try_row(self.context, self.record, self.files, row, left_s, self.default_s)
         if found is not None:
             self.compiled.append(found)
+        else:
+            self.to_measure -= 1
 
     def predict(self) -> None:
         """Note what is predicted of every row that was timed; needs no devices.
@@ -263,15 +270,16 @@ class Cell:
         """
         predict_cell(self.files, self.record, self.captured)
 
-    def measuring_s(self, rows: int) -> float:
-        """About what measuring so many rows in as few rounds as tell anything takes, by the predicted step; nothing for
+    def measuring_s(self) -> float:
+        """About what measuring the rows in as few rounds as tell anything takes, by the predicted step; nothing for
         none. More rounds are run if there is time."""
-        if not rows:
+        if not self.to_measure:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
         if self.context.on_gpu:
             run_s *= steps_at_once(int(1e9 * run_s), 0)
-        return CELL_S + rows * (ROW_S + _COPYING * (min(self.asked.rounds, _FEWEST_ROUNDS) + 2) * run_s)
+        rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2
+        return CELL_S + self.to_measure * (ROW_S + _COPYING * rounds * run_s)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.
@@ -294,21 +302,9 @@ class Cell:
                     comparison=self.asked.comparison,
                     say=self.asked.say,
                     left_s=lambda: self.asked.left_s() - until_left_s,
-                    after=self._profile_again,
                 )
             )
-        self.compiled, self._kept = [], None  # their code lies on the devices
-
-    def _profile_again(self, inputs_of: Runner) -> None:
-        """See what the link is like by now; a trace of the step's transfers tells."""
-        profile = self.files.profile()
-        if self._kept is None or profile is None or not self.context.on_gpu or self.name.devices == 1:
-            return
-        with self._clock("profile_again"):
-            again = step.profile_again(
-                self.session, self.captured, self.asked.out, self._kept, profile, inputs_of
-            )
-        self.files.save_profile_after(again)
+        self.compiled, self.to_measure = [], 0
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

@@ -7,25 +7,30 @@ simulator that has learnt something since can be held against what was measured 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+from disco_hlo.profiler.in_step import InStep, counted
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import one_at_a_time
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
-from evaluation.record import OK, Record
+from evaluation.record import ALONE_XLA, OK, Record
 from evaluation.step import Costs, Files, costs
 
+_LEAST_SHARE = 0.5
 python_at_once = threading.Lock()
 """Held by what runs Python for seconds beside compiles: a cost model works in one place in memory, and threads that all
 run Python only wait for each other."""
@@ -41,17 +46,38 @@ def keep(files: Files, name: str, strategy: Strategy | None, executable: LoadedE
 
 def predict_cell(files: Files, record: Record, captured: Step) -> None:
     """Note in the record what is predicted of every row that was timed: by the profile that the search had, and, where
-    transfers were seen once more after the rounds, by both (a link changes by the minute).
+    the link's rate decides, by the rate that it had in the rounds.
 
     Raises:
         DiscoError: the cell has no profile, or no plans.
     """
-    plans, profile, after = files.plans(), files.profile(), files.profile_after()
+    plans, profile = files.plans(), files.profile()
     if plans is None or profile is None:
         raise DiscoError(f"{files.folder} lacks its profile or its plans")
-    _predict_rows(files, record, captured.source, costs(profile, captured, plans), "predicted")
-    if after is not None:
-        _predict_rows(files, record, captured.source, costs(after, captured, plans), "predicted_after")
+    known = costs(profile, captured, plans)
+    _predict_rows(files, record, captured.source, known, "predicted")
+    together = _transfers_in_the_rounds(record, captured.source, known)
+    if together is not None:
+        again = costs(replace(profile, together=together), captured, plans)
+        _predict_rows(files, record, captured.source, again, "predicted_in_rounds")
+
+
+def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> InStep | None:
+    """What the step's transfers took in the rounds, by the row in which nothing runs beside them: what that took beyond
+    its kernels. None where transfers are less than half of it, and an error of the kernels would count as theirs.
+
+    Links through a network change by the minute: one over sockets was a sixth slower in the rounds than in the profile.
+    """
+    row = record.row(ALONE_XLA)
+    if row.get("status") != OK:
+        return None
+    alone = one_at_a_time(source.graph, read(source))
+    kernels_ms = predicted(known, source.graph, alone)["compute_ms"]
+    transfers_ms = row["median_ms"] - kernels_ms
+    if transfers_ms < _LEAST_SHARE * row["median_ms"]:
+        return None
+    sizes = counted(bucket_sizes(source.graph, alone))
+    return InStep(sizes, int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
 
 
 def _predict_rows(files: Files, record: Record, source: CanonicalModule, known: Costs, noted_as: str) -> None:

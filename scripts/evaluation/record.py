@@ -14,6 +14,8 @@ FORMAT = "disco-hlo evaluation"
 VERSION = 1
 OK, FAILED, ABSENT, NO_TIME, WORKING = "ok", "failed", "not on this backend", "no time", "working"
 """Status of a row. One that is ``working`` when the process ends is tried once more."""
+ALONE_XLA = "transfers alone (XLA's kernels)"
+"""The row in which nothing runs beside transfers."""
 _ATTEMPTS = 2
 _HANGS_S = 30.0
 MAXIMUM_BYTES = 64 << 20

@@ -44,8 +44,6 @@ class Rounds:
     say: Callable[[str], None]
     left_s: Callable[[], float]
     """What is left of the time for them."""
-    after: Callable[[Runner], None]
-    """Called with the default's runner when the rounds are over."""
 
 
 def run_all(rounds: Rounds) -> None:
@@ -71,7 +69,6 @@ def run_all(rounds: Rounds) -> None:
     del expected
     _in_turn(rounds, alive, at_once)
     _choose(record, alive, rounds.promised_ns)
-    rounds.after(default)
     _traces(rounds, alive)
     if rounds.left_s() > CHECK_S:
         _check(rounds, alive)

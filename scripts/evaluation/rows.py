@@ -16,6 +16,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.phases.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
+from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
 from evaluation.strategies import (
     check,
@@ -34,11 +35,11 @@ BEFORE_LOOKS = "plan before a look"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
-ALONE_XLA, ALONE_PLAN = "transfers alone (XLA's kernels)", "transfers alone (plan's kernels)"
+ALONE_PLAN = "transfers alone (plan's kernels)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
 RANDOM_PLANS = 6
-MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE)
-"""Enough to say whether the plan wins, in the least time."""
+MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
+"""Enough to say whether the plan wins, and what the link was like, in the least time."""
 _FAMILIES = ("thresholds", "random")
 _NAMES = (
     "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
@@ -120,10 +121,12 @@ class Row:
 
 
 def rows_of(context: Context) -> list[Row]:
-    """All rows, in the order in which they are worth their time; before there are plans the baselines alone."""
+    """All rows, in the order in which they are worth their time; before there are plans those
+    that need none."""
     default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds = _baselines(context)
+    link = _alone(ALONE_XLA, lambda c: c.xla)
     if context.found is None:
-        return [default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds]
+        return [default, no_combining, everything, pgle, link, no_op_fusion, o1, *thresholds]
     finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
     finalists = [name for name in finalists if name != PLAN_BUCKETS]
     return [
@@ -133,12 +136,12 @@ def rows_of(context: Context) -> list[Row]:
         no_combining,
         everything,
         pgle,
+        link,
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         Row(FUSION_ONLY, PART, _fusion_only),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         no_op_fusion,
-        _alone(ALONE_XLA, lambda c: c.xla),
         _alone(ALONE_PLAN, lambda c: c.plan),
         o1,
         *thresholds,

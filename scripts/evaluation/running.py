@@ -94,7 +94,7 @@ class _Stages:
         if until == "profile":
             return
         if until != "search":
-            self._compile(cells, Cell.choose_baselines)
+            self._compile(cells, Cell.choose_without_plans)
         self._await_searches()
         for look in range(1, self._args.looks + 1):
             self._look_again(cells, look)
@@ -102,9 +102,7 @@ class _Stages:
             return
         self._compile(cells, Cell.choose_rows)
         for number, cell in enumerate(cells):
-            self._try(
-                cell, cell.measure, sum(one.measuring_s(len(one.compiled)) for one in cells[number + 1 :])
-            )
+            self._try(cell, cell.measure, sum(one.measuring_s() for one in cells[number + 1 :]))
         if until == "measure":
             for cell in cells:
                 self._try(cell, cell.predict)
@@ -133,19 +131,22 @@ class _Stages:
         rows: list[tuple[Cell, list[Row]]] = []
         for cell in cells:
             self._try(cell, lambda cell=cell: rows.append((cell, choose(cell))))
-        reserve_s = sum(cell.measuring_s(len(cell.compiled) + len(left)) for cell, left in rows)
         ranked = [(rank, cell, row) for cell, left in rows for rank, row in enumerate(left)]
         ranked.sort(key=lambda one: one[0])
         suspects = [(c, row) for _, c, row in ranked if c.record.row(row.name).get("attempts", 0)]
         others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
         started = time.monotonic()
+
+        def left_s() -> float:
+            return self._asked.left_s() - sum(cell.measuring_s() for cell, _ in rows)
+
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
             shapes = {shape for cell, _ in rows for shape in shapes_of(cell.default)}
             compared = [pool.submit(self._asked.comparison.prepare, *shape) for shape in sorted(shapes)]
-            list(pool.map(lambda one: one[0].compile(one[1], reserve_s), others))
+            list(pool.map(lambda one: one[0].compile(one[1], left_s), others))
             wait(compared)
         for cell, row in suspects:
-            cell.compile(row, reserve_s)
+            cell.compile(row, left_s)
         seconds = round(time.monotonic() - started, 1)
         _say(f"{len(ranked)} rows of {len(rows)} cells compiled in {seconds} s")
         for cell, _ in rows:

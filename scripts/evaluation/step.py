@@ -33,13 +33,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.measuring.profiling import (
-    Kept,
-    compile_ahead,
-    profile_step,
-    transfers_again,
-)
-from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
 from disco_hlo.plugin.session import Session, join
@@ -52,7 +46,6 @@ from evaluation.record import CellName, write_atomically
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN, ROWS = "module.hlo.pb.gz", "profile.json", "plan.json", "rows"
 STORE = "profile.sqlite"
-PROFILE_AFTER = "profile-after.json"
 _LARGEST_MODULE = 512 << 20
 
 
@@ -110,15 +103,6 @@ class Files:
     def save_profile(self, profile: Profile) -> None:
         """Keep a profile."""
         save_profile(profile, self.folder / PROFILE)
-
-    def profile_after(self) -> Profile | None:
-        """The profile by what transfers took before and after the rounds, where that was seen."""
-        path = self.folder / PROFILE_AFTER
-        return load_profile(path) if path.exists() else None
-
-    def save_profile_after(self, profile: Profile) -> None:
-        """Keep a profile that knows what transfers took after the rounds, too."""
-        save_profile(profile, self.folder / PROFILE_AFTER)
 
     def plans(self) -> FoundPlans | None:
         """What the kept search found; None where there is none."""
@@ -252,15 +236,6 @@ def profile(session: Session, step: Step, out: Path, compiled: Kept | None = Non
     if found is None:
         raise DiscoError("profiling ended without a profile")
     return found.profile
-
-
-def profile_again(
-    session: Session, step: Step, out: Path, compiled: Kept, before: Profile, inputs_of: Runner
-) -> Profile:
-    """``before``, by what the step's transfers took then and take now."""
-    with ProfileStore(out / STORE) as store:
-        found = transfers_again(session, step.source, read(step.source), compiled, store, inputs_of)
-    return before if found is None else replace(before, together=found.together)
 
 
 def keep_kernel_times(profile: Profile, times: Mapping[str, OpTime], out: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from evaluation.record import OK
+from evaluation.record import ALONE_XLA, OK
 
 DEFAULT = "XLA default"
 PLAN = "plan"
@@ -28,11 +28,19 @@ class Point:
     measured_ms: float
     noise_ms: float
     predicted_ms: float
+    """By the link as it was in the rounds, where that was seen."""
+    promised_ms: float
+    """By the profile that the search had."""
 
     @property
     def error(self) -> float:
         """Relative error of the prediction."""
         return self.predicted_ms / self.measured_ms - 1
+
+    @property
+    def broken(self) -> float:
+        """Relative error of the promise, which a link that changed meanwhile breaks, too."""
+        return self.promised_ms / self.measured_ms - 1
 
 
 def title(record: Mapping[str, Any]) -> str:
@@ -200,13 +208,18 @@ def looks(records: Cells) -> Table:
 
 
 def points(record: Mapping[str, Any]) -> list[Point]:
-    """The rows whose step time was both measured and predicted."""
+    """The rows whose step time was both measured and predicted, less the one that tells what the link was like."""
+    rows = record["rows"]
+    link_seen = any("predicted_in_rounds" in row for row in rows.values())
     found = []
-    for name, row in record["rows"].items():
-        predicted = (row.get("predicted") or {}).get("step_ms")
-        if predicted and row.get("status") == OK:
-            measured = float(row["median_ms"])
-            found.append(Point(name, measured, row["of_default_noise"] * measured, float(predicted)))
+    for name, row in rows.items():
+        promised = (row.get("predicted") or {}).get("step_ms")
+        if not promised or row.get("status") != OK or (link_seen and name == ALONE_XLA):
+            continue
+        predicted = (row.get("predicted_in_rounds") or row["predicted"]).get("step_ms", promised)
+        measured = float(row["median_ms"])
+        noise = row["of_default_noise"] * measured
+        found.append(Point(name, measured, noise, float(predicted), float(promised)))
     return found
 
 
@@ -225,16 +238,19 @@ def kendall_tau(found: Sequence[Point]) -> float | None:
 
 def fidelity(records: Cells) -> Table:
     """Predicted against measured: mean and largest error, rank agreement, beside the noise of measuring."""
-    header = ("model, link, devices", "plans", "mean error", "largest error", "of", "Kendall's tau", "noise")
+    header = (
+        "model, link, devices", "plans", "mean error", "largest error", "of", "Kendall's tau", "noise",
+        "mean error of the promise",
+    )  # fmt: skip
     rows, everything = [], []
     for record in records:
         found = points(record)
         if not found:
             continue
         everything += found
-        rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found)))
+        rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found), _broken(found)))
     if everything:
-        rows.append(("all", *_errors(everything), "-", _noise(everything)))
+        rows.append(("all", *_errors(everything), "-", _noise(everything), _broken(everything)))
     return header, rows
 
 
@@ -257,6 +273,10 @@ def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
     worst = max(found, key=lambda point: abs(point.error))
     mean = statistics.fmean(abs(point.error) for point in found)
     return str(len(found)), _percent(mean), _percent(worst.error), worst.name
+
+
+def _broken(found: Sequence[Point]) -> str:
+    return _percent(statistics.fmean(abs(point.broken) for point in found))
 
 
 def _noise(found: Sequence[Point]) -> str:

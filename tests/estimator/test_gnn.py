@@ -129,6 +129,14 @@ def test_a_device_without_weights_gets_the_analytical_model_and_a_line(
     assert "Nobody's GPU are estimated analytically: no estimator was trained for it" in caplog.text
 
 
+def test_a_gpu_of_the_same_processor_takes_its_network(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="disco_hlo"):
+        found = estimator_for("gpu", "NVIDIA H100 80GB HBM3", LOCAL)
+    assert isinstance(found, GnnModel)
+    assert found.analytic.device == found.weights.device, "as it was trained; measured kernels put it right"
+    assert "estimated as on NVIDIA H200" in caplog.text
+
+
 def test_damaged_weights_do_not_stop_anything(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,21 +7,24 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.profile import Platform, Profile
 from evaluation import cell, running, step
 from evaluation.links import prepare
-from evaluation.record import CellName, Record, RecordError, read
+from evaluation.predicting import predict_cell
+from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
 from evaluation.strategies import combined_up_to, in_the_order_of, random_strategy, without_circles
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import Prediction
@@ -286,6 +289,53 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
     record = read(tmp_path / f"{CELL.stem}.json")
     assert statuses(record) == {"XLA default": "ok", "plan": "no time"}
     assert record["rows"]["plan"]["reason"].startswith("0 s are left, compiling takes")
+
+
+def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once with 291 s for four cells the time to measure all rows was set aside before the first was compiled: none was.
+    one: Any = object.__new__(cell.Cell)
+    one.record, one.files, one.default, one.default_s = Record.open(tmp_path, CELL), None, None, 8.0
+    one.record.note("predicted_default", {"step_ms": 140.0})
+    one.asked, one.name, one.compiled, one.to_measure = Namespace(rounds=6), CELL, [], 1
+    one.context = Namespace(on_gpu=False)
+    monkeypatch.setattr(
+        cell, "try_row", lambda _c, _r, _f, row, left_s, takes_s: row if left_s() > takes_s else None
+    )
+    monkeypatch.setattr(running, "shapes_of", lambda _executable: set())
+    stages: Any = object.__new__(running._Stages)
+    stages._asked = Namespace(left_s=lambda: 60.0)
+    stages._compile([one], lambda _cell: [Namespace(name=f"row {number}") for number in range(40)])
+    assert 5 < len(one.compiled) < 20
+    assert one.measuring_s() < 60.0
+
+
+def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path
+) -> None:
+    _, module = request_and_module
+    kept_files(tmp_path, CELL, module)
+    files, record = step.Files(tmp_path, CELL), Record.open(tmp_path, CELL)
+    gpu = replace(profile(), platform=Platform("Nobody's GPU", "gpu", "", "0", "0"))
+    files.save_profile(gpu)
+    captured = Step(module, canonicalize(module))
+    graph, xla = captured.source.graph, read_strategy(captured.source)
+    ran = {"status": "ok", "attempts": 1, "spread_ms": 1.0, "times_ms": [40.0] * 3, "median_ms": 40.0}
+    files.save_row("plan", msgspec.json.encode(one_at_a_time(graph, one_bucket(graph, xla.groups))))
+    record.update("plan", **ran)
+    predict_cell(files, record, captured)
+    promised = record.row("plan")["predicted"]
+    assert "predicted_in_rounds" not in record.row("plan")
+
+    files.save_row(ALONE_XLA, msgspec.json.encode(one_at_a_time(graph, xla)))
+    record.update(ALONE_XLA, **ran)
+    predict_cell(files, record, captured)
+    assert record.row("plan")["predicted"] == promised
+    assert record.row(ALONE_XLA)["predicted_in_rounds"]["step_ms"] == pytest.approx(40.0, rel=0.01)
+    slower = record.row("plan")["predicted_in_rounds"]
+    assert slower["compute_ms"] == promised["compute_ms"]
+    assert slower["communication_ms"] > 10 * promised["communication_ms"]
 
 
 @pytest.mark.slow  # compiles the search's code where nothing has yet

@@ -174,33 +174,6 @@ def compile_ahead(
     return Kept(trials)
 
 
-def transfers_again(
-    session: Session,
-    source: CanonicalModule,
-    xla: Strategy,
-    compiled: Kept,
-    store: ProfileStore,
-    inputs_of: Runner,
-) -> Profile | None:
-    """The profile by what the step's own transfers took before and take now: links change by the minute (GPU).
-
-    Args:
-        compiled: by :func:`compile_ahead`, for the profile so far.
-        inputs_of: a runner of the step.
-
-    Returns:
-        None where the transfers were not traced before, and on ranks other than 0.
-    """
-    known, _ = _known_and_wanted(session, source, xla, store)
-    alone = [trial for trial in compiled.trials if trial.name == _ALONE]
-    taken = _trace(session, source, alone, known.launch_ns if known else 0, keep=True, runner=inputs_of)
-    if known is None or not alone:
-        return None
-    known.add_waits(source.graph.fingerprint, (), taken[_ALONE].buckets_ns)
-    together = bucket_sizes(source.graph, varied_buckets(xla))
-    return known.profile(source.graph.fingerprint, transfer_sizes(source), together)
-
-
 def _known_and_wanted(
     session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
 ) -> tuple[KnownTimes | None, Mapping[str, Any]]:
@@ -294,15 +267,11 @@ def _to_trace(
 
 
 def _trace(
-    session: Session,
-    source: CanonicalModule,
-    trials: Sequence[Trial],
-    launch_ns: int,
-    keep: bool,
-    runner: Runner | None = None,
+    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, keep: bool
 ) -> dict[str, _Traced]:
-    """Run each compiled module a few times under the profiler, on all ranks; with the inputs of ``runner``."""
+    """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
+    runner: Runner | None = None
     first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
         trial.error = trial.error or _lack_of_memory(session, trial)
