@@ -81,7 +81,8 @@ def schemes(record: Mapping[str, Any]) -> dict[str, float]:
     plan = step_ms(record, record["facts"].get("chosen", PLAN))
     if plan is not None:
         found[PLAN] = plan
-    bounds = record["facts"].get("bounds", {})
+    # A link that changed since the profile changed the bound, too.
+    bounds = {**record["facts"].get("bounds", {}), **record["facts"].get("bounds_in_rounds", {})}
     for label, key in (("FO", "full_overlap_ms"), ("bound", "bound_ms")):
         if bounds.get(key):
             found[label] = float(bounds[key])

@@ -336,6 +336,7 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
     slower = record.row("plan")["predicted_in_rounds"]
     assert slower["compute_ms"] == promised["compute_ms"]
     assert slower["communication_ms"] > 10 * promised["communication_ms"]
+    assert 1.0 < record.fact("bounds_in_rounds")["bound_ms"] <= slower["step_ms"]
 
 
 @pytest.mark.slow  # compiles the search's code where nothing has yet
