@@ -6,7 +6,7 @@ the backend: what may share a kernel, and what may share a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
@@ -30,6 +30,19 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
     Raises:
         IllegalStrategyError: naming the group or bucket and the reason.
     """
+    for number, reason in refused_groups(graph, strategy, units, attested):
+        raise IllegalStrategyError(f"g{number}: {reason}")
+    for number, bucket in enumerate(strategy.buckets):
+        reason = bucket_refusal(graph, bucket)
+        if reason:
+            raise IllegalStrategyError(f"b{number}: {reason}")
+
+
+def refused_groups(
+    graph: Graph, strategy: Strategy, units: UnitGraph, attested: Iterable[Kernel]
+) -> Iterator[tuple[int, str]]:
+    """The groups, by number, that XLA could not execute correctly, and why not; arguments as for
+    :func:`check_strategy`."""
     known = set(attested)
     results: dict[int, list[int]] = {}
     for value in units.values:
@@ -41,11 +54,7 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
             continue
         reason = group_refusal(graph, members, returned, group.kind)
         if reason:
-            raise IllegalStrategyError(f"g{number}: {reason}")
-    for number, bucket in enumerate(strategy.buckets):
-        reason = bucket_refusal(graph, bucket)
-        if reason:
-            raise IllegalStrategyError(f"b{number}: {reason}")
+            yield number, reason
 
 
 def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:

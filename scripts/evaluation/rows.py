@@ -24,6 +24,7 @@ from evaluation.strategies import (
     in_the_order_of,
     random_strategy,
     without_circles,
+    without_refused,
 )
 
 NO_COMBINING = "no all-reduce combining"
@@ -190,7 +191,7 @@ def _before_looks(context: Context) -> Iterator[Row]:
 def _fusion_only(context: Context) -> Variant:
     """The plan's kernels, as many as go with XLA's buckets."""
     kernels = without_circles(context.source.graph, Strategy(context.plan.groups, context.xla.buckets))
-    return _own(context, context.in_xla_order(kernels))
+    return _own(context, context.in_xla_order(without_refused(context.source, kernels)))
 
 
 def _order_only(context: Context) -> Row:

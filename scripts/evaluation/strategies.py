@@ -14,7 +14,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import all_reduce_depths
-from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.legal import check_strategy, refused_groups
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.simulator.costs import CostModel, MachineModel
@@ -51,6 +51,22 @@ def without_circles(graph: Graph, strategy: Strategy) -> Strategy:
             strategy = replace(strategy, groups=tuple(kept), order=())
         else:
             return strategy
+
+
+def without_refused(source: CanonicalModule, strategy: Strategy) -> Strategy:
+    """``strategy`` less the kernels that were legal only beside others that it no longer has: a value that those
+    computed for themselves has to be returned, which not every kernel can. Without order where any is left out.
+
+    Raises:
+        IllegalStrategyError: it does not fit the graph.
+    """
+    graph, attested = source.graph, attested_groups(source)
+    while refused := {
+        number for number, _ in refused_groups(graph, strategy, unit_graph(graph, strategy), attested)
+    }:
+        kept = tuple(group for number, group in enumerate(strategy.groups) if number not in refused)
+        strategy = replace(strategy, groups=kept, order=())
+    return strategy
 
 
 def in_the_order_of(graph: Graph, strategy: Strategy, other: Strategy, asynchronous: bool) -> Strategy:

@@ -21,7 +21,13 @@ from evaluation.links import prepare
 from evaluation.predicting import predict_cell
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
-from evaluation.strategies import combined_up_to, in_the_order_of, random_strategy, without_circles
+from evaluation.strategies import (
+    combined_up_to,
+    in_the_order_of,
+    random_strategy,
+    without_circles,
+    without_refused,
+)
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
@@ -402,6 +408,14 @@ def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
     kernels = (Group((3, 6)), Group((4, 5)))
     assert without_circles(step, Strategy(kernels, early)).groups == kernels
     assert without_circles(step, Strategy(kernels, late)).groups == kernels[1:]
+
+
+def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None:
+    # Node 1 is computed in both kernels; without the second the first has to return it, beside node 2 of another shape.
+    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 1\nadd 1\ntuple 2 3"), origins=())
+    both = Strategy((Group((1, 2)), Group((3,), duplicates=(1,))))
+    assert without_refused(source, both) == both
+    assert without_refused(source, Strategy(both.groups[:1])).groups == ()
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
