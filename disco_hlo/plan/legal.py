@@ -30,8 +30,8 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
     Raises:
         IllegalStrategyError: naming the group or bucket and the reason.
     """
-    for number, reason in refused_groups(graph, strategy, units, attested):
-        raise IllegalStrategyError(f"g{number}: {reason}")
+    for number, why in refused_groups(graph, strategy, units, attested):
+        raise IllegalStrategyError(f"g{number}: {why}")
     for number, bucket in enumerate(strategy.buckets):
         reason = bucket_refusal(graph, bucket)
         if reason:
