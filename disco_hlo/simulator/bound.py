@@ -95,6 +95,10 @@ def tight_bound_ns(
     the same way all transfers together cost the compute stream at least M times the smaller of
     (1 - compute speed) / transfer speed and 1.
 
+    Nor do the other, earlier transfers come for nothing. Such a one runs before r, slows what computes there, and needs
+    what is computed for it alone by then, which could else run beside the late ones; or it runs after r and takes its
+    time of the link there, unless that lies behind the last of the late ones, beside their q.
+
     Args:
         problem: as for :func:`bound`, on a machine where transfers overlap.
         sizes_bytes: of every task of the problem that communicates, in their order.
@@ -102,10 +106,14 @@ def tight_bound_ns(
     compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
     total_ns = int(compute_ns.sum())
     transfers = np.flatnonzero(problem.communicates)
-    before = compute_ns @ reaches(problem, transfers, forward=True)
+    needed = reaches(problem, transfers, forward=True)
+    before = compute_ns @ needed
     after = compute_ns @ reaches(problem, transfers, forward=False)
+    own = np.where(needed.sum(axis=1) == 1, compute_ns, 0) @ needed
     sizes = np.array(sizes_bytes, np.int64)
     largest = None if _grows(pieces) else int(sizes.sum())
+    on_link = sizes > machine.one_shot_max_bytes
+    more_ns = np.where(on_link, sizes, 0) * _least_ns_per_byte(sizes_bytes, pieces, machine, largest)
     compute_speed, transfer_speed = machine.compute_speed_ppm / PPM, machine.transfer_speed_ppm / PPM
     held_up = min(1.0, (1 - transfer_speed) / compute_speed)
     slowed = min(1.0, (1 - compute_speed) / transfer_speed)
@@ -115,8 +123,22 @@ def tight_bound_ns(
         link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
         last_ns = int(after[late].min())
         beside_ns = total_ns - release - last_ns
-        found = max(found, release + link_ns + last_ns + int(held_up * beside_ns))
+        early_ns = np.minimum(more_ns, slowed * more_ns + (1 - held_up) * own)[~late].sum()
+        behind_ns = (1 - held_up) * (last_ns - int(after.min()))
+        cost_ns = held_up * beside_ns + max(0.0, early_ns - behind_ns)
+        found = max(found, release + link_ns + last_ns + int(cost_ns))
     return found
+
+
+def _least_ns_per_byte(
+    sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel, largest_bytes: int | None
+) -> float:
+    """By how much a byte more lengthens the all-reduces that there are, at least; arguments as for
+    :func:`least_communication_ns`, which says what the first bytes take."""
+    if largest_bytes is not None:
+        return least_communication_ns(sizes_bytes, pieces, machine, largest_bytes) / max(1, sum(sizes_bytes))
+    apart = machine.channels if machine.asynchronous and not machine.shared_link else 1
+    return max(0.0, min(pieces.ns_per_byte)) / apart
 
 
 def _grows(pieces: LinearPieces) -> bool:

@@ -18,9 +18,10 @@ from disco_hlo.search.methods import child, island, joint
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.search.run import search
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
@@ -28,12 +29,14 @@ from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
 from tests.search.random_steps import random_step
 from tests.search.steps import chain
+from tests.simulator.random_steps import random_step as small_random_step
 
 SLOW_LAUNCH = replace(GPU, launch_ns=3000)
 MEMORY_SEED = 5
@@ -46,6 +49,24 @@ def run(
     return search(
         graph, costs or ResultCosts(), machine, start=unfused(graph), settings=replace(SMALL, **changes)
     )
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), speeds=st.sampled_from([(1.0, 1.0), (0.7, 1.0), (0.85, 0.6), (0.7, 0.9)]))
+def test_not_even_what_it_finds_is_below_the_bound(seed: int, speeds: tuple[float, float]) -> None:
+    graph, costs = small_random_step(Random(seed), 20)
+    machine = replace(GPU, compute_speed_ppm=int(1e6 * speeds[0]), transfer_speed_ppm=int(1e6 * speeds[1]))
+    pieces = (
+        LinearPieces((0, 50), (0.4, 3.3), (0.3, 20.0)) if seed % 2 else LinearPieces((0,), (1.0,), (5.0,))
+    )
+    costs = replace(costs, all_reduce=pieces)
+    try:
+        result = run(graph, machine, costs, seed=seed)
+    except IllegalStrategyError:  # in the terms of the search its units wait for each other
+        assume(False)
+    for found in result.finalists:
+        least = bound_of_kernels(graph, found.strategy.groups, costs, machine, pieces)
+        assert least.makespan_ns <= found.predicted_ns
 
 
 @settings(max_examples=12, deadline=None)

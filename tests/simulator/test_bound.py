@@ -77,6 +77,24 @@ def test_what_is_hidden_slows_the_compute_down() -> None:
     assert tight_bound_ns(problem(STEP), [1, 1], short, slow) == pytest.approx(16 + 3, abs=1)
 
 
+def test_an_early_transfer_slows_what_computes_beside_it_or_comes_behind() -> None:
+    # y takes 110 behind a and b; x takes 100, beside b, which loses half its speed meanwhile: 50.
+    early = "a 3\nb 400 after a\nx 5 on 1 after a\ny 5 on 1 after b\nu 6 after x y"
+    half = replace(GPU, compute_speed_ppm=500_000)
+    assert tight_bound_ns(problem(early), [50, 50], LINE, half) == pytest.approx(403 + 110 + 6 + 50, abs=1)
+    # With all but no speed beside it, x comes behind y: 100.
+    still = replace(GPU, compute_speed_ppm=100_000, transfer_speed_ppm=900_000)
+    assert tight_bound_ns(problem(early), [50, 50], LINE, still) == pytest.approx(403 + 110 + 6 + 100, abs=1)
+
+
+def test_what_is_computed_for_an_early_transfer_alone_delays_the_late_ones() -> None:
+    # w (30) could run beside y, but then x would come behind it: in front of b it costs itself.
+    early = "a 3\nw 30 after a\nb 400 after a\nx 5 on 1 after w\ny 5 on 1 after b\nu 6 after x y"
+    assert tight_bound_ns(problem(early), [50, 50], LINE, GPU) == pytest.approx(403 + 110 + 6 + 30, abs=1)
+    # x takes 20: less than w.
+    assert tight_bound_ns(problem(early), [10, 50], LINE, GPU) == pytest.approx(403 + 110 + 6 + 20, abs=1)
+
+
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
     assert least_communication_ns([100, 300], LINE, GPU) == pytest.approx(2 * 400 + 10, abs=1)
 
