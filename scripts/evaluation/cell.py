@@ -17,6 +17,7 @@ from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
@@ -83,6 +84,8 @@ class Cell:
         self.fdo_profile = b""
         self.compiled: list[Compiled] = []
         self._kept: Kept | None = None
+        self._inputs_of: Runner | None = None
+        """Large models' inputs take seconds to make: all that runs shares them."""
         self._looked_at: Trial | None = None
         self.to_measure = 0
         """Rows that are compiled or being compiled, XLA's default among them."""
@@ -127,7 +130,7 @@ class Cell:
         if self._kept is not None:
             with self._clock("profile"):
                 found = step.profile(self.session, self.captured, self.asked.out, self._kept)
-            self._kept = None  # its code lies on the devices
+            self._inputs_of, self._kept = self._kept.runner, None  # their code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
         if self.default is not None and self._guides():
@@ -157,7 +160,7 @@ class Cell:
         source, first = self.captured.source, plans.searched[0]
         assert self._looked_at is not None
         with self._clock(f"look_{number}"):
-            times = kernel_times(self.session, source, self._looked_at, profile.launch_ns)
+            times = kernel_times(self.session, source, self._looked_at, profile.launch_ns, self._inputs_of)
         self._looked_at = None
         step.keep_kernel_times(profile, times, self.asked.out)
         told = step.costs(profile, self.captured, plans).model
@@ -177,7 +180,7 @@ class Cell:
 
     def _collect_fdo_profile(self) -> None:
         try:
-            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, None)
+            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, self._inputs_of)
             runner.run()
             self.fdo_profile = measure.fdo_profile(runner)
         except Exception as error:
@@ -297,6 +300,7 @@ class Cell:
                     record=self.record,
                     count=self.asked.rounds,
                     seed=self.asked.settings.seed,
+                    inputs_of=self._inputs_of,
                     on_gpu=self.context.on_gpu,
                     promised_ns=promised_ns(self.context),
                     comparison=self.asked.comparison,
@@ -304,7 +308,7 @@ class Cell:
                     left_s=lambda: self.asked.left_s() - until_left_s,
                 )
             )
-        self.compiled, self.to_measure = [], 0
+        self.compiled, self.to_measure, self._inputs_of = [], 0, None
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

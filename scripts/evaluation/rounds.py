@@ -37,6 +37,8 @@ class Rounds:
     """Of rounds."""
     seed: int
     """Of the inputs."""
+    inputs_of: Runner | None
+    """A runner that made them before, where there is one."""
     on_gpu: bool
     promised_ns: Mapping[str, int]
     """By row, what the search expects of its own."""
@@ -50,7 +52,7 @@ def run_all(rounds: Rounds) -> None:
     """First runs with their numbers, rounds in turn, and traces."""
     record, compiled, seed = rounds.record, rounds.compiled, rounds.seed
     request = rounds.session.request
-    default = measure.runner_of(request, compiled[0].executable, seed, None)
+    default = measure.runner_of(request, compiled[0].executable, seed, rounds.inputs_of)
     default.run()
     at_once = measure.at_once(record, default) if rounds.on_gpu else 1
     expected = measure.outputs_on_device(compiled[0].executable, default)

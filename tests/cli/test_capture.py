@@ -69,7 +69,9 @@ def test_a_failing_command_keeps_its_exit_code(disco: Disco, tmp_path: Path) -> 
 def test_of_a_command_that_was_interrupted_it_is_not_said_that_it_has_no_step(
     disco: Disco, tmp_path: Path
 ) -> None:
-    interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    # A suite that a shell runs in the background hands on an ignored SIGINT.
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    interrupted = f"import os, signal; {heard}; os.kill(os.getpid(), signal.SIGINT)"
     outcome = disco("capture", "-o", tmp_path / "captured", "--", sys.executable, "-c", interrupted)
     assert outcome.code == 130
     assert "disco: the command ended with exit code 130 and had saved no step" in outcome.err

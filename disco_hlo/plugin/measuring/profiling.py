@@ -92,6 +92,8 @@ class Kept:
     trials: list[Trial] = field(default_factory=list)
     chains: Chains = field(default_factory=dict)
     constants: DeviceConstants | None = None
+    runner: Runner | None = None
+    """The last that was traced: its inputs do for others."""
 
 
 def platform_of(session: Session) -> Platform:
@@ -144,7 +146,7 @@ def profile_step(
             trial.restructured = restructured
         compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
     launch_ns = known.launch_ns if known is not None else 0
-    taken = _trace(session, source, trials, launch_ns, keep=kept is not None)
+    taken = _trace(session, source, trials, launch_ns, kept)
     if kept is not None:
         kept.trials = trials
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
@@ -201,12 +203,17 @@ def kernels_of(
 
 
 def kernel_times(
-    session: Session, source: CanonicalModule, trial: Trial, launch_ns: int
+    session: Session,
+    source: CanonicalModule,
+    trial: Trial,
+    launch_ns: int,
+    inputs_of: Runner | None = None,
 ) -> dict[str, OpTime]:
     """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
 
     Args:
         launch_ns: launch cost, as far as it is known.
+        inputs_of: a runner of the step whose inputs are used, where there is one.
 
     Raises:
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
@@ -218,7 +225,7 @@ def kernel_times(
         raise ProfileError(reason)
     first_runs = FirstRuns(session, "inputs for the look")
     with session.stage("look: memory"):
-        runner = _runner(session, trial, None, first_runs)
+        runner = _runner(session, trial, inputs_of, first_runs)
     with session.stage("look: profile"), marked(session, trial):
         trace, walls = traced_on_all(session, trial.name, runner, _RUNS[session.facts.backend], first_runs)
         if not session.leads:
@@ -267,11 +274,11 @@ def _to_trace(
 
 
 def _trace(
-    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, keep: bool
+    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, kept: Kept | None
 ) -> dict[str, _Traced]:
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
-    runner: Runner | None = None
+    runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
         trial.error = trial.error or _lack_of_memory(session, trial)
@@ -285,8 +292,10 @@ def _trace(
             trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
             one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
         found[trial.name] = one
-        if not keep:
+        if kept is None:
             trial.executable = None
+        else:
+            kept.runner = runner
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
     with session.stage("profile"):
         if session.leads and wanted_times and not _op_times(found):
