@@ -28,8 +28,15 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 MOST_DRAWS: Final = 4
+SMALL_BYTES: Final = (1 << 16, 1 << 20)
+"""Of a gradient that may come last: the link has it in less time than a kernel computes it in, mostly."""
 BUCKET_ROUNDS: Final = 2
 """How often buckets are computed again for the order that the previous ones led to."""
+
+
+def apart(gradients: NDArray[np.int64]) -> list[list[int]]:
+    """Each in a bucket of its own."""
+    return [[x] for x in gradients.tolist()]
 
 
 class Climber:
@@ -130,17 +137,21 @@ class Climber:
             control[cl.RETRIES] = control[cl.WAITING]
             control[[cl.LISTED, cl.WAITING, cl.RETRIED]] = 0
 
-    def reschedule(self) -> None:
-        """Give the state's kernels the best buckets and order at hand, if these are better than its own."""
+    def reschedule(self, *, small_last: bool = False) -> None:
+        """Give the state's kernels the best buckets and order at hand, if these are better than its own.
+
+        Args:
+            small_last: also try what brings the large gradients forward. Takes three times as long.
+        """
         best, best_ns = self.state, self.makespan_ns()
-        for state in self._arranged():
+        for state in self._arranged(small_last):
             self.state = state
             found_ns = self.makespan_ns()
             if found_ns < best_ns:
                 best, best_ns = state, found_ns
         self.state = best
 
-    def _arranged(self) -> Iterator[State]:
+    def _arranged(self, small_last: bool) -> Iterator[State]:
         """The state in the order of a list schedule, as it is and with other buckets (see ``schedule``).
 
         After each the state must be run in its order: the next buckets depend on when gradients appeared.
@@ -153,13 +164,26 @@ class Climber:
         ranked = self.pools[1]
         if ranked.size < 2:
             return
-        runs = [[x] for x in ranked.tolist()]
-        for _ in range(1 + BUCKET_ROUNDS):
-            state = self._with_buckets(own, runs)
-            if state is None:
-                return
-            yield state
-            runs = self._neighbours_together(ranked)
+        for first in (apart(ranked), *(self._small_ones_last(ranked) if small_last else ())):
+            runs = first
+            for _ in range(1 + BUCKET_ROUNDS):
+                state = self._with_buckets(own, runs)
+                if state is None:
+                    break
+                yield state
+                runs = self._neighbours_together(ranked)
+
+    def _small_ones_last(self, ranked: NDArray[np.int64]) -> Iterator[list[list[int]]]:
+        """All small gradients in one bucket, which waits for the last of them: so what computes them comes last, and
+        runs beside the transfer of large ones that else nothing would hide (an embedding's, whose gradient is complete
+        only at the end)."""
+        sizes, channel = self.costs.sizes, self.step.node[at.CHANNEL]
+        for limit in SMALL_BYTES:
+            small: dict[tuple[int, int], list[int]] = {}
+            for x in ranked[sizes[ranked] <= limit].tolist():
+                small.setdefault((int(channel[x]), int(self.depths[x])), []).append(x)
+            if small and any(sizes[x] > limit for x in ranked):
+                yield [*apart(ranked[sizes[ranked] > limit]), *small.values()]
 
     def take_given_buckets(self) -> None:
         """Give the state's kernels the buckets of the start, in the order of a list schedule, if they can have them."""

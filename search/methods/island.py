@@ -187,7 +187,7 @@ class _Run:
             if self.stopped == "stop":
                 return
             if turn % 2 == 0:
-                self._reschedule()
+                self._reschedule(small_last=True)
             else:  # the rule makes many small buckets where these are in time; from there few large ones are far
                 self.climber.take_given_buckets()
             yield
@@ -195,7 +195,7 @@ class _Run:
             for divisor in ORDER_DIVISORS:
                 self._climb(everything, divisor, ordered=True)
                 yield
-            self._reschedule()
+            self._reschedule(small_last=True)
             yield
             self._adopt_best()
 
@@ -221,8 +221,8 @@ class _Run:
             self._climb(moves, 0, ordered=True)
             yield
 
-    def _reschedule(self) -> None:
-        self.climber.reschedule()
+    def _reschedule(self, *, small_last: bool = False) -> None:
+        self.climber.reschedule(small_last=small_last)
         self._note()
 
     def _climb(self, moves: Mapping[int, int], divisor: int, *, ordered: bool, share: int = 1) -> None:

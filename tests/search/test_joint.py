@@ -146,7 +146,9 @@ def test_the_first_plan_does_not_wait_for_a_simulation_of_the_start(monkeypatch:
     graph, events = random_step(Random(5), 60, backend="gpu"), []
     simulated, rescheduled = joint.simulate, Climber.reschedule
     monkeypatch.setattr(joint, "simulate", lambda problem: events.append("start") or simulated(problem))
-    monkeypatch.setattr(Climber, "reschedule", lambda self: events.append("plan") or rescheduled(self))
+    monkeypatch.setattr(
+        Climber, "reschedule", lambda self, **how: events.append("plan") or rescheduled(self, **how)
+    )
     found = run(graph, seeds=1)
     assert events.index("plan") < events.index("start")
     assert events.count("start") == 1
