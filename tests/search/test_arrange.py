@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -14,13 +14,15 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.moves.arrange import list_order, regroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.costs import GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate
-from tests.search.cost_models import ResultCosts
+from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_consistent, check_topological
 from tests.search.steps import chain
@@ -94,3 +96,43 @@ def test_a_state_is_never_arranged_worse_and_takes_what_the_simulator_says(seed:
     assert (climber.state.word == before.word).all() or climber.makespan_ns() < before_ns
     strategy = climber.strategy(climber.state)
     assert simulate(build(graph, strategy, costs, MACHINE).problem).makespan_ns == climber.makespan_ns()
+
+
+@dataclass(frozen=True)
+class _Times(TrafficCosts):
+    """Of each node, ns; a transfer takes 10 and 100 more for 2 MiB."""
+
+    ns: tuple[int, ...] = ()
+    all_reduce: LinearPieces = field(default_factory=lambda: LinearPieces((0,), (100 / (1 << 21),), (10.0,)))
+
+    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+        return np.array(self.ns, np.int64)
+
+
+def test_what_computes_small_gradients_runs_beside_the_last_large_one() -> None:
+    small = """
+        param
+        dot 0
+        dot 1
+        all-reduce 2
+        dot 1
+        all-reduce 4
+        dot 4
+        all-reduce 6
+        tuple 3 5 7
+    """
+    graph = chain(small, backend="gpu")
+    large = Shape("f32", (1 << 19,), (0,))
+    nodes = [replace(node, shape=large) if node.id in (4, 5) else node for node in graph.nodes]
+    graph = replace(graph, nodes=tuple(nodes))
+    costs = _Times(ns=(0, 10, 30, 0, 50, 0, 1, 0, 0))
+
+    def arranged_ns(small_last: bool) -> int:
+        climber = Climber(graph, costs, GPU, prepare(graph, [unfused(graph)]), 0, 0)
+        climber.reschedule(small_last=small_last)
+        return climber.makespan_ns()
+
+    # 10 and 30 for the first small one, 50 for the large one, 1 for the last, which travels with it: nothing hides 110.
+    assert arranged_ns(False) == 10 + 30 + 50 + 1 + 110
+    # The large one after 10 and 50; 30 and 1 run beside its transfer, and both small ones travel together behind it.
+    assert arranged_ns(True) == 10 + 50 + 110 + 10
