@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from evaluation import tables
+from evaluation import fidelity, tables
 from evaluation.record import RecordError, read, write_atomically
 from evaluation.sharded_update import sharded_updates
 
@@ -46,14 +46,14 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "Predicted against measured",
         "Pairs of plans closer than their noise do not count in Kendall's tau. Where the link's rate decides, it is\n"
         "taken from the row in which nothing runs beside transfers; the promise is by the profile of minutes before.",
-        tables.fidelity,
+        fidelity.fidelity,
     ),
     (
         "Replicated and sharded update of Adam (CoCoNet, figure 10)",
         "Step times by XLA's own order; the advice is what the replicated step's own profile said would be saved.",
         sharded_updates,
     ),
-    ("Every plan on CPU", "ms; medians of all batches.", tables.cpu_plans),
+    ("Every plan on CPU", "ms; medians of all batches.", fidelity.cpu_plans),
     ("What the evaluation took", "", tables.costs),
     ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
     ("Rows without a time", "", tables.missing),

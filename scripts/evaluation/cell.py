@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from disco_hlo.profiler.profile import Profile
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
@@ -25,8 +23,8 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
-from disco_hlo.simulator.step_bound import bound_of_kernels
 from evaluation import links, measure, step
+from evaluation.bounds import bounds_of
 from evaluation.compiling import Compiled, possible, try_row
 from evaluation.predicting import predict_cell, predicted
 from evaluation.record import FAILED, CellName, Record
@@ -227,7 +225,7 @@ class Cell:
         self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
         costs = step.costs(profile, self.captured, plans)
         self.context = replace(self.context, costs=costs, found=plans)
-        _note_bounds(self.record, self.context, plans)
+        self.record.note("bounds", bounds_of(self.captured.source, costs, plans))
         self._predict_default()
         left = self._left()
         if not left and not self.compiled and self.record.finished(DEFAULT):
@@ -333,37 +331,3 @@ def _describe(
         all_reduce_bytes=sum(sizes),
         settings=session.settings.as_dict(),
     )
-
-
-# --- measuring ------------------------------------------------------------------------------------
-
-
-def _note_bounds(record: Record, context: Context, plans: step.FoundPlans) -> None:
-    record.note(
-        "bounds",
-        {
-            "full_overlap_ms": plans.prediction.full_overlap_ns / 1e6,
-            "bound_ms": plans.prediction.bound_ns / 1e6,
-            "predicted_plan_ms": plans.prediction.plan_ns / 1e6,
-            "predicted_default_ms": plans.prediction.default_ns / 1e6,
-            **_parts(context),
-        },
-    )
-
-
-def _parts(context: Context) -> dict[str, Any]:
-    """C, r, M and q of the bound over XLA's kernels and over the plan's."""
-    graph, costs = context.source.graph, context.costs
-
-    def of(groups: Any) -> dict[str, float]:
-        found = bound_of_kernels(graph, groups, costs.model, costs.machine, pieces_of(costs.profile))
-        return {
-            "compute_ms": found.compute_ns / 1e6,
-            "before_ms": found.before_ns / 1e6,
-            "communication_ms": found.communication_ns / 1e6,
-            "after_ms": found.after_ns / 1e6,
-            "bound_ms": found.makespan_ns / 1e6,
-            "full_overlap_ms": found.full_overlap_ns / 1e6,
-        }
-
-    return {"of XLA's kernels": of(context.xla.groups), "of the plan's kernels": of(context.plan.groups)}

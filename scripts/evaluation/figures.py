@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.tables import DEFAULT, PLAN, SCHEMES, TORCH, points, schemes
+from evaluation.fidelity import points
+from evaluation.tables import DEFAULT, PLAN, SCHEMES, TORCH, schemes
 
 _BARS = (*SCHEMES, PLAN)
 _COLOURS = {

@@ -19,7 +19,6 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.known_times import bucket_sizes
@@ -27,10 +26,10 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
+from evaluation.bounds import lowest_of
 from evaluation.record import ALONE_XLA, OK, Record
-from evaluation.step import Costs, Files, FoundPlans, costs
+from evaluation.step import Costs, Files, costs
 
 _LEAST_SHARE = 0.5
 python_at_once = threading.Lock()
@@ -62,20 +61,7 @@ def predict_cell(files: Files, record: Record, captured: Step) -> None:
     if together is not None:
         again = costs(replace(profile, together=together), captured, plans)
         _predict_rows(files, record, captured.source, again, "predicted_in_rounds")
-        record.note("bounds_in_rounds", lowest_bounds(captured.source, again, plans))
-
-
-def lowest_bounds(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
-    """The bound and full overlap, ms: of XLA's kernels or the plan's, whichever allow less."""
-    pieces = pieces_of(known.profile)
-    found = [
-        bound_of_kernels(source.graph, kernels.groups, known.model, known.machine, pieces)
-        for kernels in (read(source), plans.searched[0])
-    ]
-    return {
-        "bound_ms": min(one.makespan_ns for one in found) / 1e6,
-        "full_overlap_ms": min(one.full_overlap_ns for one in found) / 1e6,
-    }
+        record.note("bounds_in_rounds", lowest_of(captured.source, again, plans))
 
 
 def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> InStep | None:

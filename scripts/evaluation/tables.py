@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-from evaluation.record import ALONE_XLA, OK
+from evaluation.record import OK
 
 DEFAULT = "XLA default"
 PLAN = "plan"
@@ -18,29 +15,6 @@ SCHEMES = (DEFAULT, "no op fusion", "no all-reduce combining", "best threshold",
 _LOSS = "loss_relative_difference"
 WORTH_CLOSING = 0.05
 """Gaps to the bound below this share of the best baseline are no measure of anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A row that was measured and predicted."""
-
-    name: str
-    measured_ms: float
-    noise_ms: float
-    predicted_ms: float
-    """By the link as it was in the rounds, where that was seen."""
-    promised_ms: float
-    """By the profile that the search had."""
-
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction."""
-        return self.predicted_ms / self.measured_ms - 1
-
-    @property
-    def broken(self) -> float:
-        """Relative error of the promise, which a link that changed meanwhile breaks, too."""
-        return self.promised_ms / self.measured_ms - 1
 
 
 def title(record: Mapping[str, Any]) -> str:
@@ -110,7 +84,7 @@ def step_times(records: Cells) -> Table:
     rows = []
     for record in records:
         found = schemes(record)
-        rows.append((title(record), *(_number(found.get(name)) for name in columns)))
+        rows.append((title(record), *(number_text(found.get(name)) for name in columns)))
     return ("model, link, devices", *columns), rows
 
 
@@ -128,21 +102,21 @@ def speed_ups(records: Cells) -> Table:
         name, least = best
         limits = [found.get(limit) for limit in ("FO", "bound")]
         own = (
-            _number(found[PLAN]),
+            number_text(found[PLAN]),
             record["facts"].get("chosen", PLAN),
             f"{found[PLAN] / found[DEFAULT]:.3f}",
         )
-        gains = ["-" if limit is None else _percent(least / limit - 1) for limit in limits]
+        gains = ["-" if limit is None else percent_text(least / limit - 1) for limit in limits]
         closed = [_closed(least, found[PLAN], limit) for limit in limits]
-        gain = _percent(least / found[PLAN] - 1)
-        rows.append((title(record), name, _number(least), *own, gain, *gains, *closed))
+        gain = percent_text(least / found[PLAN] - 1)
+        rows.append((title(record), name, number_text(least), *own, gain, *gains, *closed))
     return header, rows
 
 
 def _closed(least: float, plan: float, limit: float | None) -> str:
     if limit is None or least - limit < WORTH_CLOSING * least:
         return "-"
-    return _percent((least - plan) / (least - limit))
+    return percent_text((least - plan) / (least - limit))
 
 
 def overlaps(records: Cells) -> Table:
@@ -161,11 +135,11 @@ def overlaps(records: Cells) -> Table:
                 continue
             ratio = (trace["compute_ms"] + trace["communication_ms"]) / trace["span_ms"]
             parts = [
-                _number(trace[f"{part}_ms"]) for part in ("compute", "communication", "hidden", "exposed")
+                number_text(trace[f"{part}_ms"]) for part in ("compute", "communication", "hidden", "exposed")
             ]
-            said = (_number(predicted.get("hidden_ms")), _number(predicted.get("exposed_ms")))
+            said = (number_text(predicted.get("hidden_ms")), number_text(predicted.get("exposed_ms")))
             peak = f"{row['memory']['total_bytes'] / 2**20:.0f}"
-            time = _number(step_ms(record, name))
+            time = number_text(step_ms(record, name))
             rows.append((title(record), name, time, *parts, f"{ratio:.2f}", *said, peak))
     return header, rows
 
@@ -180,7 +154,7 @@ def parts(records: Cells) -> Table:
     for record in records:
         times = [record["rows"].get(name, {}).get("of_default") for name in names]
         alone = record["rows"].get("transfers alone (plan's kernels)", {}).get("trace") or {}
-        measured = (_number(alone.get("compute_ms")), _number(alone.get("communication_ms")))
+        measured = (number_text(alone.get("compute_ms")), number_text(alone.get("communication_ms")))
         rows.append((title(record), *("-" if t is None else f"{t:.3f}" for t in times), *measured))
     return ("model, link, devices", *names, "compute alone, ms", "communication alone, ms"), rows
 
@@ -208,86 +182,6 @@ def looks(records: Cells) -> Table:
     return header, rows
 
 
-def points(record: Mapping[str, Any]) -> list[Point]:
-    """The rows whose step time was both measured and predicted, less the one that tells what the link was like."""
-    rows = record["rows"]
-    link_seen = any("predicted_in_rounds" in row for row in rows.values())
-    found = []
-    for name, row in rows.items():
-        promised = (row.get("predicted") or {}).get("step_ms")
-        if not promised or row.get("status") != OK or (link_seen and name == ALONE_XLA):
-            continue
-        predicted = (row.get("predicted_in_rounds") or row["predicted"]).get("step_ms", promised)
-        measured = float(row["median_ms"])
-        noise = row["of_default_noise"] * measured
-        found.append(Point(name, measured, noise, float(predicted), float(promised)))
-    return found
-
-
-def kendall_tau(found: Sequence[Point]) -> float | None:
-    """Agreement of predicted and measured order, -1 to 1; pairs closer than their noise do not count."""
-    score = pairs = 0
-    for a, b in combinations(found, 2):
-        apart = a.measured_ms - b.measured_ms
-        if abs(apart) <= a.noise_ms + b.noise_ms:
-            continue
-        pairs += 1
-        predicted = a.predicted_ms - b.predicted_ms
-        score += (apart * predicted > 0) - (apart * predicted < 0)
-    return score / pairs if pairs else None
-
-
-def fidelity(records: Cells) -> Table:
-    """Predicted against measured: mean and largest error, rank agreement, beside the noise of measuring."""
-    header = (
-        "model, link, devices", "plans", "mean error", "largest error", "of", "Kendall's tau", "noise",
-        "mean error of the promise",
-    )  # fmt: skip
-    rows, everything = [], []
-    for record in records:
-        found = points(record)
-        if not found:
-            continue
-        everything += found
-        rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found), _broken(found)))
-    if everything:
-        rows.append(("all", *_errors(everything), "-", _noise(everything), _broken(everything)))
-    return header, rows
-
-
-def cpu_plans(records: Cells) -> Table:
-    """Every plan of the CPU's records, predicted against measured, ms."""
-    header = ("model, link, devices", "plan", "measured", "noise", "predicted", "error")
-    rows = [
-        (
-            title(record), point.name, _number(point.measured_ms), _number(point.noise_ms),
-            _number(point.predicted_ms), _percent(point.error),
-        )
-        for record in records
-        if record["facts"].get("backend") == "cpu"
-        for point in points(record)
-    ]  # fmt: skip
-    return header, rows
-
-
-def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
-    worst = max(found, key=lambda point: abs(point.error))
-    mean = statistics.fmean(abs(point.error) for point in found)
-    return str(len(found)), _percent(mean), _percent(worst.error), worst.name
-
-
-def _broken(found: Sequence[Point]) -> str:
-    return _percent(statistics.fmean(abs(point.broken) for point in found))
-
-
-def _noise(found: Sequence[Point]) -> str:
-    return _percent(statistics.median(point.noise_ms / point.measured_ms for point in found))
-
-
-def _tau(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def costs(records: Cells) -> Table:
     """What this evaluation took, and after how many steps the plan has paid for all of it."""
     header = (
@@ -302,7 +196,7 @@ def costs(records: Cells) -> Table:
         total_s = sum(value or 0.0 for value in spent)
         steps = f"{1e3 * total_s / gained_ms:.0f}" if gained_ms > 0 else "-"
         candidates = str(facts.get("evaluations", "-"))
-        seconds = [_number(value) for value in spent]
+        seconds = [number_text(value) for value in spent]
         rows.append((title(record), *seconds[:2], candidates, *seconds[2:], steps))
     return header, rows
 
@@ -336,7 +230,7 @@ def missing(records: Cells) -> Table:
 def markdown(table: Table) -> str:
     """A table in markdown; numbers to the right."""
     header, rows = table
-    right = [any(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    right = [any(_isnumber_text(row[i]) for row in rows) for i in range(len(header))]
     lines = [_line(header), _line("---:" if one else "---" for one in right)]
     return "\n".join([*lines, *(_line(row) for row in rows)]) + "\n"
 
@@ -345,17 +239,19 @@ def _line(values: Iterable[str]) -> str:
     return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
 
 
-def _is_number(text: str) -> bool:
+def _isnumber_text(text: str) -> bool:
     return text[:1].isdigit() or text[:2].removeprefix("-").isdigit()
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A number with three digits or so; a dash for none."""
     if value is None:
         return "-"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """A share as per cent."""
     return f"{100 * share:.1f} %"
 
 

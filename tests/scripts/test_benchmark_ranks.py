@@ -13,8 +13,8 @@ from pathlib import Path
 import benchmark_ranks
 import pytest
 from evaluation import ranks
+from evaluation.fidelity import cpu_plans, fidelity
 from evaluation.links import prepare_rank
-from evaluation.tables import cpu_plans, fidelity
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial

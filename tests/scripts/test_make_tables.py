@@ -11,9 +11,10 @@ from typing import Any
 import make_tables
 import pytest
 from evaluation import tables
+from evaluation.fidelity import Point, fidelity, kendall_tau
 from evaluation.record import ALONE_XLA
 from evaluation.sharded_update import sharded_updates
-from evaluation.tables import Point, kendall_tau, markdown
+from evaluation.tables import markdown
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_tables.py"
 
@@ -137,7 +138,7 @@ def test_what_a_look_was_worth() -> None:
 
 
 def test_fidelity_of_predictions() -> None:
-    assert tables.fidelity([record()])[1][0] == (
+    assert fidelity([record()])[1][0] == (
         "bert, sockets, 2", "6", "2.7 %", "10.0 %", "XLA default", "1.00", "1.0 %", "2.7 %",
     )  # fmt: skip
 
@@ -148,7 +149,7 @@ def test_a_link_that_changed_breaks_the_promise_and_not_the_prediction() -> None
         if "predicted" in one:
             one["predicted_in_rounds"] = {"step_ms": one["median_ms"]}
     changed["rows"][ALONE_XLA] = row(150.0, 1.5, 120.0, predicted_in_rounds={"step_ms": 150.0})
-    found = tables.fidelity([changed])[1][0]
+    found = fidelity([changed])[1][0]
     assert found[:3] == ("bert, sockets, 2", "6", "0.0 %"), "the row that tells of the link is none of them"
     assert found[-1] == "2.7 %"
 
