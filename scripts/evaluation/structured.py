@@ -30,8 +30,8 @@ from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.measuring.profiling import GRAPHS_OFF
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF
 from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables

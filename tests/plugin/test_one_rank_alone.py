@@ -23,8 +23,8 @@ from disco_hlo.plugin.measuring import candidates, timelines
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME, measured_times
-from disco_hlo.plugin.measuring.profiling import traced
 from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.measuring.traced_modules import traced
 from disco_hlo.plugin.phases import capture_phase, second_look
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings

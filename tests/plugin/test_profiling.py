@@ -24,7 +24,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.plugin.measuring import profiling
+from disco_hlo.plugin.measuring import traced_modules
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
@@ -33,10 +33,10 @@ from disco_hlo.plugin.measuring.profiling import (
     _BESIDE,
     _slow_downs,
     _to_trace,
-    _Traced,
     profile_step,
 )
 from disco_hlo.plugin.measuring.runner import Memory
+from disco_hlo.plugin.measuring.traced_modules import Traced
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
@@ -182,8 +182,8 @@ def test_every_other_bucket_of_several_is_taken_apart() -> None:
 
 
 def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:
-    def taken(name: str, *kernels: tuple[str, int, int]) -> _Traced:
-        return _Traced(
+    def taken(name: str, *kernels: tuple[str, int, int]) -> Traced:
+        return Traced(
             tracing.Trace(
                 tuple(
                     tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, "", 1000 * end, kernel)
@@ -232,8 +232,8 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
     sizes = [
         Memory(arguments_bytes[name in too_large], 0, 0, 0) for name in ("unfused step", "XLA's kernels")
     ]
-    monkeypatch.setattr(profiling, "memory", lambda executable: sizes.pop(0))
-    monkeypatch.setattr(profiling, "available_bytes", lambda request: 1 << 30)
+    monkeypatch.setattr(traced_modules, "memory", lambda executable: sizes.pop(0))
+    monkeypatch.setattr(traced_modules, "available_bytes", lambda request: 1 << 30)
     made, arguments = models.mlp()
 
     def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:

@@ -20,11 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from disco_hlo.activation.channel import name_ranks
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -43,36 +40,29 @@ from disco_hlo.plugin.measuring.links import (
 )
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
-from disco_hlo.plugin.measuring.runner import Runner, Together, memory
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.traced_modules import (
+    RUNS,
+    Traced,
+    lack_of_memory,
+    profiling_options,
+    ranks_block,
+    runner_with,
+    told,
+    traced,
+    traced_on_all,
+)
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.plugin.xla import executables
-from disco_hlo.plugin.xla.hook import module_name
-from disco_hlo.plugin.xla.job import available_bytes
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import HOST_IS_AHEAD_NS, bucket_totals_ns, contention, launch_gap_ns
-from disco_hlo.profiler.costs import group_times
-from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
-from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 
-_RUNS = {"cpu": 12, "gpu": 5}
-"""Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
-_WARM_UPS = 2
-_WARM_NS = 1_000_000_000
-"""How long a GPU computes before a trace: cool, it runs kernels faster than in the middle of a training."""
-_MOST_WARM_UPS = 30
 _PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
-GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
-"""Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
 _NO_CONTENTION = Contention(1.0, 1.0)
-_USABLE = 0.9
-"""Part of the free memory that one module may take: what is free lies in pieces."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ def profile_step(
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     with session.stage("times of ops"):
         if known is not None:
-            _take_in(known, source.graph.fingerprint, taken, wanted, blocks=_ranks_block(session))
+            _take_in(known, source.graph.fingerprint, taken, wanted, blocks=ranks_block(session))
     swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
     with session.stage("the step's profile"):
         if known is None:
@@ -180,7 +170,7 @@ def _known_and_wanted(
     session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
 ) -> tuple[KnownTimes | None, Mapping[str, Any]]:
     """On rank 0 what is known, and on all what has to be measured."""
-    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if _ranks_block(session) else ""
+    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if ranks_block(session) else ""
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform_of(session), link, store) if session.leads else None
     with session.stage("known times"):
@@ -221,33 +211,16 @@ def kernel_times(
     with session.stage("look: compile"):
         if trial.error:
             raise ProfileError(trial.error)
-    if reason := _lack_of_memory(session, trial):
+    if reason := lack_of_memory(session, trial):
         raise ProfileError(reason)
     first_runs = FirstRuns(session, "inputs for the look")
     with session.stage("look: memory"):
-        runner = _runner(session, trial, inputs_of, first_runs)
+        runner = runner_with(session, trial, inputs_of, first_runs)
     with session.stage("look: profile"), marked(session, trial):
-        trace, walls = traced_on_all(session, trial.name, runner, _RUNS[session.facts.backend], first_runs)
+        trace, walls = traced_on_all(session, trial.name, runner, RUNS[session.facts.backend], first_runs)
         if not session.leads:
             return {}
-        return dict(_read(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
-
-
-@dataclass(frozen=True)
-class _Traced:
-    """What a trace of one module shows; nothing where it could not be taken."""
-
-    trace: tracing.Trace | None = None
-    module_name: str = ""
-    """Modules that are compiled at once go by different names."""
-    walls_ns: Sequence[int] = ()
-    times: Mapping[str, OpTime] = field(default_factory=dict)
-    waits_ns: Sequence[int] = ()
-    """By run, how long all-reduces ran, where they block (CPU)."""
-    gap_ns: int | None = None
-    """Between two kernels (GPU); None where none followed another."""
-    buckets_ns: Sequence[int] = ()
-    """By run, how long all buckets ran (GPU)."""
+        return dict(told(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
 
 
 def _to_trace(
@@ -275,22 +248,25 @@ def _to_trace(
 
 def _trace(
     session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, kept: Kept | None
-) -> dict[str, _Traced]:
+) -> dict[str, Traced]:
     """Run each compiled module a few times under the profiler, on all ranks."""
-    found = {name: _Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
+    found = {name: Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
     for trial in trials:
-        trial.error = trial.error or _lack_of_memory(session, trial)
+        trial.error = trial.error or lack_of_memory(session, trial)
         if trial.error:
             session.say("%s: not profiled: %s", trial.name, trial.error)
             continue
         with session.stage(f"memory for the {trial.name}"):
-            runner = _runner(session, trial, runner, first_runs)
+            runner = runner_with(session, trial, runner, first_runs)
         with session.stage(f"profile {trial.name}"), marked(session, trial):
-            runs = _RUNS[session.facts.backend]
+            runs = RUNS[session.facts.backend]
             trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
-            one = _read(source.graph, trial, trace, walls, launch_ns, _ranks_block(session))
+            one = told(
+                source.graph, trial, trace, walls, launch_ns,
+                blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
+            )  # fmt: skip
         found[trial.name] = one
         if kept is None:
             trial.executable = None
@@ -306,7 +282,7 @@ def _trace(
 def _take_in(
     known: KnownTimes,
     fingerprint: str,
-    taken: Mapping[str, _Traced],
+    taken: Mapping[str, Traced],
     wanted: Mapping[str, Any],
     blocks: bool,
 ) -> None:
@@ -323,21 +299,11 @@ def _take_in(
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
-def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
-    """What lies between kernels of a training step, where it has long ones."""
-    if trace.backend != "gpu":
-        return None
-    try:
-        return launch_gap_ns(trace, name, HOST_IS_AHEAD_NS)
-    except ProfileError:
-        return None
-
-
-def _op_times(taken: Mapping[str, _Traced]) -> dict[str, OpTime]:
+def _op_times(taken: Mapping[str, Traced]) -> dict[str, OpTime]:
     return {**taken[_UNFUSED].times, **taken[_ALONE].times}
 
 
-def _slow_downs(taken: Mapping[str, _Traced]) -> Contention:
+def _slow_downs(taken: Mapping[str, Traced]) -> Contention:
     """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
     alone, beside = taken[_ALONE], taken[_BESIDE]
     if alone.trace is None or beside.trace is None:
@@ -348,115 +314,10 @@ def _slow_downs(taken: Mapping[str, _Traced]) -> Contention:
     return found or _NO_CONTENTION
 
 
-def profiling_options(session: Session) -> dict[str, str]:
-    """Compile options without which a trace does not name every kernel."""
-    return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
-
-
-def _lack_of_memory(session: Session, trial: Trial) -> str:
-    """On which ranks a module has too little room to be run, the same on all; empty where it has enough."""
-    with session.stage(f"room for the {trial.name}"):
-        needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
-    lack = ""
-    if free is not None and needed > _USABLE * free:
-        lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
-    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
-    lacking = [rank for rank, answer in enumerate(answers) if answer]
-    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
-
-
-def _runner(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
-    return Runner(
-        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
-    )
-
-
-def traced_on_all(
-    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns
-) -> tuple[tracing.Trace, Sequence[int]]:
-    """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
-
-    Args:
-        first_runs: what ``runner`` makes its inputs with.
-    """
-    first_runs.begin(_WARM_UPS)
-    step_ns = run_on_all(
-        session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
-    )
-    more = 0
-    if session.facts.backend == "gpu":
-        more = session.tell(min(_MOST_WARM_UPS, _WARM_NS // max(1, step_ns)), "warm-ups")
-    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
-
-
-def traced(
-    runner: Runner | TransferChains, runs: int, warm_ups: int = _WARM_UPS
-) -> tuple[tracing.Trace, Sequence[int]]:
-    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
-
-    Raises:
-        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
-    """
-    walls: list[int] = []
-    try:
-        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
-    except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
-        while len(walls) < warm_ups + runs:
-            walls.append(runner.run())
-        raise
-    return tracing.read(trace), walls[-runs:]
-
-
-def _read(
-    graph: Graph, trial: Trial, taken: tracing.Trace, walls_ns: Sequence[int], launch_ns: int, blocks: bool
-) -> _Traced:
-    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too."""
-    executed = executables.read_executable(trial.executable)
-    name = module_name(executed)
-    gap_ns = _gap_ns(taken, name)
-    launch_ns = launch_ns if gap_ns is None else gap_ns
-    if trial.name == _BESIDE:
-        return _Traced(taken, name, walls_ns, gap_ns=gap_ns)
-    written, inside = canonicalize(executed), owners(executed)
-    on_cpu = taken.backend == "cpu"
-    talks = _talks(written) if on_cpu else frozenset()
-    times = instruction_times(taken, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
-    seen: Coverage = coverage(taken, name, inside)
-    LOGGER.debug(
-        "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
-        trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
-    )  # fmt: skip
-    if on_cpu:
-        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
-        LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
-        times = scaled(times, factor)
-    found = keyed_times(written.graph, written.origins, times)
-    # A plan's nodes are the source's: what is written may hold some of them twice.
-    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
-    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
-    buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
-    buckets_ns = bucket_totals_ns(taken, name, buckets) if buckets else ()
-    return _Traced(taken, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
-
-
-def _talks(module: CanonicalModule) -> frozenset[str]:
-    """Instructions that communicate."""
-    return frozenset(one.name for one in module.origins if _communicates(module, one))
-
-
-def _communicates(module: CanonicalModule, origin: Origin) -> bool:
-    return any(module.graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
-
-
-def _ranks_block(session: Session) -> bool:
-    """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
-    return session.facts.backend == "cpu" and session.facts.process_count > 1
-
-
 def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
     request, seed = session.request, session.settings.seed
     together = functools.partial(all_have, session, "all-reduces to time")
-    if _ranks_block(session):
+    if ranks_block(session):
         chains = None if kept is None else kept.chains
         with session.stage(f"all-reduces of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
             found = run_on_all(

@@ -11,8 +11,8 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.lockstep import FirstRuns
-from disco_hlo.plugin.measuring.profiling import profiling_options, traced_on_all
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.traced_modules import profiling_options, traced_on_all
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables

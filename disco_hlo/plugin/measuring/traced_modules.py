@@ -1,0 +1,190 @@
+"""One compiled module under the profiler, on all ranks, and what its trace tells (DisCo, sections 4.2 and 5.2).
+
+A GPU computes for a second before it is traced: one that was idle is faster than in the middle of a training. Command
+buffers, which hide which kernel belongs to which instruction, are off meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from disco_hlo.activation.channel import name_ranks
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.links import TransferChains
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, run_on_all
+from disco_hlo.plugin.measuring.runner import Runner, Together, memory
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.hook import module_name
+from disco_hlo.plugin.xla.job import available_bytes
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.adding_up import scaled, stretch
+from disco_hlo.profiler.contention import HOST_IS_AHEAD_NS, bucket_totals_ns, launch_gap_ns
+from disco_hlo.profiler.costs import group_times
+from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
+from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.profile import OpTime
+
+RUNS = {"cpu": 12, "gpu": 5}
+"""Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
+_WARM_UPS = 2
+_WARM_NS = 1_000_000_000
+"""How long a GPU computes before a trace: cool, it runs kernels faster than in the middle of a training."""
+_MOST_WARM_UPS = 30
+GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
+"""Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
+_USABLE = 0.9
+"""Part of the free memory that one module may take: what is free lies in pieces."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace of one module shows; nothing where it could not be taken."""
+
+    trace: tracing.Trace | None = None
+    module_name: str = ""
+    """Modules that are compiled at once go by different names."""
+    walls_ns: Sequence[int] = ()
+    times: Mapping[str, OpTime] = field(default_factory=dict)
+    waits_ns: Sequence[int] = ()
+    """By run, how long all-reduces ran, where they block (CPU)."""
+    gap_ns: int | None = None
+    """Between two kernels (GPU); None where none followed another."""
+    buckets_ns: Sequence[int] = ()
+    """By run, how long all buckets ran (GPU)."""
+
+
+def profiling_options(session: Session) -> dict[str, str]:
+    """Compile options without which a trace does not name every kernel."""
+    return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
+
+
+def lack_of_memory(session: Session, trial: Trial) -> str:
+    """On which ranks a module has too little room to be run, the same on all; empty where it has enough."""
+    with session.stage(f"room for the {trial.name}"):
+        needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
+    lack = ""
+    if free is not None and needed > _USABLE * free:
+        lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
+    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
+    lacking = [rank for rank, answer in enumerate(answers) if answer]
+    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
+
+
+def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
+    """A trial's runner, with the inputs of another one where there is one."""
+    return Runner(
+        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
+    )
+
+
+def traced_on_all(
+    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
+
+    Args:
+        first_runs: what ``runner`` makes its inputs with.
+    """
+    first_runs.begin(_WARM_UPS)
+    step_ns = run_on_all(
+        session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
+    )
+    more = 0
+    if session.facts.backend == "gpu":
+        more = session.tell(min(_MOST_WARM_UPS, _WARM_NS // max(1, step_ns)), "warm-ups")
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
+
+
+def traced(
+    runner: Runner | TransferChains, runs: int, warm_ups: int = _WARM_UPS
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
+
+    Raises:
+        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
+    """
+    walls: list[int] = []
+    try:
+        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
+    except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
+        while len(walls) < warm_ups + runs:
+            walls.append(runner.run())
+        raise
+    return tracing.read(trace), walls[-runs:]
+
+
+def told(
+    graph: Graph,
+    trial: Trial,
+    taken: tracing.Trace,
+    walls_ns: Sequence[int],
+    launch_ns: int,
+    *,
+    blocks: bool,
+    by_itself: bool = True,
+) -> Traced:
+    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too.
+
+    Args:
+        graph: whose nodes the trial's strategy speaks of.
+        launch_ns: launch cost, as far as it is known, where the trace does not show it.
+        blocks: whether all-reduces block (:func:`ranks_block`).
+        by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
+    """
+    executed = executables.read_executable(trial.executable)
+    name = module_name(executed)
+    gap_ns = _gap_ns(taken, name)
+    launch_ns = launch_ns if gap_ns is None else gap_ns
+    if not by_itself:
+        return Traced(taken, name, walls_ns, gap_ns=gap_ns)
+    written, inside = canonicalize(executed), owners(executed)
+    on_cpu = taken.backend == "cpu"
+    talks = _talks(written) if on_cpu else frozenset()
+    times = instruction_times(taken, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
+    seen: Coverage = coverage(taken, name, inside)
+    LOGGER.debug(
+        "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
+        trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
+    )  # fmt: skip
+    if on_cpu:
+        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
+        LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
+        times = scaled(times, factor)
+    found = keyed_times(written.graph, written.origins, times)
+    # A plan's nodes are the source's: what is written may hold some of them twice.
+    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
+    buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
+    buckets_ns = bucket_totals_ns(taken, name, buckets) if buckets else ()
+    return Traced(taken, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
+
+
+def _talks(module: CanonicalModule) -> frozenset[str]:
+    """Instructions that communicate."""
+    return frozenset(one.name for one in module.origins if _communicates(module, one))
+
+
+def _communicates(module: CanonicalModule, origin: Origin) -> bool:
+    return any(module.graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
+
+
+def ranks_block(session: Session) -> bool:
+    """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
+    return session.facts.backend == "cpu" and session.facts.process_count > 1
+
+
+def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
+    """What lies between kernels of a training step, where it has long ones."""
+    if trace.backend != "gpu":
+        return None
+    try:
+        return launch_gap_ns(trace, name, HOST_IS_AHEAD_NS)
+    except ProfileError:
+        return None
