@@ -144,7 +144,8 @@ class GnnModel:
 def estimator_for(
     backend: str, device_kind: str, local: DeviceModel, times_ns: Mapping[str, float] | None = None
 ) -> AnalyticModel | GnnModel:
-    """The best estimator there is for a device: trained where weights ship for it, else the analytical one.
+    """The best estimator there is for a device: trained where weights ship for it or for one of the same processor,
+    else the analytical one.
 
     Args:
         backend: ``cpu`` or ``gpu``.

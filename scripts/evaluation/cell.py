@@ -85,8 +85,8 @@ class Cell:
         self._inputs_of: Runner | None = None
         """Large models' inputs take seconds to make: all that runs shares them."""
         self._looked_at: Trial | None = None
-        self.to_measure = 0
-        """Rows that are compiled or being compiled, XLA's default among them."""
+        self._compiling: set[str] = set()
+        """Rows under way; threads add and remove their own."""
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -237,7 +237,6 @@ class Cell:
             DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
         )
         self.compiled.insert(0, Compiled(default, self.default))
-        self.to_measure += 1
         return left
 
     def _predict_default(self) -> None:
@@ -256,12 +255,11 @@ class Cell:
         Args:
             left_s: what is left beside the measuring of all that is, or is being, compiled: of this row, too.
         """
-        self.to_measure += 1
+        self._compiling.add(row.name)
         found = try_row(self.context, self.record, self.files, row, left_s, self.default_s)
         if found is not None:
             self.compiled.append(found)
-        else:
-            self.to_measure -= 1
+        self._compiling.remove(row.name)
 
     def predict(self) -> None:
         """Note what is predicted of every row that was timed; needs no devices.
@@ -272,15 +270,16 @@ class Cell:
         predict_cell(self.files, self.record, self.captured)
 
     def measuring_s(self) -> float:
-        """About what measuring the rows in as few rounds as tell anything takes, by the predicted step; nothing for
-        none. More rounds are run if there is time."""
-        if not self.to_measure:
+        """About what measuring all rows that are, or are being, compiled takes in as few rounds as tell anything, by
+        the predicted step; nothing for none. More rounds are run if there is time."""
+        count = len(self.compiled) + len(self._compiling)
+        if not count:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
         if self.context.on_gpu:
             run_s *= steps_at_once(int(1e9 * run_s), 0)
         rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2
-        return CELL_S + self.to_measure * (ROW_S + _COPYING * rounds * run_s)
+        return CELL_S + count * (ROW_S + _COPYING * rounds * run_s)
 
     def measure(self, until_left_s: float) -> None:
         """Run what was compiled, with the devices to itself.
@@ -306,7 +305,7 @@ class Cell:
                     left_s=lambda: self.asked.left_s() - until_left_s,
                 )
             )
-        self.compiled, self.to_measure, self._inputs_of = [], 0, None
+        self.compiled, self._inputs_of = [], None
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

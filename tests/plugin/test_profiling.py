@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from disco_hlo.profiler import trace as tracing
@@ -259,3 +259,19 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
         )
         == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "step_ns", "runs"),
+    [("gpu", 100_000_000, 10), ("gpu", 1_000_000, 30), ("gpu", 3_000_000_000, 0), ("cpu", 1_000_000, 0)],
+)
+def test_a_gpu_computes_for_a_second_before_it_is_traced(
+    backend: str, step_ns: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = SimpleNamespace(facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value)
+    runner: Any = SimpleNamespace(run=lambda: step_ns)
+    first_runs: Any = SimpleNamespace(begin=lambda _runs: None)
+    monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run: run())
+    monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
+    warm_ups: Any = traced_modules.traced_on_all(session, "a step", runner, 5, first_runs)
+    assert warm_ups == runs

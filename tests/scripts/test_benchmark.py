@@ -304,7 +304,7 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
     one: Any = object.__new__(cell.Cell)
     one.record, one.files, one.default, one.default_s = Record.open(tmp_path, CELL), None, None, 8.0
     one.record.note("predicted_default", {"step_ms": 140.0})
-    one.asked, one.name, one.compiled, one.to_measure = Namespace(rounds=6), CELL, [], 1
+    one.asked, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
     one.context = Namespace(on_gpu=False)
     monkeypatch.setattr(
         cell, "try_row", lambda _c, _r, _f, row, left_s, takes_s: row if left_s() > takes_s else None
