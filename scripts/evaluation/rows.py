@@ -23,8 +23,7 @@ from evaluation.strategies import (
     combined_up_to,
     in_the_order_of,
     random_strategy,
-    without_circles,
-    without_refused,
+    without_unfit,
 )
 
 NO_COMBINING = "no all-reduce combining"
@@ -190,8 +189,8 @@ def _before_looks(context: Context) -> Iterator[Row]:
 
 def _fusion_only(context: Context) -> Variant:
     """The plan's kernels, as many as go with XLA's buckets."""
-    kernels = without_circles(context.source.graph, Strategy(context.plan.groups, context.xla.buckets))
-    return _own(context, context.in_xla_order(without_refused(context.source, kernels)))
+    kernels = without_unfit(context.source, Strategy(context.plan.groups, context.xla.buckets))
+    return _own(context, context.in_xla_order(kernels))
 
 
 def _order_only(context: Context) -> Row:

@@ -15,7 +15,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.legal import check_strategy, refused_groups
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
@@ -44,29 +44,39 @@ def without_circles(graph: Graph, strategy: Strategy) -> Strategy:
         try:
             unit_graph(graph, strategy)
         except CircleError as error:
-            unplaced = {int(token[1:]) for token in error.tokens if token.startswith("g")}
-            if not unplaced:
+            waiting = [int(token[1:]) for token in error.tokens if token.startswith("g")]
+            if not waiting:
                 raise
-            kept = (group for number, group in enumerate(strategy.groups) if number not in unplaced)
+            # Nodes are numbered in an order of execution: what joins early and late ones is what has no place.
+            unplaced = max(waiting, key=lambda number: _span(strategy.groups[number]))
+            kept = (group for number, group in enumerate(strategy.groups) if number != unplaced)
             strategy = replace(strategy, groups=tuple(kept), order=())
         else:
             return strategy
 
 
-def without_refused(source: CanonicalModule, strategy: Strategy) -> Strategy:
-    """``strategy`` less the kernels that were legal only beside others that it no longer has: a value that those
-    computed for themselves has to be returned, which not every kernel can. Without order where any is left out.
+def _span(group: Group) -> int:
+    return max(group.nodes) - min(group.nodes)
+
+
+def without_unfit(source: CanonicalModule, strategy: Strategy) -> Strategy:
+    """``strategy`` less the kernels that go with neither its buckets nor each other: those of :func:`without_circles`,
+    and those that were legal only beside others that it no longer has. A value that the others computed for themselves
+    has to be returned, which not every kernel can, or is computed alone, which may close a circle in its turn.
+    Without order where any is left out.
 
     Raises:
         IllegalStrategyError: it does not fit the graph.
     """
     graph, attested = source.graph, attested_groups(source)
-    while refused := {
-        number for number, _ in refused_groups(graph, strategy, unit_graph(graph, strategy), attested)
-    }:
-        kept = tuple(group for number, group in enumerate(strategy.groups) if number not in refused)
-        strategy = replace(strategy, groups=kept, order=())
-    return strategy
+    while True:
+        strategy = without_circles(graph, strategy)
+        units = unit_graph(graph, strategy)
+        refused = {number for number, _ in refused_groups(graph, strategy, units, attested)}
+        if not refused:
+            return strategy
+        kept = (group for number, group in enumerate(strategy.groups) if number not in refused)
+        strategy = replace(strategy, groups=tuple(kept), order=())
 
 
 def in_the_order_of(graph: Graph, strategy: Strategy, other: Strategy, asynchronous: bool) -> Strategy:

@@ -26,7 +26,7 @@ from evaluation.strategies import (
     in_the_order_of,
     random_strategy,
     without_circles,
-    without_refused,
+    without_unfit,
 )
 
 from disco_hlo.hlo.canonical import canonicalize
@@ -414,8 +414,17 @@ def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None
     # Node 1 is computed in both kernels; without the second the first has to return it, beside node 2 of another shape.
     source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 1\nadd 1\ntuple 2 3"), origins=())
     both = Strategy((Group((1, 2)), Group((3,), duplicates=(1,))))
-    assert without_refused(source, both) == both
-    assert without_refused(source, Strategy(both.groups[:1])).groups == ()
+    assert without_unfit(source, both) == both
+    assert without_unfit(source, Strategy(both.groups[:1])).groups == ()
+
+
+def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
+    # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes. Alone,
+    # 3 reads 1 from the kernel of 1 and 4, which reads 3.
+    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4"), origins=())
+    refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
+    unit_graph(source.graph, Strategy((refused, unplaced)))
+    assert without_unfit(source, Strategy((refused, unplaced))).groups == ()
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
