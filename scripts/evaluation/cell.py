@@ -277,7 +277,7 @@ class Cell:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
         if self.context.on_gpu:
-            run_s *= steps_at_once(int(1e9 * run_s), 0)
+            run_s *= steps_at_once(int(1e9 * run_s), 0) + 1
         rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2
         return CELL_S + count * (ROW_S + _COPYING * rounds * run_s)
 

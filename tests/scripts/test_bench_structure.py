@@ -95,7 +95,7 @@ def test_the_number_is_chosen_once_and_kept_with_the_record(tmp_path: Path) -> N
     record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
     first, later = Steps(), Steps()
     assert at_once(record, first) == 20  # type: ignore[arg-type]
-    assert first.asked == [1, 1, 1, 20]
+    assert first.asked == [1, 1, 1, 21]
     assert at_once(Record.open(tmp_path, record.cell), later) == 20  # type: ignore[arg-type]
     assert later.asked == []
     assert time_once(later, 5) == 3_000_000  # type: ignore[arg-type]

@@ -310,17 +310,15 @@ class Runner:
         """Run ``count`` times as a training loop does, which hands on what a step returns in the storage of its
         arguments, and does not wait for a step before it starts the next; returns wall nanoseconds of one.
 
-        A single run of a short step is mostly the way from the host to the devices and back; and arguments that lie
-        elsewhere each time make a GPU's command buffers be written anew. All others are there before the clock
-        starts, ``count`` times :meth:`donated_bytes` of them.
+        The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait for
+        the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command buffers be
+        written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes` of them.
         """
-        self.learn_handing_on(count)
+        self.learn_handing_on(count + 1)
         handed_on = self._handed_on()
-        prepared = self._inputs.several(count, handed_on)
-        handlers = self._handlers(handed_on)
-        start = time.perf_counter_ns()
-        self._run_all(prepared, handed_on, handlers)
-        return (time.perf_counter_ns() - start) // count
+        prepared = self._inputs.several(count + 1, handed_on)
+        _, first_ended_ns = self._run_all(prepared, handed_on, self._handlers(handed_on))
+        return (time.perf_counter_ns() - first_ended_ns) // count
 
     def learn_handing_on(self, count: int) -> None:
         """See, where nobody has, whether ``count`` steps in a row leave their state near what it was.
@@ -336,7 +334,7 @@ class Runner:
         small = [index for index, array in like.items() if array.nbytes <= _SMALL_BYTES]
         looked_at = small or [min(like, key=lambda index: int(like[index].nbytes))]
         prepared = self._inputs.several(count, self._next_of)
-        outputs = self._run_all(prepared, self._next_of, self._handlers(self._next_of))
+        outputs, _ = self._run_all(prepared, self._next_of, self._handlers(self._next_of))
         before = _largest(like[index] for index in looked_at)
         after = _largest(outputs[self._next_of[index]] for index in looked_at)
         self._inputs.diverges = not after <= _GROWN * max(1.0, before)
@@ -352,10 +350,12 @@ class Runner:
 
     def _run_all(
         self, prepared: Sequence[list[Any]], handed_on: Mapping[int, int], handlers: Sequence[Any]
-    ) -> list[Any]:
-        """Run once with each of these arguments; returns what the last one hands on, when all have ended."""
+    ) -> tuple[list[Any], int]:
+        """Run at least twice, once with each of these arguments; returns what the last run hands on, when all have
+        ended, and the moment at which the first one had, on ``time.perf_counter_ns``."""
         tokens: list[Any] = []
         outputs: list[Any] = []
+        first_ended_ns = 0
         for number, arguments in enumerate(prepared):
             if number:
                 for index, output in handed_on.items():
@@ -363,9 +363,12 @@ class Runner:
             result = executables.execute(self._executable, arguments)
             tokens.append(executables.token_of(result))
             outputs = executables.chosen_outputs(result, handlers)
+            if number == 1:
+                tokens[0].block_until_ready()
+                first_ended_ns = time.perf_counter_ns()
         for token in tokens:
             token.block_until_ready()
-        return outputs
+        return outputs, first_ended_ns
 
     def nudge(self, by: float) -> None:
         """Change each made-up float by this part of it, up or down; 0 takes that back. It holds for all runners that
