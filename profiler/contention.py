@@ -3,7 +3,8 @@
 DisCo's simulator lets compute and communication run beside each other at full speed. They share
 memory bandwidth and multiprocessors, so neither does. Two traces of the same kernels tell by how
 much: one in which every transfer runs alone, and one in which they run under the compute. Read on
-GPU traces, where an execution is one kernel and transfers are NCCL's.
+GPU traces, where an execution is one kernel and transfers are NCCL's. A kernel whose thread blocks just fill the
+multiprocessors takes another round of them where a transfer holds a few: it loses more than the transfer's time.
 
 A transfer that begins beside kernels also waits until multiprocessors are free for its thread blocks, which takes it
 the same whatever its size: beside compute it takes wait + factor x its time alone. Transfers of many sizes tell the
@@ -30,6 +31,11 @@ from disco_hlo.errors import ProfileError
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""
 _MUCH = 0.5
+"""Of a transfer's time: one that shared less says little of what it takes beside kernels."""
+_SOME = 0.05
+"""Of a kernel's: of one that shared less, what it took longer is mostly noise."""
+_DRIFT_NS = 1_000_000
+"""Kernels that shared nothing, taking less than this together, do not tell what the machine did between two traces."""
 _ENOUGH_NS = 20_000
 """Less time than this at once, all kernels of a step together, says nothing."""
 _MOST = 10.0
@@ -75,8 +81,8 @@ def contention(
         None where too little ran at the same time to tell (a fast link).
     """
     beside_module = alone_module if beside_module is None else beside_module
-    compute = _shared(_work(alone, alone_module, False), _work(beside, beside_module, False))
-    transfers = _shared(_work(alone, alone_module, True), _work(beside, beside_module, True))
+    compute = _compute_beside(_work(alone, alone_module, False), _work(beside, beside_module, False))
+    transfers = _transfers_beside(_work(alone, alone_module, True), _work(beside, beside_module, True))
     if compute is None and transfers is None:
         return None
     factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
@@ -177,15 +183,35 @@ def _middle(works: Sequence[_Work]) -> _Work:
     return sorted(works, key=_length)[len(works) // 2]
 
 
-def _shared(
-    alone: Mapping[str, _Work], beside: Mapping[str, _Work]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """The time that each of these shared with something, and what it would have been without. What shared little
-    of its time tells more of its own noise."""
+Beside = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""The time that each shared with something of the other kind, and what it would have been without."""
+
+
+def _compute_beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
+    """Of the kernels. Over a fast link transfers are shorter than kernels, so those count that shared a small part of
+    their time; and as that part drowns in what the machine's clock did between two traces, kernels that shared nothing
+    tell by how much all are to be corrected."""
+    long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
+    free = [unit for unit in long if not beside[unit].shared_ns]
+    free_ns = sum(alone[unit].length_ns for unit in free)
+    drift = sum(beside[unit].length_ns for unit in free) / free_ns if free_ns >= _DRIFT_NS else 1.0
+    common = [unit for unit in long if beside[unit].shared_ns >= _SOME * beside[unit].length_ns]
+    return _shared(alone, beside, common, drift)
+
+
+def _transfers_beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
+    """Of the transfers."""
     long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
     common = [unit for unit in long if beside[unit].shared_ns >= _MUCH * beside[unit].length_ns]
-    shared = np.array([beside[unit].shared_ns for unit in common], np.float64)
-    excess = np.array([beside[unit].length_ns - alone[unit].length_ns for unit in common], np.float64)
+    return _shared(alone, beside, common, 1.0)
+
+
+def _shared(
+    alone: Mapping[str, _Work], beside: Mapping[str, _Work], units: Sequence[str], drift: float
+) -> Beside | None:
+    """Of these units; None where they shared too little time to tell anything."""
+    shared = np.array([beside[unit].shared_ns for unit in units], np.float64)
+    excess = np.array([beside[unit].length_ns - drift * alone[unit].length_ns for unit in units], np.float64)
     return (shared, shared - excess) if shared.sum() >= _ENOUGH_NS else None
 
 

@@ -40,10 +40,22 @@ def test_kernels_beside_a_transfer_are_held_against_themselves_alone() -> None:
     assert contention(ALONE, beside, "jit_step") == Contention(122 / (40 + 60), 122 / (122 - 30))
 
 
-def test_a_kernel_that_is_only_partly_beside_a_transfer_does_not_count() -> None:
-    beside = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 105, 155), ("g2", 155, 400))
-    found = contention(ALONE, beside, "jit_step")
-    assert found == Contention(50 / 40, 1.0)
+def test_a_kernel_longer_than_the_transfer_beside_it_counts_with_the_part_they_share() -> None:
+    # 30 of the 45 us that g2 shares are lost: it takes another round of thread blocks.
+    beside = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 105, 155), ("g2", 155, 245))
+    assert contention(ALONE, beside, "jit_step") == Contention(95 / (40 + 15), 1.0)
+
+
+def test_a_kernel_with_hardly_anything_beside_it_does_not_count() -> None:
+    beside = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 105, 155), ("g2", 198, 400))
+    assert contention(ALONE, beside, "jit_step") == Contention(50 / 40, 1.0)
+
+
+def test_a_machine_that_was_slower_in_one_of_the_traces_is_no_contention() -> None:
+    # Everything takes a tenth longer in the second; g1 beside b0, 60 of its 143 us, loses 33.
+    alone = trace(("g0", 0, 2000), ("b0", 2000, 2060), ("g1", 2060, 2160))
+    beside = trace(("g0", 0, 2200), ("b0", 2200, 2260), ("g1", 2200, 2343))
+    assert contention(alone, beside, "jit_step") == Contention(pytest.approx(60 / (60 - 33)), 1.0)
 
 
 def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:

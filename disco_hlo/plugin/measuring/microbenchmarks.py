@@ -126,10 +126,11 @@ def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> 
 
 def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
     """Kernels differ in what they share with transfers: convolutions were slowed by a third where a
-    transformer's matmuls were not. (``a second of transfers`` holds their wait too: older stores have it.)"""
+    transformer's matmuls were not. (Older stores have ``a second of compute``, of kernels shorter than what was beside
+    them alone, and ``a second of transfers``, which holds their wait too.)"""
     name = _step_on(link, fingerprint)
     return (
-        f"{name}: a second of compute",
+        f"{name}: a second of compute beside transfers",
         f"{name}: a second of transfers begun",
         f"{name}: a transfer's wait",
     )
