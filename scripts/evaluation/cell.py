@@ -28,7 +28,7 @@ from evaluation.bounds import bounds_of
 from evaluation.compiling import Compiled, possible, try_row
 from evaluation.predicting import predict_cell, predicted
 from evaluation.record import FAILED, CellName, Record
-from evaluation.rounds import Rounds, run_all
+from evaluation.rounds import Rounds
 from evaluation.rows import (
     BASELINE,
     PGLE,
@@ -128,6 +128,8 @@ class Cell:
         if self._kept is not None:
             with self._clock("profile"):
                 found = step.profile(self.session, self.captured, self.asked.out, self._kept)
+            for name, trace in self._kept.traces.items():
+                self.files.save_trace(f"profile, {name}", trace)
             self._inputs_of, self._kept = self._kept.runner, None  # their code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
@@ -281,31 +283,22 @@ class Cell:
         rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2
         return CELL_S + count * (ROW_S + _COPYING * rounds * run_s)
 
-    def measure(self, until_left_s: float) -> None:
-        """Run what was compiled, with the devices to itself.
-
-        Args:
-            until_left_s: time to leave for the cells after this one.
-        """
+    def rounds(self) -> Rounds | None:
+        """What was compiled, to be run with the devices to itself; None where that is nothing."""
         if not self.compiled:
-            return
-        with self._clock("measure"):
-            run_all(
-                Rounds(
-                    session=self.session,
-                    compiled=self.compiled,
-                    record=self.record,
-                    count=self.asked.rounds,
-                    seed=self.asked.settings.seed,
-                    inputs_of=self._inputs_of,
-                    on_gpu=self.context.on_gpu,
-                    promised_ns=promised_ns(self.context),
-                    comparison=self.asked.comparison,
-                    say=self.asked.say,
-                    left_s=lambda: self.asked.left_s() - until_left_s,
-                )
-            )
-        self.compiled, self._inputs_of = [], None
+            return None
+        return Rounds(
+            session=self.session,
+            compiled=self.compiled,
+            record=self.record,
+            seed=self.asked.settings.seed,
+            inputs_of=self._inputs_of,
+            on_gpu=self.context.on_gpu,
+            promised_ns=promised_ns(self.context),
+            comparison=self.asked.comparison,
+            keep_trace=self.files.save_trace,
+            say=self.asked.say,
+        )
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

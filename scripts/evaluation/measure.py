@@ -138,21 +138,16 @@ def times_of(trial: Trial, default: Trial) -> dict[str, Any]:
 # --- traces ---------------------------------------------------------------------------------------
 
 
-def overlap(runner: Runner, executable: LoadedExecutable) -> dict[str, float]:
-    """Compute, communication, and what of it is hidden, in ms per step, from a profiler trace.
-
-    On each run the device whose collectives took least counts: on the others they also wait for it.
-    """
-    return breakdown(traced(runner), executable)
-
-
 def traced(runner: Runner) -> tracing.Trace:
     """A few runs under the profiler."""
     return tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
 
 
 def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, float]:
-    """What :func:`overlap` gives, from a trace that was taken before."""
+    """Compute, communication, and what of it is hidden, in ms per step.
+
+    On each run the device whose collectives took least counts: on the others they also wait for it.
+    """
     module = proto.parse(executables.read_executable(executable))
     # On CPU an instruction tells what it is; on GPU its kernel does.
     names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_TRANSFERS)}

@@ -236,7 +236,7 @@ def _family(row: Row) -> str:
 
 
 def _searched(found: str, name: str, kind: str) -> Row:
-    return Row(name, kind, lambda c: Variant(c.request, c.named(found)), traced=name == PLAN)
+    return Row(name, kind, lambda c: Variant(c.request, c.named(found)), traced=name in (PLAN, ORDER_ONLY))
 
 
 def _own(context: Context, strategy: Strategy) -> Variant:

@@ -33,6 +33,9 @@ from evaluation.step import Files, search
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark.py"
 COMPILES = 4
 """Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
+_ENDING_S, _TRACE_S, _CHECK_S = 3.0, 12.0, 20.0
+"""What the end of a run, a trace, and the plugin's comparison may take, which makes all inputs anew."""
+_LAST = object()
 
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
@@ -101,8 +104,7 @@ class _Stages:
         if until == "search":
             return
         self._compile(cells, Cell.choose_rows)
-        for number, cell in enumerate(cells):
-            self._try(cell, cell.measure, sum(one.measuring_s() for one in cells[number + 1 :]))
+        self._measure(cells)
         if until == "measure":
             for cell in cells:
                 self._try(cell, cell.predict)
@@ -151,6 +153,30 @@ class _Stages:
         _say(f"{len(ranked)} rows of {len(rows)} cells compiled in {seconds} s")
         for cell, _ in rows:
             cell.record.note("compile_all_s", round((cell.record.fact("compile_all_s") or 0) + seconds, 1))
+
+    def _measure(self, cells: Sequence[Cell]) -> None:
+        """Rounds of all cells in turn, as many of each, since a link changes by the minute; then, while there is time,
+        traces, the important ones of all cells first."""
+        started = time.monotonic()
+        found = [(cell, rounds) for cell in cells if (rounds := cell.rounds()) is not None]
+        found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.begin)]
+        for cell, _ in found:
+            cell.record.note("first_runs_s", round(time.monotonic() - started, 1))
+        for _ in range(self._asked.rounds - 1):
+            began = time.monotonic()
+            found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.run_one)]
+            if self._asked.left_s() < 2 * (time.monotonic() - began) + _ENDING_S:
+                break
+        found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.choose)]
+        tracing = [(cell, rounds.traces()) for cell, rounds in found]
+        while tracing and self._asked.left_s() > _TRACE_S:
+            for cell, traces in list(tracing):
+                if self._asked.left_s() > _TRACE_S and next(traces, _LAST) is _LAST:
+                    tracing.remove((cell, traces))
+        for cell, rounds in found:
+            if self._asked.left_s() > _CHECK_S:
+                self._try(cell, rounds.check)
+            cell.record.note("measure_s", round(time.monotonic() - started, 1))
 
     def _opened(self, name: CellName) -> list[Cell]:
         try:

@@ -193,7 +193,7 @@ def _trace(asked: Asked, record: Record, row: Row) -> None:
     if row.order == OUR_ORDER and asked.left_s() > 5:
         assert row.runner is not None
         try:
-            found = measure.overlap(row.runner, row.executable)
+            found = measure.breakdown(measure.traced(row.runner), row.executable)
         except Exception as error:
             found = {"error": one_line(error)[:500]}
     elif row.order == OUR_ORDER:

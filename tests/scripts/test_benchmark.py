@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,9 @@ def test_a_run_measures_resumes_and_records_what_fails(
     assert plan["numbers"]["max_relative_difference"] < 1e-5
     assert plan["predicted"]["buckets"] == 1
     assert plan["trace"]["communication_ms"] > 0
+    kept = step.Files(tmp_path, CELL).trace("plan")
+    assert kept is not None
+    assert kept.executions
     assert first["facts"]["chosen"] in ("XLA default", "plan")
     assert first["facts"]["bounds"]["full_overlap_ms"] == 0.5
 
@@ -315,6 +319,63 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
     stages._compile([one], lambda _cell: [Namespace(name=f"row {number}") for number in range(40)])
     assert 5 < len(one.compiled) < 20
     assert one.measuring_s() < 60.0
+
+
+class LoggedRounds:
+    """Rounds of a cell, as the log of what was done."""
+
+    def __init__(self, name: str, log: list[str], fails: str = "") -> None:
+        self.name, self.log, self.fails = name, log, fails
+
+    def __getattr__(self, stage: str) -> Any:
+        def do() -> None:
+            if stage == self.fails:
+                raise RuntimeError(f"{stage} of {self.name}")
+            self.log.append(f"{stage} {self.name}")
+
+        return do
+
+    def traces(self) -> Iterator[None]:
+        for number in range(2):
+            self.log.append(f"trace {number} of {self.name}")
+            yield
+
+
+def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log: list[str] = []
+    stages: Any = object.__new__(running._Stages)
+
+    def measured(left_s: float, fails: str = "") -> list[str]:
+        del log[:]
+        cells = [
+            Namespace(
+                name=CELL, record=Record.open(tmp_path, CELL),
+                rounds=lambda name=name: LoggedRounds(name, log, fails if name == "a" else ""),
+            )
+            for name in "ab"
+        ]  # fmt: skip
+        stages._asked = Namespace(left_s=lambda: left_s, rounds=3)
+        stages._measure(cells)
+        return log
+
+    rounds = [
+        "begin a",
+        "begin b",
+        "run_one a",
+        "run_one b",
+        "run_one a",
+        "run_one b",
+        "choose a",
+        "choose b",
+    ]
+    traces = [f"trace {number} of {name}" for number in range(2) for name in "ab"]
+    assert measured(1000.0) == [*rounds, *traces, "check a", "check b"]
+    assert measured(15.0) == [*rounds, *traces]
+    assert measured(1.0) == [*rounds[:4], *rounds[-2:]]
+    assert measured(1.0, fails="begin") == ["begin b", "run_one b", "choose b"]
+    assert "RuntimeError: begin of a" in capsys.readouterr().err
 
 
 def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
@@ -419,8 +480,8 @@ def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None
 
 
 def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
-    # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes. Alone,
-    # 3 reads 1 from the kernel of 1 and 4, which reads 3.
+    # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes.
+    # Alone, 3 reads 1 from the kernel of 1 and 4, which reads 3.
     source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4"), origins=())
     refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
     unit_graph(source.graph, Strategy((refused, unplaced)))

@@ -59,6 +59,7 @@ from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.profiler.trace import Trace
 
 _PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
@@ -84,6 +85,8 @@ class Kept:
     constants: DeviceConstants | None = None
     runner: Runner | None = None
     """The last that was traced: its inputs do for others."""
+    traces: dict[str, Trace] = field(default_factory=dict)
+    """Those of XLA's kernels, from which it is read what these and transfers cost each other."""
 
 
 def platform_of(session: Session) -> Platform:
@@ -272,6 +275,8 @@ def _trace(
             trial.executable = None
         else:
             kept.runner = runner
+            if one.trace is not None and trial.name != _UNFUSED:
+                kept.traces[trial.name] = one.trace
     wanted_times = any(trial.name == _UNFUSED for trial in trials)
     with session.stage("profile"):
         if session.leads and wanted_times and not _op_times(found):
