@@ -1,0 +1,105 @@
+"""The traces that a cell keeps, as a page for people: why its rows take what they take (DisCo, section 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from disco_hlo.profiler.keys import owners
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.measuring.candidates import DEFAULT
+from evaluation.record import ALONE_XLA, CellName, Record, RecordError
+from evaluation.step import Files
+from evaluation.traced_kernels import TRANSFER, Loss, Piece, losses, pieces
+
+PROFILED_ALONE, PROFILED_BESIDE = "profile, XLA's kernels", "profile, transfers beside XLA's kernels"
+"""Traces of the profile, whose buckets are varied."""
+
+
+def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> str:
+    """What the traces of a cell show, as text.
+
+    Raises:
+        DiscoError: there is no record of the cell, no such row, or no trace of it.
+    """
+    path = out / f"{cell.stem}.json"
+    if not path.exists():
+        raise DiscoError(f"there is no record {path}")
+    try:
+        record = Record.open(out, cell)
+    except RecordError as error:
+        raise DiscoError(str(error)) from error
+    files = Files(out, cell)
+    module = files.module()
+    if module is None:
+        raise DiscoError(f"{files.folder} holds no module")
+    source, owner = canonicalize(module), owners(module)
+    if source.graph.backend != "gpu":
+        raise DiscoError(f"{cell.stem} ran on {source.graph.backend}, where nothing runs beside a transfer")
+    for name in only or ():
+        if files.trace(name) is None:
+            raise DiscoError(f"{files.folder} holds no trace of a row {name!r}")
+    found: dict[str, list[Piece]] = {}
+    for name, strategy in _what_ran(source, record, files):
+        trace = files.trace(name)
+        if trace is not None:
+            found[name] = pieces(source, owner, strategy(), trace)
+    if not found:
+        raise DiscoError(f"{files.folder} holds no traces")
+    alone = {name: found.get(PROFILED_ALONE if name == PROFILED_BESIDE else ALONE_XLA, []) for name in found}
+    shown = [name for name in found if (name in only if only else name not in (PROFILED_ALONE, ALONE_XLA))]
+    return f"# {cell.stem}\n" + "".join(_section(name, alone[name], found[name]) for name in shown)
+
+
+def _what_ran(
+    source: CanonicalModule, record: Record, files: Files
+) -> Iterator[tuple[str, Callable[[], Strategy | None]]]:
+    """By name of a trace, the strategy that ran in it; None for XLA's default."""
+    profiled = varied_buckets(read(source))
+    yield PROFILED_ALONE, lambda: one_at_a_time(source.graph, profiled)
+    yield PROFILED_BESIDE, lambda: beside_transfers(source.graph, profiled)
+    for name in record.rows():
+        yield name, lambda name=name: None if name == DEFAULT else _strategy(files, name)
+
+
+def _strategy(files: Files, name: str) -> Strategy:
+    try:
+        return msgspec.json.decode(files.row(name), type=Strategy)
+    except msgspec.MsgspecError as error:
+        raise DiscoError(f"{name!r} is XLA's own module, whose kernels are not told apart") from error
+
+
+def _section(name: str, alone: Sequence[Piece], row: Sequence[Piece]) -> str:
+    known = {(one.what, one.nodes) for one in alone}
+    common = sum((one.what, one.nodes) in known for one in row)
+    lines = [f"\n## {name}\n", f"{common} of {len(row)} kernels and transfers ran alone, too.\n"]
+    if common:
+        lines += [
+            "| | count | alone, ms | beside, ms | lost, ms | lost of beside |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            *(_row(loss) for loss in losses(alone, row)),
+            "",
+        ]
+    transfers = [one for one in row if one.what == TRANSFER]
+    waited_us = sorted(one.waited_ns / 1e3 for one in transfers)
+    if waited_us:
+        behind = sorted(one.behind for one in transfers if one.behind)
+        counts = ", ".join(f"{behind.count(kind)} {kind}" for kind in dict.fromkeys(behind)) or "none"
+        lines.append(
+            f"{len(transfers)} transfers waited {sum(waited_us) / 1e3:.2f} ms in all once they could have begun, "
+            f"{waited_us[len(waited_us) // 2]:.0f} us in the median, {waited_us[-1]:.0f} at most; "
+            f"for a kernel's end: {counts}."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _row(loss: Loss) -> str:
+    share = f"{loss.lost_ns / loss.shared_ns:.2f}" if loss.shared_ns else "-"
+    alone_ms, shared_ms, lost_ms = (ns / 1e6 for ns in (loss.alone_ns, loss.shared_ns, loss.lost_ns))
+    return f"| {loss.what} | {loss.count} | {alone_ms:.2f} | {shared_ms:.2f} | {lost_ms:.2f} | {share} |"
