@@ -16,7 +16,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError
 from evaluation.step import Files
-from evaluation.traced_kernels import TRANSFER, Loss, Piece, losses, pieces
+from evaluation.traced_kernels import TRANSFER, Loss, Piece, drift, losses, paired, pieces
 
 PROFILED_ALONE, PROFILED_BESIDE = "profile, XLA's kernels", "profile, transfers beside XLA's kernels"
 """Traces of the profile, whose buckets are varied."""
@@ -76,14 +76,14 @@ def _strategy(files: Files, name: str) -> Strategy:
 
 
 def _section(name: str, alone: Sequence[Piece], row: Sequence[Piece]) -> str:
-    known = {(one.what, one.nodes) for one in alone}
-    common = sum((one.what, one.nodes) in known for one in row)
-    lines = [f"\n## {name}\n", f"{common} of {len(row)} kernels and transfers ran alone, too.\n"]
-    if common:
+    pairs = paired(alone, row)
+    lines = [f"\n## {name}\n", f"{len(pairs)} of {len(row)} kernels and transfers ran alone, too."]
+    if pairs:
         lines += [
+            f"Kernels with nothing beside them took {drift(pairs):.3f} of that; the others beyond it:\n",
             "| | count | alone, ms | beside, ms | lost, ms | lost of beside |",
             "| --- | ---: | ---: | ---: | ---: | ---: |",
-            *(_row(loss) for loss in losses(alone, row)),
+            *(_row(loss) for loss in losses(pairs)),
             "",
         ]
     transfers = [one for one in row if one.what == TRANSFER]

@@ -206,22 +206,36 @@ class Loss:
     lost_ns: int
 
 
-def losses(alone: Sequence[Piece], row: Sequence[Piece]) -> list[Loss]:
-    """By kind, of what runs in both; kernels that shared nothing tell by how much the machine was slower meanwhile."""
+Pairs = Sequence[tuple[Piece, Piece]]
+"""What ran in both of two rows."""
+
+
+def paired(alone: Sequence[Piece], row: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
+    """What ran in both, by what it computes."""
     known = {(one.what, one.nodes): one for one in alone}
-    both = [(known[one.what, one.nodes], one) for one in row if (one.what, one.nodes) in known]
-    free = [(before, one) for before, one in both if not one.shared_ns and one.what != TRANSFER]
-    free_ns = sum(before.length_ns for before, _ in free)
-    drift = sum(one.length_ns for _, one in free) / free_ns if free_ns else 1.0
+    return [(known[one.what, one.nodes], one) for one in row if (one.what, one.nodes) in known]
+
+
+def drift(pairs: Pairs) -> float:
+    """What kernels that shared nothing took over what they took alone: by how much the machine was slower meanwhile,
+    or their code worse. 1 where there is none."""
+    free = [(before, one) for before, one in pairs if not one.shared_ns and one.what != TRANSFER]
+    alone_ns = sum(before.length_ns for before, _ in free)
+    return sum(one.length_ns for _, one in free) / alone_ns if alone_ns else 1.0
+
+
+def losses(pairs: Pairs) -> list[Loss]:
+    """By kind, beyond :func:`drift`; transfers last."""
+    slower = drift(pairs)
     by_kind: dict[str, list[tuple[Piece, Piece]]] = defaultdict(list)
-    for before, one in both:
+    for before, one in pairs:
         by_kind[one.what].append((before, one))
-    found = [_loss(what, pairs, 1.0 if what == TRANSFER else drift) for what, pairs in by_kind.items()]
+    found = [_loss(what, of_kind, 1.0 if what == TRANSFER else slower) for what, of_kind in by_kind.items()]
     return sorted(found, key=lambda one: (one.what == TRANSFER, -one.alone_ns))
 
 
-def _loss(what: str, pairs: Sequence[tuple[Piece, Piece]], drift: float) -> Loss:
+def _loss(what: str, pairs: Pairs, slower: float) -> Loss:
     alone_ns = sum(before.length_ns for before, _ in pairs)
     shared_ns = sum(one.shared_ns for _, one in pairs)
-    lost_ns = round(sum(one.length_ns for _, one in pairs) - drift * alone_ns)
+    lost_ns = round(sum(one.length_ns for _, one in pairs) - slower * alone_ns)
     return Loss(what, len(pairs), alone_ns, shared_ns, lost_ns)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from disco_hlo.profiler.trace import Execution, Trace
 from evaluation.explaining import _section
-from evaluation.traced_kernels import ELEMENTWISE, TRANSFER, Loss, Piece, losses, pieces
+from evaluation.traced_kernels import ELEMENTWISE, TRANSFER, Loss, Piece, drift, losses, paired, pieces
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -101,7 +101,9 @@ def test_a_trace_of_something_else_is_refused() -> None:
 def test_what_a_kernel_lost_leaves_out_what_the_machine_was_slower_by() -> None:
     alone = [Piece((1,), "dot", 100, 0), Piece((3,), "dot", 40, 0), Piece((2,), TRANSFER, 50, 0)]
     beside = [Piece((1,), "dot", 110, 0), Piece((3,), "dot", 64, 30), Piece((2,), TRANSFER, 70, 69)]
-    assert losses(alone, beside) == [Loss("dot", 2, 140, 30, 20), Loss(TRANSFER, 1, 50, 69, 20)]
+    pairs = paired(alone, beside)
+    assert drift(pairs) == 1.1
+    assert losses(pairs) == [Loss("dot", 2, 140, 30, 20), Loss(TRANSFER, 1, 50, 69, 20)]
 
 
 def test_a_row_is_a_table_and_a_line_on_its_transfers() -> None:
