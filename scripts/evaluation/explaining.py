@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 
 import msgspec
+from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.keys import owners
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -52,9 +56,14 @@ def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> s
             found[name] = pieces(source, owner, strategy(), trace)
     if not found:
         raise DiscoError(f"{files.folder} holds no traces")
+    fitted = files.profile()
+    lines = None if fitted is None else fitted.all_reduce
     alone = {name: found.get(PROFILED_ALONE if name == PROFILED_BESIDE else ALONE_XLA, []) for name in found}
     shown = [name for name in found if (name in only if only else name not in (PROFILED_ALONE, ALONE_XLA))]
-    return f"# {cell.stem}\n" + "".join(_section(name, alone[name], found[name]) for name in shown)
+    sections = [_section(name, alone[name], found[name]) for name in shown]
+    if lines is not None and PROFILED_ALONE in found:
+        sections.append(_sizes(source.graph, found[PROFILED_ALONE], lines))
+    return f"# {cell.stem}\n" + "".join(sections)
 
 
 def _what_ran(
@@ -97,6 +106,25 @@ def _section(name: str, alone: Sequence[Piece], row: Sequence[Piece]) -> str:
             f"for a kernel's end: {counts}."
         )
     return "\n".join(lines) + "\n"
+
+
+def _sizes(graph: Graph, alone: Sequence[Piece], lines: AllReduceFit) -> str:
+    """Transfers as the profile's step had them alone, by size, and what the sweep says of them."""
+    by_octave: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for one in alone:
+        if one.what == TRANSFER:
+            size_bytes = sum(graph.transfer_bytes(node) for node in one.nodes)
+            swept_ns = float(lines.predict_ns([size_bytes])[0])
+            by_octave[max(10, size_bytes.bit_length())].append((swept_ns, one.length_ns))
+    text = [
+        "\n## transfers alone, in the profile's step\n",
+        "| below, KiB | count | swept, us | traced, us |",
+    ]
+    text.append("| ---: | ---: | ---: | ---: |")
+    for octave, times in sorted(by_octave.items()):
+        swept_us, traced_us = (mean(values) / 1e3 for values in zip(*times, strict=True))
+        text.append(f"| {1 << (octave - 10)} | {len(times)} | {swept_us:.1f} | {traced_us:.1f} |")
+    return "\n".join(text) + "\n"
 
 
 def _row(loss: Loss) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.trace import Execution, Trace
-from evaluation.explaining import _section
+from evaluation.explaining import _section, _sizes
 from evaluation.traced_kernels import ELEMENTWISE, TRANSFER, Loss, Piece, drift, losses, paired, pieces
 
 from disco_hlo.errors import DiscoError
@@ -121,6 +122,13 @@ def test_a_row_is_a_table_and_a_line_on_its_transfers() -> None:
         in text
     )
     assert text.endswith("for a kernel's end: 1 dot.\n")
+
+
+def test_transfers_alone_are_held_against_the_sweep_by_size() -> None:
+    sizes = [1 << n for n in range(8, 14)]
+    lines = fit([point_of(size, [1000 + 2 * size] * 5) for size in sizes])
+    alone = [Piece((2,), TRANSFER, 3024, 0), Piece((2,), TRANSFER, 5024, 0), Piece((1,), "dot", 9999, 0)]
+    assert _sizes(STEP.graph, alone, lines).splitlines()[-1] == "| 1 | 2 | 1.0 | 4.0 |"
 
 
 @pytest.mark.parametrize(
