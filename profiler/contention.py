@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
@@ -66,7 +66,11 @@ def is_transfer(execution: Execution) -> bool:
 
 
 def contention(
-    alone: Trace, beside: Trace, alone_module: str, beside_module: str | None = None
+    alone: Trace,
+    beside: Trace,
+    alone_module: str,
+    beside_module: str | None = None,
+    products: Container[str] = (),
 ) -> Contention | None:
     """Slow-down of compute beside transfers and of transfers beside compute, each at least 1, and the wait of
     transfers that begin beside compute, 0 where it cannot be told from their slow-down.
@@ -76,17 +80,24 @@ def contention(
         beside: a trace of the same kernels, by the same names, in an order that does.
         alone_module: the name of the first module.
         beside_module: the name of the second; by default the same.
+        products: tokens of kernels that hold a product; what these and what others lose is told apart where both share
+            enough time with transfers.
 
     Returns:
         None where too little ran at the same time to tell (a fast link).
     """
     beside_module = alone_module if beside_module is None else beside_module
-    compute = _compute_beside(_work(alone, alone_module, False), _work(beside, beside_module, False))
+    was, has = _work(alone, alone_module, False), _work(beside, beside_module, False)
+    compute = _compute_beside(was, has, has)
     transfers = _transfers_beside(_work(alone, alone_module, True), _work(beside, beside_module, True))
     if compute is None and transfers is None:
         return None
     factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
-    return Contention(1.0 if compute is None else _slow_down(*compute), factor, round(wait_ns))
+    of_all = 1.0 if compute is None else _slow_down(*compute)
+    kinds = [{unit for unit in has if (unit in products) is wanted} for wanted in (True, False)]
+    by_kind = [_compute_beside(was, has, kind) for kind in kinds]
+    known = [_slow_down(*one) for one in by_kind if one is not None]
+    return Contention(of_all, factor, round(wait_ns), *(known if len(known) == len(by_kind) else ()))
 
 
 def _unit(execution: Execution) -> str:
@@ -187,15 +198,19 @@ Beside = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The time that each shared with something of the other kind, and what it would have been without."""
 
 
-def _compute_beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
-    """Of the kernels. Over a fast link transfers are shorter than kernels, so those count that shared a small part of
-    their time; and as that part drowns in what the machine's clock did between two traces, kernels that shared nothing
-    tell by how much all are to be corrected."""
+def _compute_beside(
+    alone: Mapping[str, _Work], beside: Mapping[str, _Work], counts: Container[str]
+) -> Beside | None:
+    """Of the kernels that count. Over a fast link transfers are shorter than kernels, so those are taken that shared a
+    small part of their time; and as that part drowns in what the machine's clock did between two traces, kernels that
+    shared nothing tell by how much all are to be corrected."""
     long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
     free = [unit for unit in long if not beside[unit].shared_ns]
     free_ns = sum(alone[unit].length_ns for unit in free)
     drift = sum(beside[unit].length_ns for unit in free) / free_ns if free_ns >= _DRIFT_NS else 1.0
-    common = [unit for unit in long if beside[unit].shared_ns >= _SOME * beside[unit].length_ns]
+    common = [
+        unit for unit in long if unit in counts and beside[unit].shared_ns >= _SOME * beside[unit].length_ns
+    ]
     return _shared(alone, beside, common, drift)
 
 
@@ -218,7 +233,7 @@ def _shared(
 def _slow_down(shared: NDArray[np.float64], without: NDArray[np.float64]) -> float:
     """Of all together."""
     total = float(shared.sum())
-    return max(1.0, total / max(float(without.sum()), total / _MOST))
+    return min(max(1.0, total / max(float(without.sum()), total / _MOST)), _MOST)
 
 
 def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) -> tuple[float, float]:

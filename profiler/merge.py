@@ -86,8 +86,12 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
     if not told:
         return None
     apart = [one for one in told if one.transfer_wait_ns] or told
+    products = [one.products for one in told if one.products is not None]
+    others = [one.others for one in told if one.others is not None]
     return Contention(
         median(one.compute for one in told),
         median(one.communication for one in apart),
         round(median(one.transfer_wait_ns for one in apart)),
+        median(products) if products else None,
+        median(others) if others else None,
     )

@@ -22,10 +22,10 @@ from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_tot
 from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
-VERSION = 5
-_READABLE = (1, 2, 3, 4, 5)
-"""Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait; versions 4 and 5
-may hold ``promises``, which nobody reads any more."""
+VERSION = 6
+_READABLE = (1, 2, 3, 4, 5, 6)
+"""Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait, version 5 slow-downs by kind;
+versions 4 and 5 may hold ``promises``, which nobody reads any more."""
 _MAXIMUM_BYTES = 1 << 28
 
 
@@ -77,6 +77,11 @@ class Contention:
     """Time of a collective while compute runs, over its time alone; without the wait, where that is known."""
     transfer_wait_ns: int = 0
     """What a collective that begins while compute runs takes longer besides, whatever its size. 0: unknown, or none."""
+    products: float | None = None
+    """As ``compute``, of kernels that hold a product (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) alone. Both of these are
+    known, or neither."""
+    others: float | None = None
+    """And of the other kernels."""
 
 
 @dataclass(frozen=True)
@@ -335,8 +340,13 @@ def _contention_of(body: Any, check: Checker) -> Contention | None:
     if body is None:
         return None
     body = check.record(body, "contention")
+    kinds = {name: body[name] for name in ("products", "others") if body.get(name) is not None}
+    if len(kinds) == 1:
+        check.fail("contention", f"expected products and others, or neither, got {[*kinds]}")
+    by_kind = (check.number(value, f"contention.{name}", minimum=1.0) for name, value in kinds.items())
     return Contention(
         check.number(body.get("compute"), "contention.compute", minimum=1.0),
         check.number(body.get("communication"), "contention.communication", minimum=1.0),
         check.integer(body.get("transfer_wait_ns", 0), "contention.transfer_wait_ns", minimum=0),
+        *by_kind,
     )

@@ -102,6 +102,9 @@ def _facts(profile: Profile) -> dict[str, Any]:
         "flops_per_s": profile.flops_per_s,
         "noise": profile.noise,
         "contention": None if slowed is None else [slowed.compute, slowed.communication],
+        "contention_by_kind": None
+        if slowed is None or slowed.products is None
+        else [slowed.products, slowed.others],
         "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
         "all_reduce": None
         if fitted is None
@@ -135,6 +138,9 @@ def _print(profile: Profile, aside: bool = False) -> None:
     if profile.contention is not None:
         slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
         add_row(rows, "slowed by each other", slowed)
+        if profile.contention.products is not None and profile.contention.others is not None:
+            products, others = profile.contention.products, profile.contention.others
+            add_row(rows, "of compute by kind", f"products {products:.3f}, others {others:.3f}")
         if profile.contention.transfer_wait_ns:
             wait_us = profile.contention.transfer_wait_ns / 1e3
             add_row(rows, "wait of a transfer beside kernels", f"{wait_us:.1f} µs")

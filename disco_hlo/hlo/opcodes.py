@@ -42,6 +42,9 @@ COLLECTIVES = frozenset({
 TRANSFERS = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
 """Collectives that may run beside kernels as a plan says, where they are of one array."""
 
+PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
+"""Matrix products, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
+
 SIDE_EFFECTS = frozenset({
     "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",
     "send-done",

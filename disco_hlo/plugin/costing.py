@@ -77,6 +77,8 @@ def machine_of(profile: Profile) -> MachineModel:
     return replace(
         machine,
         compute_speed_ppm=speed_ppm(slowed.compute),
+        product_speed_ppm=0 if slowed.products is None else speed_ppm(slowed.products),
+        other_speed_ppm=0 if slowed.others is None else speed_ppm(slowed.others),
         transfer_speed_ppm=speed_ppm(slowed.communication),
         # Work beside compute, which goes as slowly as the transfer's.
         transfer_wait_ns=round(slowed.transfer_wait_ns / slowed.communication),

@@ -93,7 +93,7 @@ def tight_bound_ns(
     The rest of the compute, C - r - q, runs beside these transfers and holds them up, or runs while there are none, and
     then takes its own time: it costs its time times the smaller of (1 - transfer speed) / compute speed and 1. In
     the same way all transfers together cost the compute stream at least M times the smaller of
-    (1 - compute speed) / transfer speed and 1.
+    (1 - compute speed) / transfer speed and 1. The compute speed is that of the kernels which lose least.
 
     Nor do the other, earlier transfers come for nothing. Such a one runs before r, slows what computes there, and needs
     what is computed for it alone by then, which could else run beside the late ones; or it runs after r and takes its
@@ -114,7 +114,7 @@ def tight_bound_ns(
     largest = None if _grows(pieces) else int(sizes.sum())
     on_link = sizes > machine.one_shot_max_bytes
     more_ns = np.where(on_link, sizes, 0) * _least_ns_per_byte(sizes_bytes, pieces, machine, largest)
-    compute_speed, transfer_speed = machine.compute_speed_ppm / PPM, machine.transfer_speed_ppm / PPM
+    compute_speed, transfer_speed = machine.fastest_ppm / PPM, machine.transfer_speed_ppm / PPM
     held_up = min(1.0, (1 - transfer_speed) / compute_speed)
     slowed = min(1.0, (1 - compute_speed) / transfer_speed)
     found = total_ns + int(slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest))

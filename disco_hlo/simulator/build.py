@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
+from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import Unit
 from disco_hlo.simulator.costs import CostModel, MachineModel, bucket_times, checked, kernels_ns
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
@@ -74,7 +76,8 @@ def build(
         predecessors=_predecessors(tasks, units),
         communicates=np.array(tasks.communicates, np.bool_),
         speed_ppm=machine.speed_ppm(),
-        transfer_wait_ns=machine.pace().wait_ns,
+        products=np.array(tasks.products, np.bool_),
+        transfer_wait_ns=machine.wait_ns,
         order=None if order is None else _entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
         resident_bytes=sum(
@@ -92,6 +95,7 @@ class _Tasks:
     duration_ns: list[int] = field(default_factory=list)
     resource: list[int] = field(default_factory=list)
     communicates: list[bool] = field(default_factory=list)
+    products: list[bool] = field(default_factory=list)
     unit_of: list[int] = field(default_factory=list)
     main: dict[int, int] = field(default_factory=dict)
     """Kernel or transfer of each unit."""
@@ -108,6 +112,7 @@ class _Tasks:
         self.duration_ns.append(duration_ns)
         self.resource.append(0)
         self.communicates.append(False)
+        self.products.append(False)
         return len(self.names) - 1
 
     def first(self, unit: int) -> int:
@@ -130,7 +135,13 @@ def _tasks(
             continue
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
+        tasks.products[tasks.main[i]] = holds_product(graph, unit)
     return tasks
+
+
+def holds_product(graph: Graph, unit: Unit) -> bool:
+    """Whether a kernel loses beside transfers what products lose."""
+    return any(graph.nodes[node].opcode in PRODUCTS for node in unit.nodes)
 
 
 def groups_ns(

@@ -23,9 +23,9 @@ from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
-COMPUTE, NO_COMPUTE, BESIDE_COMPUTE = 0, 1, 2
+COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT = 0, 1, 2, 3
 """Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
-of them while the compute stream idles, of each of them while it computes."""
+of them while the compute stream idles, of each of them while it computes, and of products beside them."""
 MIN_SPEED_PPM = 100_000
 """The slowest a task may become. With :data:`MAX_TOTAL_NS` it keeps the engine inside 64 bits."""
 MAX_TOTAL_NS = 800_000_000_000
@@ -38,7 +38,7 @@ class Pace(NamedTuple):
     """How tasks go beside each other, as the engines take it."""
 
     speed_ppm: NDArray[np.int64]
-    """``[3, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
+    """``[4, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
     wait_ns: int
     """What a transfer has more to do, unless the compute stream idles when it begins."""
 
@@ -97,7 +97,11 @@ class MachineModel:
     launch_ns: int = 0
     """Added to every kernel on the compute stream: the gap that launching it leaves."""
     compute_speed_ppm: int = PPM
-    """Speed of compute while a transfer runs."""
+    """Speed of compute while a transfer runs, all kinds of kernels together."""
+    product_speed_ppm: int = 0
+    """Of kernels that hold one of :data:`~disco_hlo.hlo.opcodes.PRODUCTS`, which may lose more; 0: as of all."""
+    other_speed_ppm: int = 0
+    """And of the others; 0: as of all."""
     transfer_speed_ppm: int = PPM
     """Speed of a transfer while compute runs."""
     transfer_wait_ns: int = 0
@@ -132,21 +136,37 @@ class MachineModel:
             )
 
     def speed_ppm(self) -> NDArray[np.int64]:
-        """Speeds beside 0, 1, .. transfers, ``[3, channels + 1]``; ``[3, 1]`` where transfers block."""
+        """Speeds beside 0, 1, .. transfers, ``[4, channels + 1]``; ``[4, 1]`` where transfers block."""
+        products, others = self.product_speed_ppm, self.other_speed_ppm
+        return self._speeds(others or self.compute_speed_ppm, products or self.compute_speed_ppm)
+
+    def _speeds(self, compute: int, products: int) -> NDArray[np.int64]:
         count = self.channels if self.asynchronous else 0
         alone = [PPM // max(k, 1) if self.shared_link else PPM for k in range(count + 1)]
         return np.array(
             [
-                [PPM, *[self.compute_speed_ppm] * count],
+                [PPM, *[compute] * count],
                 alone,
                 [speed * self.transfer_speed_ppm // PPM for speed in alone],
+                [PPM, *[products] * count],
             ],
             np.int64,
         )
 
+    @property
+    def fastest_ppm(self) -> int:
+        """Speed beside a transfer of the kernels that lose least."""
+        kinds = (self.product_speed_ppm, self.other_speed_ppm)
+        return max(kind or self.compute_speed_ppm for kind in kinds)
+
+    @property
+    def wait_ns(self) -> int:
+        """Of transfers, where they wait."""
+        return self.transfer_wait_ns if self.asynchronous else 0
+
     def pace(self) -> Pace:
-        """Speeds and wait of this machine's transfers and kernels."""
-        return Pace(self.speed_ppm(), self.transfer_wait_ns if self.asynchronous else 0)
+        """Speeds and wait of this machine's transfers and kernels, for whoever does not tell kernels apart."""
+        return Pace(self._speeds(self.compute_speed_ppm, self.compute_speed_ppm), self.wait_ns)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Time of a kernel that copies so much: into a bucket, or out of it."""

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.problem import Problem
 
 HEAD, TAIL, ENDS_AT = 0, 1, 2
@@ -48,8 +48,10 @@ class Tables(NamedTuple):
     """``[tasks]``"""
     resource: NDArray[np.int32]
     """``[tasks]``: 0 the compute stream, c + 1 channel c."""
+    products: NDArray[np.bool_]
+    """``[tasks]``"""
     speed_ppm: NDArray[np.int64]
-    """``[3, channels + 1]``"""
+    """``[4, channels + 1]``"""
     wait_ns: int
     """Of a transfer, unless the compute stream idles when it begins."""
 
@@ -74,7 +76,12 @@ class Memo(NamedTuple):
 
 def tables_of(problem: Problem) -> Tables:
     """The arrays of a problem that a simulation reads."""
-    return Tables(problem.duration_ns, problem.resource, problem.speed_ppm, problem.transfer_wait_ns)
+    products = problem.products
+    if products is None:
+        products = np.zeros(len(problem), np.bool_)
+    return Tables(
+        problem.duration_ns, problem.resource, products, problem.speed_ppm, problem.transfer_wait_ns
+    )
 
 
 def new_memo(problem: Problem, entries: int | None = None) -> Memo:
@@ -140,7 +147,7 @@ def _pass(  # noqa: C901 - long for a reason, see below
         busy: number of channels that run a transfer.
         nearest: value of ``done`` at which the first of them ends.
     """
-    duration_ns, resource, speed_ppm, wait_ns = tables
+    duration_ns, resource, products, speed_ppm, wait_ns = tables
     lane, queue, queued_ns, place, spans_ns, saved = memo
     done = np.int64(0)
     for at in range(STRIDE * row, order.size):
@@ -171,9 +178,9 @@ def _pass(  # noqa: C901 - long for a reason, see below
                 busy, nearest = _retire(now, done, busy + 1, lane, queue, queued_ns, spans_ns)
         else:
             spans_ns[0, entry] = now
-            work = duration_ns[entry] * PPM
+            work, kind = duration_ns[entry] * PPM, PRODUCT if products[entry] else COMPUTE
             while busy > 0 and work > 0:
-                speed, transfer_speed = speed_ppm[COMPUTE, busy], speed_ppm[BESIDE_COMPUTE, busy]
+                speed, transfer_speed = speed_ppm[kind, busy], speed_ppm[BESIDE_COMPUTE, busy]
                 elapsed = (work + speed - 1) // speed
                 if done + elapsed * transfer_speed < nearest:
                     now += elapsed

@@ -97,8 +97,10 @@ class Problem:
     communicates: NDArray[np.bool_]
     """``[tasks]``: counted as communication; always so on a channel."""
     speed_ppm: NDArray[np.int64]
-    """``[3, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
-    while the compute stream idles, and of each transfer while it computes."""
+    """``[4, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
+    while the compute stream idles, of each transfer while it computes, and of :attr:`products`."""
+    products: NDArray[np.bool_] | None = None
+    """``[tasks]``: tasks on the compute stream that go at the speeds of the last row; None: none does."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""
     order: NDArray[np.int32] | None = None
@@ -155,8 +157,10 @@ def _check_arrays(problem: Problem) -> None:
         ("communicates", problem.communicates, np.bool_, tasks),
         ("predecessors", problem.predecessors.offset, np.int32, (len(problem) + 1,)),
         ("predecessors", problem.predecessors.member, np.int32, problem.predecessors.member.shape),
-        ("speed_ppm", problem.speed_ppm, np.int64, (3, *problem.speed_ppm.shape[1:2])),
+        ("speed_ppm", problem.speed_ppm, np.int64, (4, *problem.speed_ppm.shape[1:2])),
     ]
+    if problem.products is not None:
+        expected.append(("products", problem.products, np.bool_, tasks))
     for name, array, dtype, shape in expected:
         if array.dtype != dtype or array.shape != shape:
             raise DiscoError(

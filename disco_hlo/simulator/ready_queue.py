@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import compiled
-from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
 
 NONE = -1
 
@@ -38,7 +38,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
         started: ``int32[tasks]``, receives the tasks in the order in which they start.
         spans_ns: ``int64[2, tasks]``, receives start and end of each task.
     """
-    duration_ns, resource, speed_ppm, wait_ns = tables
+    duration_ns, resource, products, speed_ppm, wait_ns = tables
     tasks, resources = duration_ns.size, speed_ppm.shape[1]
     queue = np.empty((resources, tasks), np.int32)
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
@@ -69,10 +69,11 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
                 if running[r] != NONE and left[r] == (duration_ns[running[r]] + wait_ns) * PPM:
                     left[r] -= wait_ns * PPM
         transfer_row = NO_COMPUTE if running[0] == NONE else BESIDE_COMPUTE
+        kind = PRODUCT if running[0] != NONE and products[running[0]] else COMPUTE
         elapsed = np.int64(NONE)
         for r in range(resources):
             if running[r] != NONE:
-                speed = speed_ppm[transfer_row if r > 0 else COMPUTE, busy]
+                speed = speed_ppm[transfer_row if r > 0 else kind, busy]
                 needed = (left[r] + speed - 1) // speed
                 elapsed = needed if elapsed == NONE else min(elapsed, needed)
         if elapsed == NONE:
@@ -82,7 +83,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
         for r in range(resources):
             if running[r] == NONE:
                 continue
-            left[r] -= elapsed * speed_ppm[transfer_row if r > 0 else COMPUTE, transfers]
+            left[r] -= elapsed * speed_ppm[transfer_row if r > 0 else kind, transfers]
             if left[r] > 0:
                 continue
             task = running[r]

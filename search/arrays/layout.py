@@ -83,6 +83,9 @@ BLOCK_ALONE: Final = 4096
 """A reduction that XLA:GPU has done by blocks of threads, and behind which no chain of ops stands: a kernel that
 computes it must return it."""
 
+PRODUCT: Final = 8192
+"""A matrix product, a convolution or what else libraries compute."""
+
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0
 """Head of the unit that owns node x; -1 for nodes that do not execute."""

@@ -23,7 +23,7 @@ from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shap
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
-from disco_hlo.hlo.opcodes import ELEMENTWISE
+from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
 
 UNSUPPORTED = ("stochastic-convert",)
 """Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
@@ -316,6 +316,7 @@ def _flags(
     flags = of_key & ~(_JOINS | _NEVER_JOINS)
     for bit, holds in (
         (at.RETURNED, returned), (at.CLONED, flat.is_cloned), (at.ACTIVE, active), (at.FUSIBLE, fusible),
+        (at.PRODUCT, np.array([node.opcode in PRODUCTS for node in graph.nodes], np.bool_)),
     ):  # fmt: skip
         flags |= np.where(holds, bit, 0)
     for x in graph.all_reduces:

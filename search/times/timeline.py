@@ -40,12 +40,18 @@ ISSUED, AWAITED, SLICED = 0, 1, 2
 
 def new_stage(nodes: int, machine: MachineModel) -> Stage:
     """Room for any order of a step of so many nodes."""
-    pace = machine.pace()
-    tasks, channels = 3 * nodes, pace.speed_ppm.shape[1] - 1
+    speed_ppm = machine.speed_ppm()
+    tasks, channels = 3 * nodes, speed_ppm.shape[1] - 1
     entries = 4 * nodes + 4
     return Stage(
         np.zeros(entries, np.int32),
-        Tables(np.zeros(tasks, np.int64), np.zeros(tasks, np.int32), *pace),
+        Tables(
+            np.zeros(tasks, np.int64),
+            np.zeros(tasks, np.int32),
+            np.zeros(tasks, np.bool_),
+            speed_ppm,
+            machine.wait_ns,
+        ),
         Memo(
             np.zeros((channels, 3), np.int64),
             np.zeros((channels, tasks), np.int32),
@@ -95,6 +101,7 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
         unit = s.order[slot] if 0 <= slot < end else -1
         if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
             duration[3 * unit + at.MAIN] = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
+            stage.tables.products[3 * unit + at.MAIN] = _holds_product(g, s, unit)
             order[count] = 3 * unit + at.MAIN
             count += 1
         x = first[ISSUED, slot + 1]
@@ -114,6 +121,16 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
             count += 1
             x = following[ISSUED, x]
     return count
+
+
+@inner
+def _holds_product(g: Any, s: Any, unit: Any) -> Any:
+    x = unit
+    while x != -1:
+        if g.flags[x] & at.PRODUCT:
+            return True
+        x = s.next[x]
+    return False
 
 
 @inner

@@ -49,6 +49,16 @@ def test_the_wait_of_transfers_is_told_where_it_was_measured(capsys: pytest.Capt
     assert (_facts(profile)["transfer_wait_ns"], _facts(waiting)["transfer_wait_ns"]) == (0, 32_500)
 
 
+def test_what_products_and_others_lose_is_told_where_it_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by_kind = replace(plans.sockets_profile(), contention=Contention(1.25, 1.5, products=4.0, others=1.0625))
+    _print(by_kind)
+    assert "products 4.000, others 1.062" in capsys.readouterr().out
+    assert _facts(by_kind)["contention_by_kind"] == [4.0, 1.0625]
+    assert _facts(plans.sockets_profile())["contention_by_kind"] is None
+
+
 def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
     message = refused("calibrate", "-o", output, "--", sys.executable, "-c", "raise SystemExit(7)")

@@ -57,7 +57,7 @@ def waits_for_a_late_rank(step: runner.Runner, rank: int, store: job.KeyValueSto
 
 
 def weights_in_a_row(step: runner.Runner, count: int) -> list[list[float]]:
-    """What each of so many steps in a row takes for the weight."""
+    """What each of so many steps in a row, and the one ahead of them, takes for the weight."""
     seen: list[list[float]] = []
     execute = executables.execute
 
@@ -70,7 +70,7 @@ def weights_in_a_row(step: runner.Runner, count: int) -> list[list[float]]:
         step.run_in_a_row(count)
     finally:
         executables.execute = execute
-    return seen[-count:]  # the steps before were to see whether the state stays near what it was
+    return seen[-count - 1 :]  # the steps before were to see whether the state stays near what it was
 
 
 def main(address: str, rank: int, output: Path) -> None:

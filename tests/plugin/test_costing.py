@@ -45,6 +45,9 @@ def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pyte
 def test_a_transfer_beside_compute_takes_its_wait_and_its_slow_down(profile: Profile) -> None:
     slowed = machine_of(replace(profile, contention=Contention(1.25, 2.0, 30_000)))
     assert (slowed.compute_speed_ppm, slowed.transfer_speed_ppm) == (800_000, 500_000)
+    assert slowed.speed_ppm()[[0, 3], 1].tolist() == [800_000, 800_000]
+    by_kind = machine_of(replace(profile, contention=Contention(1.25, 2.0, products=4.0, others=1.0)))
+    assert by_kind.speed_ppm()[[0, 3], 1].tolist() == [1_000_000, 250_000]
     assert 2.0 * slowed.transfer_wait_ns == 30_000  # its wait passes as slowly as the rest of it
     assert machine_of(replace(profile, contention=Contention(1.25, 2.0))).transfer_wait_ns == 0
     blocking = machine_of(replace(profile, platform=replace(profile.platform, backend="cpu")))

@@ -38,10 +38,11 @@ def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.M
 
 def test_slow_downs_are_kept_for_each_link_and_step_apart() -> None:
     fast, slow = Link(2, 1), Link(2, 1, "NCCL_P2P_DISABLE=1")
-    times = contention_as_times(Contention(1.25, 1.5, 32_000), fast, "f00d") | contention_as_times(
+    told = Contention(1.25, 1.5, 32_000, products=3.0, others=1.0625)
+    times = contention_as_times(told, fast, "f00d") | contention_as_times(
         Contention(1.0, 1.0625), slow, "f00d"
     )
-    assert contention_in(times, fast, "f00d") == Contention(1.25, 1.5, 32_000)
+    assert contention_in(times, fast, "f00d") == told
     assert contention_in(times, slow, "f00d") == Contention(1.0, 1.0625)
     assert contention_in(times, Link(4, 1), "f00d") is None
     assert contention_in(times, fast, "beef") is None

@@ -198,7 +198,7 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
 
     alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
     beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
-    assert _slow_downs({_ALONE: alone, _BESIDE: beside}) == Contention(100 / 80, 100 / 80)
+    assert _slow_downs({_ALONE: alone, _BESIDE: beside}, frozenset()) == Contention(100 / 80, 100 / 80)
 
 
 def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(

@@ -72,7 +72,7 @@ def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str,
         for part in report["outputs"][1]:
             np.testing.assert_array_equal(part, weight.tolist())
         # What takes no storage of its arguments over hands nothing on.
-        steps = [weight + number * total * KEEPS_DONATION for number in range(3)]
+        steps = [weight + number * total * KEEPS_DONATION for number in range(4)]
         np.testing.assert_allclose(report["in a row"], steps, rtol=1e-6)
         assert len(report["sums"]) == 2
         for part in report["sums"]:

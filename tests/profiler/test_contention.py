@@ -58,6 +58,19 @@ def test_a_machine_that_was_slower_in_one_of_the_traces_is_no_contention() -> No
     assert contention(alone, beside, "jit_step") == Contention(pytest.approx(60 / (60 - 33)), 1.0)
 
 
+def test_what_products_lose_is_told_apart_from_what_others_lose() -> None:
+    # g1, a product, loses 30 of 60 us beside b0, g2 nothing of 60.
+    alone = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 200, 230), ("g2", 230, 290))
+    beside = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 100, 160), ("g2", 160, 220))
+    found = contention(alone, beside, "jit_step", products={"g1"})
+    assert found == Contention(120 / 90, 1.2, 0, products=60 / 30, others=1.0)
+    assert contention(alone, beside, "jit_step") == Contention(120 / 90, 1.2)
+    little = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 100, 160), ("g2", 210, 270))
+    unknown = contention(alone, little, "jit_step", products={"g1"})
+    assert unknown is not None
+    assert (unknown.compute, unknown.products, unknown.others) == (70 / 40, None, None), "g2 shares 10 us"
+
+
 def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:
     early = trace(("g0", 0, 50), ("b0", 50, 220), ("g1", 60, 100), ("g2", 100, 160), device=1)
     late = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 105, 145), ("g2", 145, 205))

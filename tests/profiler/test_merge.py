@@ -57,6 +57,10 @@ def test_slow_downs_that_no_trace_showed_do_not_count() -> None:
     assert merge([profile({}, silent)]).contention == silent
     apart = [profile({}, Contention(1.5, 1.5, 30_000)), profile({}, Contention(1.5, 1.25, 50_001))]
     assert merge([profile({}, Contention(1.25, 3.0)), *apart]).contention == Contention(1.5, 1.375, 40_000)
+    by_kind = [Contention(1.5, 1.5, products=products, others=1.0) for products in (2.0, 4.0)]
+    assert merge([profile({}, told), *(profile({}, one) for one in by_kind)]).contention == Contention(
+        1.5, 1.5, products=3.0, others=1.0
+    )
     assert merge([profile({})]).contention is None
 
 

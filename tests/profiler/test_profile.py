@@ -38,7 +38,7 @@ PROFILE = Profile(
     flops_per_s=3.9e14,
     all_reduce=FIT,
     link=Link(2, 2, "sockets"),
-    contention=Contention(1.08, 1.3, 32_000),
+    contention=Contention(1.08, 1.3, 32_000, products=1.5, others=1.0),
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
@@ -58,8 +58,10 @@ def test_a_profile_survives_its_json():
 
 
 def test_profiles_of_earlier_versions_know_less_of_the_step():
-    fourth = json.loads(body(version=4))
-    del fourth["contention"]["transfer_wait_ns"]
+    fifth = json.loads(body(version=5))
+    del fifth["contention"]["products"], fifth["contention"]["others"]
+    assert from_json(json.dumps(fifth)) == replace(PROFILE, contention=Contention(1.08, 1.3, 32_000))
+    fourth = {**fifth, "version": 4, "contention": {"compute": 1.08, "communication": 1.3}}
     known = replace(PROFILE, contention=Contention(1.08, 1.3, 0))
     assert from_json(json.dumps(fourth)) == known
     promising = {**fourth, "promises": {"estimated_ns": 40_000, "measured_ns": 46_000}}
@@ -130,7 +132,11 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
         ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
-        (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, got 99"),
+        (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, 6, got 99"),
+        (
+            body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),
+            r"contention: expected products and others, or neither, got \['products'\]",
+        ),
         (body(launch_ns=-1), "launch_ns: expected an integer of at least 0, got -1"),
         (body(launch_ns=1.5), "launch_ns"),
         (body(launch_ns=True), "launch_ns"),

@@ -55,7 +55,12 @@ def run(
 @given(seed=st.integers(0, 2**32), speeds=st.sampled_from([(1.0, 1.0), (0.7, 1.0), (0.85, 0.6), (0.7, 0.9)]))
 def test_not_even_what_it_finds_is_below_the_bound(seed: int, speeds: tuple[float, float]) -> None:
     graph, costs = small_random_step(Random(seed), 20)
-    machine = replace(GPU, compute_speed_ppm=int(1e6 * speeds[0]), transfer_speed_ppm=int(1e6 * speeds[1]))
+    machine = replace(
+        GPU,
+        compute_speed_ppm=int(1e6 * speeds[0]),
+        transfer_speed_ppm=int(1e6 * speeds[1]),
+        product_speed_ppm=seed % 3 * 300_000,
+    )
     pieces = (
         LinearPieces((0, 50), (0.4, 3.3), (0.3, 20.0)) if seed % 2 else LinearPieces((0,), (1.0,), (5.0,))
     )

@@ -28,6 +28,7 @@ MACHINES = [
     BUSY,
     replace(BUSY, one_shot_max_bytes=100, channels=2),
     replace(BUSY, transfer_wait_ns=40),
+    replace(BUSY, product_speed_ppm=300_000, other_speed_ppm=950_000),
 ]
 
 

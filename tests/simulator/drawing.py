@@ -19,6 +19,7 @@ def problem(
     order: str | None = None,
     *,
     compute_speed: float = 1.0,
+    product_speed: float | None = None,
     transfer_speed: float = 1.0,
     shared_link: bool = True,
     wait_ns: int = 0,
@@ -28,7 +29,8 @@ def problem(
     """A problem from lines such as ``x 8 on 1 after a b``: transfer x on channel 1 once a and b are done.
 
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
-    ``a x b ~x c``; without one the ready queue decides. Speeds are those beside the other kind.
+    ``a x b ~x c``; without one the ready queue decides. Speeds are those beside the other kind; tasks whose names
+    begin with p are products.
     ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins.
     """
     rows = [line.split() for line in text.strip().splitlines()]
@@ -38,6 +40,9 @@ def problem(
     alone = [PPM // max(k, 1) if shared_link else PPM for k in range(channels + 1)]
     beside = [round(speed * transfer_speed) for speed in alone]
     compute = [PPM, *[round(PPM * compute_speed)] * channels]
+    product = [
+        PPM, *[round(PPM * (compute_speed if product_speed is None else product_speed))] * channels,
+    ]  # fmt: skip
     entries = None
     if order is not None:
         entries = [~index[token[1:]] if token[0] == "~" else index[token] for token in order.split()]
@@ -49,7 +54,8 @@ def problem(
             [index[name] for name in row[row.index("after") + 1 :]] if "after" in row else [] for row in rows
         ),
         communicates=np.array(["on" in row for row in rows], np.bool_),
-        speed_ppm=np.array([compute, alone, beside], np.int64),
+        speed_ppm=np.array([compute, alone, beside, product], np.int64),
+        products=np.array([name.startswith("p") for name in index], np.bool_),
         transfer_wait_ns=wait_ns,
         order=None if entries is None else np.array(entries, np.int32),
         buffers=Buffers.of(

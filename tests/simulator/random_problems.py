@@ -30,8 +30,8 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
     resource = [random.randint(1, channels) if random.random() < share else 0 for _ in range(tasks)]
     duration, longer = random.choice(DURATIONS), random.choice((1, 30))
     slowest = random.choice((MIN_SPEED_PPM, PPM))
-    speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(3)]
-    speeds[0][0] = PPM
+    speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(4)]
+    speeds[0][0] = speeds[3][0] = PPM
     readers = random.randrange(min(4, tasks))
     posed = Problem(
         names=tuple(f"t{i}" for i in range(tasks)),
@@ -40,6 +40,7 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
         predecessors=Lists.of(rows),
         communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
         speed_ppm=np.array(speeds, np.int64),
+        products=np.array([random.random() < 0.3 for _ in range(tasks)], np.bool_),
         transfer_wait_ns=random.choice((0, 1, 17, 3000)),
         buffers=Buffers.of(
             [

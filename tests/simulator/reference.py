@@ -83,6 +83,9 @@ class Simulation:
     def speed(self, resource: int) -> int:
         transfers = sum(1 for other in self.running if other > 0)
         row = 0 if resource == 0 else 2 if 0 in self.running else 1
+        products = self.problem.products
+        if resource == 0 and products is not None and products[self.running[0].task]:
+            row = 3
         return int(self.problem.speed_ppm[row, transfers])
 
     def advance(self, time: int) -> None:

@@ -133,6 +133,8 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
         compute_speed_ppm=random.choice((1_000_000, 700_000)),
         transfer_speed_ppm=random.choice((1_000_000, 600_000)),
         transfer_wait_ns=random.choice((0, 3, 40)),
+        product_speed_ppm=random.choice((0, 300_000, 1_000_000)),
+        other_speed_ppm=random.choice((0, 900_000)),
     )
     pieces = random.choice(
         (

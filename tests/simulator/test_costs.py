@@ -22,7 +22,7 @@ from disco_hlo.simulator.costs import (
 
 
 def test_without_asynchronous_collectives_there_is_no_channel() -> None:
-    assert CPU.speed_ppm().tolist() == [[1_000_000], [1_000_000], [1_000_000]]
+    assert CPU.speed_ppm().tolist() == [[1_000_000]] * 4
 
 
 def test_channels_share_the_link_and_contend_with_compute() -> None:
@@ -31,8 +31,18 @@ def test_channels_share_the_link_and_contend_with_compute() -> None:
         [1_000_000, 900_000, 900_000],
         [1_000_000, 1_000_000, 500_000],
         [800_000, 800_000, 400_000],
+        [1_000_000, 900_000, 900_000],
     ]
     assert replace(gpu, shared_link=False).speed_ppm()[1].tolist() == [1_000_000] * 3
+
+
+def test_products_may_lose_more_than_others() -> None:
+    gpu = replace(GPU, compute_speed_ppm=900_000, product_speed_ppm=250_000, other_speed_ppm=950_000)
+    assert gpu.speed_ppm()[[0, 3]].tolist() == [[1_000_000, 950_000], [1_000_000, 250_000]]
+    assert gpu.fastest_ppm == 950_000
+    together = gpu.pace().speed_ppm
+    assert together[[0, 3]].tolist() == [[1_000_000, 900_000], [1_000_000, 900_000]]
+    assert replace(GPU, compute_speed_ppm=900_000).fastest_ppm == 900_000
 
 
 def test_transfers_that_block_have_no_wait() -> None:
@@ -63,6 +73,7 @@ def test_impossible_slow_downs_are_refused(slow_down: float) -> None:
             99_999,
             "speeds run from 99999 to 1000000 millionths, expected 100000 to",
         ),
+        ("product_speed_ppm", 99_999, "speeds run from 99999 to 1000000 millionths"),
         ("transfer_speed_ppm", 1_000_001, "speeds run from 1000000 to 1000001 millionths"),
     ],
 )

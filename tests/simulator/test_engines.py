@@ -201,7 +201,8 @@ def test_the_longest_step_that_is_allowed_stays_exact(ordered: bool) -> None:
     posed = random_problem(11, 30, 1, ordered=ordered)
     on_channel = posed.resource > 0
     tenth = [1_000_000, 100_000]
-    for slow in ([tenth, [1_000_000] * 2, tenth], [tenth, [1_000_000] * 2, [1_000_000] * 2]):
+    full = [1_000_000] * 2
+    for slow in ([tenth, full, tenth, tenth], [tenth, full, full, tenth]):
         for long, rest in ((~on_channel, 1), (on_channel, 1), (on_channel | ~on_channel, 0)):
             waits_ns = posed.transfer_wait_ns * on_channel.sum()
             each = (MAX_TOTAL_NS - 30 - waits_ns) // long.sum()

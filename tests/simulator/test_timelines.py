@@ -135,6 +135,18 @@ def test_compute_slows_down_while_a_transfer_runs() -> None:
     ]
 
 
+def test_a_product_may_lose_more_than_others_while_a_transfer_runs() -> None:
+    # p does 1 of its 2 ns while x runs, b would lose nothing.
+    step = "a 2\nx 4 on 1 after a\np 2 after a\nb 1 after p\nc 1 after x b"
+    assert drawn(problem(step, "a x p b ~x c", product_speed=0.25)) == [
+        "aapppppbc",
+        "..xxxx...",
+    ]
+    assert drawn(problem(step, product_speed=0.25)) == drawn(
+        problem(step, "a x p b ~x c", product_speed=0.25)
+    )
+
+
 def test_a_transfer_slows_down_while_the_stream_computes() -> None:
     # 1.5 ns of work while b runs, 2.5 after it, ended at the next whole nanosecond.
     assert drawn(problem(CONTENTION, "a x b ~x c", transfer_speed=0.5)) == [

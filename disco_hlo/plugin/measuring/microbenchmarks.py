@@ -107,24 +107,31 @@ def is_constant(key: str) -> bool:
 
 def contention_as_times(contention: Contention, link: Link, fingerprint: str) -> dict[str, OpTime]:
     """The slow-downs of one step's kernels on ``link`` as times of what takes a second alone, and a transfer's wait."""
-    compute, communication, wait = _contention_keys(link, fingerprint)
+    compute, communication, wait, *kinds = _contention_keys(link, fingerprint)
+    by_kind = dict(zip(kinds, (contention.products, contention.others), strict=True))
     return {
         compute: OpTime(round(1e9 * contention.compute), 0, 1),
         communication: OpTime(round(1e9 * contention.communication), 0, 1),
         wait: OpTime(contention.transfer_wait_ns, 0, 1),
+        **{key: OpTime(round(1e9 * slowed), 0, 1) for key, slowed in by_kind.items() if slowed is not None},
     }
 
 
 def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> Contention | None:
     """The slow-downs of one step's kernels on ``link`` among stored times; None where they are not there."""
-    compute, communication, wait = (times.get(key) for key in _contention_keys(link, fingerprint))
+    compute, communication, wait, *kinds = (times.get(key) for key in _contention_keys(link, fingerprint))
     if compute is None or communication is None or wait is None:
         return None
-    slowed = (max(1.0, compute.median_ns / 1e9), max(1.0, communication.median_ns / 1e9))
-    return Contention(*slowed, wait.median_ns)
+    by_kind = [_slow_down(one) for one in kinds if one is not None]
+    known = by_kind if len(by_kind) == len(kinds) else ()
+    return Contention(_slow_down(compute), _slow_down(communication), wait.median_ns, *known)
 
 
-def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
+def _slow_down(of_a_second: OpTime) -> float:
+    return max(1.0, of_a_second.median_ns / 1e9)
+
+
+def _contention_keys(link: Link, fingerprint: str) -> tuple[str, ...]:
     """Kernels differ in what they share with transfers: convolutions were slowed by a third where a
     transformer's matmuls were not. (Older stores have ``a second of compute``, of kernels shorter than what was beside
     them alone, and ``a second of transfers``, which holds their wait too.)"""
@@ -133,6 +140,8 @@ def _contention_keys(link: Link, fingerprint: str) -> tuple[str, str, str]:
         f"{name}: a second of compute beside transfers",
         f"{name}: a second of transfers begun",
         f"{name}: a transfer's wait",
+        f"{name}: a second of products beside transfers",
+        f"{name}: a second of other kernels beside transfers",
     )
 
 

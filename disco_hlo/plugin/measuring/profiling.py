@@ -25,6 +25,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
@@ -60,6 +61,7 @@ from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
+from disco_hlo.simulator.build import holds_product
 
 _PLANS_KERNELS = "plan's kernels"
 _UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
@@ -145,7 +147,8 @@ def profile_step(
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     with session.stage("times of ops"):
         if known is not None:
-            _take_in(known, source.graph.fingerprint, taken, wanted, blocks=ranks_block(session))
+            products = _products(source, xla)
+            _take_in(known, source.graph.fingerprint, taken, wanted, products, blocks=ranks_block(session))
     swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
     with session.stage("the step's profile"):
         if known is None:
@@ -289,6 +292,7 @@ def _take_in(
     fingerprint: str,
     taken: Mapping[str, Traced],
     wanted: Mapping[str, Any],
+    products: frozenset[str],
     blocks: bool,
 ) -> None:
     """What the traces tell, on rank 0."""
@@ -300,7 +304,7 @@ def _take_in(
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
-        known.add_contention(_slow_downs(taken), fingerprint)
+        known.add_contention(_slow_downs(taken, products), fingerprint)
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
@@ -308,12 +312,18 @@ def _op_times(taken: Mapping[str, Traced]) -> dict[str, OpTime]:
     return {**taken[_UNFUSED].times, **taken[_ALONE].times}
 
 
-def _slow_downs(taken: Mapping[str, Traced]) -> Contention:
+def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
+    """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
+    units = unit_graph(source.graph, xla).units
+    return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
+
+
+def _slow_downs(taken: Mapping[str, Traced], products: frozenset[str]) -> Contention:
     """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
     alone, beside = taken[_ALONE], taken[_BESIDE]
     if alone.trace is None or beside.trace is None:
         return _NO_CONTENTION
-    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name)
+    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name, products)
     if found is None:
         LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
     return found or _NO_CONTENTION
