@@ -35,7 +35,7 @@ from disco_hlo.cli.output import (
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.phases.progress import search_progress
@@ -173,7 +173,8 @@ class _Found:
 def _judge(opened: Opened, costs: Costs, xla: Strategy, strategy: Strategy) -> _Found:
     """The plan to save: what came out, unless XLA's own is predicted to be faster."""
     graph = opened.source.graph
-    best, default, alone = (predict(graph, s, costs).timeline for s in (strategy, xla, unfused(graph)))
+    best, alone = (predict(graph, s, costs).timeline for s in (strategy, unfused(graph)))
+    default = predict(graph, xla, costs, repeats(opened.source)).timeline
     limit = lower_bound(graph, [strategy, xla], costs)
     notes = [*costs.lines, "found offline: nothing was measured"]
     chosen = "plan"

@@ -24,7 +24,7 @@ from disco_hlo.cli.output import (
     write_file,
 )
 from disco_hlo.errors import DiscoError, PlanError
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.predict import Predicted, lower_bound, predict
@@ -65,7 +65,10 @@ def simulate(
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
     costs = costs.imagine(link) if link else costs
     try:
-        found = {name: predict(graph, strategy, costs) for name, strategy in strategies.items()}
+        found = {
+            name: predict(graph, strategy, costs, () if name == "plan" else repeats(opened.source))
+            for name, strategy in strategies.items()
+        }
     except DiscoError as error:
         if link is None:
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.attributes import triton_settings
@@ -50,6 +50,38 @@ def read(source: CanonicalModule) -> Strategy:
     except IllegalStrategyError:
         return replace(found, order=())
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A kernel of a module that computes again what others compute as well, and nothing else.
+
+    No strategy holds it, since none owns an op twice: plans, and XLA's kernels as we write them, go without.
+    """
+
+    members: tuple[int, ...]
+    """Nodes that it computes, ascending."""
+    results: tuple[int, ...]
+    """Those that leave it, ascending."""
+    before: int
+    """A node of the kernel or op that runs next; -1 at the end of the step."""
+
+
+def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
+    """What a module executes beside the strategy that :func:`read` gives of it, in its order."""
+    graph, owner = source.graph, _owners(source.origins)
+    found: list[Repeat] = []
+    following = -1
+    for origin in reversed(source.origins):
+        if origin.role == "fusion" and _runs(graph, origin):
+            own = [node for node in _computes(graph, origin) if owner[node] == origin.name]
+            if not own:
+                found.append(Repeat(_computes(graph, origin), origin.results, following))
+                continue
+            following = own[0]
+        elif origin.role == "op" and _single(graph, origin):
+            following = next(n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED))
+    return tuple(reversed(found))
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.read import repeats
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare
 from disco_hlo.report.facts import advice, bucket_facts, group_facts, order_facts, step_times
@@ -82,7 +83,9 @@ def _simulated(bundle: Bundle, costs: Costs | None) -> tuple[Predicted | None, P
     if bundle.source is None or bundle.default is None or costs is None:
         return None, None
     graph = bundle.source.graph
-    return predict(graph, bundle.strategy, costs), predict(graph, bundle.default, costs)
+    return predict(graph, bundle.strategy, costs), predict(
+        graph, bundle.default, costs, repeats(bundle.source)
+    )
 
 
 def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
@@ -41,13 +42,16 @@ class Predicted:
         return self.built.tokens
 
 
-def predict(graph: Graph, strategy: Strategy, costs: Costs) -> Predicted:
+def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:
     """Simulate one strategy.
+
+    Args:
+        again: what a module of XLA's executes besides (:func:`~disco_hlo.plan.read.repeats`).
 
     Raises:
         IllegalStrategyError: it does not fit the graph.
     """
-    built = build(graph, strategy, costs, costs.machine)
+    built = build(graph, strategy, costs, costs.machine, repeats=again)
     return Predicted(strategy, built, simulate(built.problem))
 
 

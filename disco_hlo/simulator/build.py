@@ -20,7 +20,8 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.read import Repeat
+from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import Unit
 from disco_hlo.simulator.costs import CostModel, MachineModel, bucket_times, checked, kernels_ns
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
@@ -51,12 +52,14 @@ def build(
     machine: MachineModel,
     *,
     ready_queue: bool = False,
+    repeats: Sequence[Repeat] = (),
 ) -> Built:
     """The problem that ``strategy`` poses on ``machine``.
 
     Args:
         ready_queue: leave the order to the ready queue of DisCo, section 4.4, instead of taking
             ``strategy.order`` (or the default order where that is empty).
+        repeats: what runs besides (:func:`~disco_hlo.plan.read.repeats`); each counts as part of what runs next.
 
     Raises:
         IllegalStrategyError: the strategy does not fit the graph, or its order is wrong.
@@ -68,6 +71,7 @@ def build(
     if order is not None:
         check_order(units, order, machine.asynchronous)
     tasks = _tasks(graph, strategy, units, cost_model, machine)
+    _add_repeats(tasks, graph, units, repeats, cost_model, machine)
     _spread_over_channels(tasks, units, order, machine.channels)
     problem = Problem(
         names=tuple(tasks.names),
@@ -137,6 +141,32 @@ def _tasks(
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
         tasks.products[tasks.main[i]] = holds_product(graph, unit)
     return tasks
+
+
+def _add_repeats(
+    tasks: _Tasks,
+    graph: Graph,
+    units: UnitGraph,
+    repeats: Sequence[Repeat],
+    cost_model: CostModel,
+    machine: MachineModel,
+) -> None:
+    unit_of = {node: number for number, unit in enumerate(units.units) for node in unit.nodes}
+    kernels = [number for number, unit in enumerate(units.units) if not unit.is_bucket]
+    if not repeats or not kernels:
+        return
+    last = max(kernels, key=lambda number: max(units.units[number].nodes))
+    nodes_ns = cost_model.nodes_ns(graph)
+    for one in repeats:
+        ops = [x for x in one.members if graph.nodes[x].opcode != "bitcast"]
+        if len(ops) == 1:
+            again_ns = int(nodes_ns[ops[0]])
+        elif isinstance(cost_model, KernelTimes):
+            again_ns = int(kernels_ns(cost_model, graph, [(one.members, one.results)])[0])
+        else:
+            again_ns = int(cost_model.groups_ns(graph, [Group(one.members)])[0])
+        following = unit_of.get(one.before, last)
+        tasks.duration_ns[tasks.main[following]] += again_ns + machine.launch_ns
 
 
 def holds_product(graph: Graph, unit: Unit) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from disco_hlo.profiler.profile import Profile
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
@@ -243,7 +243,8 @@ class Cell:
 
     def _predict_default(self) -> None:
         context = self.context
-        self.record.note("predicted_default", predicted(context.costs, context.source.graph, context.xla))
+        found = predicted(context.costs, context.source.graph, context.xla, repeats(context.source))
+        self.record.note("predicted_default", found)
 
     def _left(self) -> list[Row]:
         rows = wanted(rows_of(self.context), self.asked.rows)[1:]

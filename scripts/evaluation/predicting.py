@@ -7,6 +7,7 @@ simulator that has learnt something since can be held against what was measured 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
@@ -88,38 +89,41 @@ def _predict_rows(files: Files, record: Record, source: CanonicalModule, known: 
         if row.get("status") != OK or not row.get("attempts"):  # PyTorch's rows are nothing that we compiled
             continue
         try:
-            changes[name] = {noted_as: predicted(known, *_what_ran(files, name, source))}
+            changes[name] = {noted_as: predicted(known, *what_ran(files, name, source))}
         except DiscoError as error:
             changes[name] = {noted_as: {"error": f"{name}: {one_line(error)}"[:500]}}
     record.update_all(changes)
 
 
-def _what_ran(files: Files, name: str, source: CanonicalModule) -> tuple[Graph, Strategy]:
-    """The graph and strategy of a row.
+def what_ran(files: Files, name: str, source: CanonicalModule) -> tuple[Graph, Strategy, tuple[Repeat, ...]]:
+    """The graph and strategy of a row, and what XLA's own modules execute besides.
 
     Raises:
         DiscoError: nothing of it was kept, or it is damaged.
     """
     if name == DEFAULT:
-        return source.graph, read(source)
+        return source.graph, read(source), repeats(source)
     kept = files.row(name)
     if kept.startswith(b"{"):
         try:
-            return source.graph, msgspec.json.decode(kept, type=Strategy)
+            return source.graph, msgspec.json.decode(kept, type=Strategy), ()
         except msgspec.MsgspecError as error:
             raise DiscoError(f"{files.folder} does not hold the strategy of {name!r}: {error}") from error
     theirs = canonicalize(kept)
-    return theirs.graph, read(theirs)
+    return theirs.graph, read(theirs), repeats(theirs)
 
 
-def predicted(known: Costs, graph: Graph, strategy: Strategy) -> dict[str, Any]:
+def predicted(known: Costs, graph: Graph, strategy: Strategy, again: Sequence[Repeat] = ()) -> dict[str, Any]:
     """Simulated step time and what it consists of, in ms, with the number of kernels and buckets.
+
+    Args:
+        again: what a module of XLA's executes besides.
 
     Raises:
         DiscoError: the strategy does not fit the graph.
     """
     with python_at_once:
-        timeline = simulate(build(graph, strategy, known.model, known.machine).problem)
+        timeline = simulate(build(graph, strategy, known.model, known.machine, repeats=again).problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,
         "compute_ms": timeline.compute_ns / 1e6,

@@ -21,7 +21,7 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
@@ -263,13 +263,15 @@ class _Benchmark:
                     "reason": trial.error[:2000],
                 }
                 continue
-            predicted = self._predict(trial.strategy or self.xla, costs)
+            again = () if trial.strategy else repeats(self.source)
+            predicted = self._predict(trial.strategy or self.xla, costs, again)
             changes[trial.name] = {"kind": "between ranks", "predicted": predicted}
             changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
         record.update_all(changes)
 
-    def _predict(self, strategy: Strategy, costs: step.Costs) -> dict[str, float]:
-        found = simulate(build(self.source.graph, strategy, costs.model, costs.machine).problem)
+    def _predict(self, strategy: Strategy, costs: step.Costs, again: Sequence[Repeat]) -> dict[str, float]:
+        built = build(self.source.graph, strategy, costs.model, costs.machine, repeats=again)
+        found = simulate(built.problem)
         return {
             "step_ms": found.makespan_ns / 1e6,
             "compute_ms": found.compute_ns / 1e6,

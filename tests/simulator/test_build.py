@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel
@@ -258,3 +259,14 @@ def test_impossible_times_of_groups_and_buckets_are_refused() -> None:
         build(STEP, grouped, Groups(()), CPU)
     with pytest.raises(DiscoError, match="b0 of 16 bytes takes -3 ns"):
         build(STEP, grouped, Buckets(()), CPU)
+
+
+def test_what_xla_computes_again_counts_as_part_of_what_runs_next() -> None:
+    machine = replace(GPU, launch_ns=3)
+    strategy = Strategy(buckets=SEPARATE)
+    without = listed(build(STEP, strategy, COSTS, machine).problem)
+    again = (Repeat((2,), (2,), before=5), Repeat((5,), (5,), before=-1))
+    found = listed(build(STEP, strategy, COSTS, machine, repeats=again).problem)
+    assert found.pop("n5")[0] == without.pop("n5")[0] + 10 + 3
+    last = [name for name, (longer, *_) in found.items() if longer != without[name][0]]
+    assert [found[name][0] - without[name][0] for name in last] == [20 + 3]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.read import repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.interruption import Interruption
@@ -84,7 +85,7 @@ def find(
     plans_found = ranked(step.source, xla, result, costs, machine, also)
     search_s = time.monotonic() - started
     best = plans_found[0]
-    default = simulate(build(graph, xla, costs, machine).problem)
+    default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
     session.say(
         "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
         result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,

@@ -1,0 +1,42 @@
+"""Kernels of XLA's own that compute again what others compute."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from disco_hlo.plan.read import Repeat, repeats
+from tests.plan.small_graphs import graph
+
+STEP = graph("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
+
+
+def kernel(*nodes: int, returns: int, role: str = "fusion") -> Any:
+    return Namespace(name=f"{role}.{nodes}.{returns}", role=role, nodes=nodes, results=(returns,))
+
+
+def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_does() -> None:
+    again = Namespace(name="again", role="fusion", nodes=(1, 2), results=(2,))
+    twice = Namespace(name="twice", role="fusion", nodes=(2,), results=(2,))
+    source: Any = Namespace(
+        graph=STEP,
+        origins=(kernel(1, 2, returns=2), again, kernel(3, returns=3), twice, kernel(4, returns=4)),
+    )
+    assert repeats(source) == (Repeat((1, 2), (2,), before=3), Repeat((2,), (2,), before=4))
+
+
+def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone() -> None:
+    again = Namespace(name="again", role="fusion", nodes=(1, 2), results=(2,))
+    last = Namespace(name="last", role="fusion", nodes=(3,), results=(3,))
+    source: Any = Namespace(
+        graph=STEP,
+        origins=(
+            kernel(1, 2, returns=2), kernel(3, returns=3), again, kernel(4, returns=4, role="op"), last,
+        ),
+    )  # fmt: skip
+    assert repeats(source) == (Repeat((1, 2), (2,), before=4), Repeat((3,), (3,), before=-1))
+
+
+def test_a_kernel_that_owns_something_is_none() -> None:
+    source: Any = Namespace(graph=STEP, origins=(kernel(1, 2, returns=2), kernel(2, 3, returns=3)))
+    assert repeats(source) == ()
