@@ -24,7 +24,7 @@ from disco_hlo.search.schedule import best_buckets, with_order
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
@@ -203,7 +203,7 @@ def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs,
     record.update(
         variant.row(order),
         kind=variant.name,
-        predicted=predicted(costs, graph, strategy),
+        predicted=predicted(costs, graph, strategy, repeats(variant.source) if order == XLA_ORDER else ()),
         transfers=len(graph.all_reduces),
         transferred_bytes=moved,
         nodes=len(graph),
