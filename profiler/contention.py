@@ -54,7 +54,7 @@ _WAIT_NS = 20_000
 HOST_IS_AHEAD_NS = 20_000
 """While a kernel this long runs, the host has started the next one, under a profiler too."""
 
-_UNIT = re.compile(r"[bgn]\d+(?=[._])")
+UNIT = re.compile(r"[bgn]\d+(?=[._])")
 """How the rewriter's names begin. XLA may add a number to the rest, in one module and not in the other."""
 
 Interval = tuple[int, int]
@@ -102,7 +102,7 @@ def contention(
 
 def _unit(execution: Execution) -> str:
     """What the two modules have in common of an execution's name."""
-    found = _UNIT.match(execution.op)
+    found = UNIT.match(execution.op)
     return found[0] if found else execution.op
 
 
@@ -120,7 +120,7 @@ def launch_gap_ns(trace: Trace, module_name: str, behind_ns: int = 0) -> int:
         ProfileError: the trace holds no two kernels in a row, or few behind such long ones.
     """
     gaps: list[int] = []
-    for kernels in _by_place(trace, module_name).values():
+    for kernels in by_place(trace, module_name).values():
         ends = 0
         for before, after in pairwise(kernels):
             ends = max(ends, before.end_ns)
@@ -141,7 +141,7 @@ def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:
     """What the buckets of each run take together, each on the device that arrives last; runs that do not show all
     ``buckets`` are left out."""
     found: dict[int, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
-    for (run, device), items in _by_place(trace, module_name).items():
+    for (run, device), items in by_place(trace, module_name).items():
         for item in items:
             if is_transfer(item) and _unit(item).startswith("b"):
                 found[run][_unit(item)][device] += item.end_ns - item.start_ns
@@ -149,7 +149,7 @@ def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:
     return [sum(min(by_device.values()) for by_device in by_unit.values()) for by_unit in whole]
 
 
-def _by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
+def by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
     """Kernels by run and device, in order of their start."""
     found: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for item in trace.executions:
@@ -171,7 +171,7 @@ def _work(trace: Trace, module_name: str, transfers: bool) -> dict[str, _Work]:
     """Of each kernel its median over runs and devices; of each transfer, which begins on the device that is
     there first, the median over the runs of its time on the one that arrives last."""
     found: dict[str, dict[int, list[_Work]]] = defaultdict(lambda: defaultdict(list))
-    for (run, _), items in _by_place(trace, module_name).items():
+    for (run, _), items in by_place(trace, module_name).items():
         others = _union([item for item in items if is_transfer(item) != transfers])
         own: dict[str, list[Execution]] = defaultdict(list)
         for item in items:
@@ -179,7 +179,9 @@ def _work(trace: Trace, module_name: str, transfers: bool) -> dict[str, _Work]:
                 own[_unit(item)].append(item)
         for unit, parts in own.items():
             length = sum(item.end_ns - item.start_ns for item in parts)
-            found[unit][run].append(_Work(length, sum(_covered_ns(item, others) for item in parts)))
+            found[unit][run].append(
+                _Work(length, sum(covered_ns((item.start_ns, item.end_ns), others) for item in parts))
+            )
     if transfers:
         shortest = ([min(at, key=_length) for at in by_run.values()] for by_run in found.values())
         return {unit: _middle(works) for unit, works in zip(found, shortest, strict=True)}
@@ -270,11 +272,11 @@ def _union(items: Iterable[Execution]) -> list[Interval]:
     return joined
 
 
-def _covered_ns(item: Execution, intervals: Sequence[Interval]) -> int:
-    """How much of ``item`` lies in the (disjoint, ascending) intervals."""
+def covered_ns(own: Interval, intervals: Sequence[Interval]) -> int:
+    """How much of an interval lies in the others, which are disjoint and ascending."""
     covered = 0
-    place = max(bisect_right(intervals, (item.start_ns, item.start_ns)) - 1, 0)
-    while place < len(intervals) and intervals[place][0] < item.end_ns:
-        covered += max(0, min(item.end_ns, intervals[place][1]) - max(item.start_ns, intervals[place][0]))
+    place = max(bisect_right(intervals, (own[0], own[0])) - 1, 0)
+    while place < len(intervals) and intervals[place][0] < own[1]:
+        covered += max(0, min(own[1], intervals[place][1]) - max(own[0], intervals[place][0]))
         place += 1
     return covered

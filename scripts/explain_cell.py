@@ -4,8 +4,9 @@
     python scripts/explain_cell.py gpt12 --link nvlink --out DIR --row plan
 
 DIR is what scripts/benchmark.py wrote, which keeps the traces of XLA's default, of the same kernels with nothing beside
-their transfers, of the plan and of what the tool chose. Rows of the same kernels are held against each other; of others
-only what their transfers waited for is said. Needs no device.
+their transfers, of the plan, of its order alone, of what the tool chose and of the profile. Kernels that ran with
+nothing beside transfers, too, are held against themselves; of every row it says what its transfers waited for. Needs no
+device.
 
 Exit status 2: bad arguments, or nothing kept of that cell.
 """

@@ -70,8 +70,11 @@ def build(
     order = None if ready_queue else strategy.order or default_unit_order(units, machine.asynchronous)
     if order is not None:
         check_order(units, order, machine.asynchronous)
-    tasks = _tasks(graph, strategy, units, cost_model, machine)
-    _add_repeats(tasks, graph, units, repeats, cost_model, machine)
+    nodes_ns = checked(
+        cost_model.nodes_ns(graph), len(graph), lambda i: f"node {i} ({graph.nodes[i].opcode})"
+    )
+    tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
+    _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
     _spread_over_channels(tasks, units, order, machine.channels)
     problem = Problem(
         names=tuple(tasks.names),
@@ -124,10 +127,13 @@ class _Tasks:
 
 
 def _tasks(
-    graph: Graph, strategy: Strategy, units: UnitGraph, cost_model: CostModel, machine: MachineModel
+    graph: Graph,
+    strategy: Strategy,
+    units: UnitGraph,
+    cost_model: CostModel,
+    machine: MachineModel,
+    nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
-    nodes = graph.nodes
-    nodes_ns = checked(cost_model.nodes_ns(graph), len(nodes), lambda i: f"node {i} ({nodes[i].opcode})")
     of_groups_ns = groups_ns(graph, strategy, units, cost_model, nodes_ns)
     tasks = _Tasks()
     # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
@@ -150,23 +156,24 @@ def _add_repeats(
     repeats: Sequence[Repeat],
     cost_model: CostModel,
     machine: MachineModel,
+    nodes_ns: NDArray[np.int64],
 ) -> None:
     unit_of = {node: number for number, unit in enumerate(units.units) for node in unit.nodes}
     kernels = [number for number, unit in enumerate(units.units) if not unit.is_bucket]
     if not repeats or not kernels:
         return
     last = max(kernels, key=lambda number: max(units.units[number].nodes))
-    nodes_ns = cost_model.nodes_ns(graph)
     for one in repeats:
         ops = [x for x in one.members if graph.nodes[x].opcode != "bitcast"]
         if len(ops) == 1:
-            again_ns = int(nodes_ns[ops[0]])
+            times = nodes_ns[ops]
         elif isinstance(cost_model, KernelTimes):
-            again_ns = int(kernels_ns(cost_model, graph, [(one.members, one.results)])[0])
+            times = kernels_ns(cost_model, graph, [(one.members, one.results)])
         else:
-            again_ns = int(cost_model.groups_ns(graph, [Group(one.members)])[0])
+            times = cost_model.groups_ns(graph, [Group(one.members)])
+        again_ns = checked(times, 1, lambda _: "a kernel of XLA's that computes something again")
         following = unit_of.get(one.before, last)
-        tasks.duration_ns[tasks.main[following]] += again_ns + machine.launch_ns
+        tasks.duration_ns[tasks.main[following]] += int(again_ns[0]) + machine.launch_ns
 
 
 def holds_product(graph: Graph, unit: Unit) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-import msgspec
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.keys import owners
 
@@ -18,6 +17,7 @@ from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buc
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
+from evaluation.predicting import what_ran
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError
 from evaluation.step import Files
 from evaluation.traced_kernels import TRANSFER, Loss, Piece, drift, losses, paired, pieces
@@ -46,14 +46,14 @@ def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> s
     source, owner = canonicalize(module), owners(module)
     if source.graph.backend != "gpu":
         raise DiscoError(f"{cell.stem} ran on {source.graph.backend}, where nothing runs beside a transfer")
-    for name in only or ():
-        if files.trace(name) is None:
-            raise DiscoError(f"{files.folder} holds no trace of a row {name!r}")
     found: dict[str, list[Piece]] = {}
-    for name, strategy in _what_ran(source, record, files):
+    for name in (PROFILED_ALONE, PROFILED_BESIDE, *record.rows()):
         trace = files.trace(name)
         if trace is not None:
-            found[name] = pieces(source, owner, strategy(), trace)
+            found[name] = pieces(source, owner, _what_ran(source, files, name), trace)
+    for name in only or ():
+        if name not in found:
+            raise DiscoError(f"{files.folder} holds no trace of a row {name!r}")
     if not found:
         raise DiscoError(f"{files.folder} holds no traces")
     fitted = files.profile()
@@ -66,22 +66,15 @@ def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> s
     return f"# {cell.stem}\n" + "".join(sections)
 
 
-def _what_ran(
-    source: CanonicalModule, record: Record, files: Files
-) -> Iterator[tuple[str, Callable[[], Strategy | None]]]:
-    """By name of a trace, the strategy that ran in it; None for XLA's default."""
-    profiled = varied_buckets(read(source))
-    yield PROFILED_ALONE, lambda: one_at_a_time(source.graph, profiled)
-    yield PROFILED_BESIDE, lambda: beside_transfers(source.graph, profiled)
-    for name in record.rows():
-        yield name, lambda name=name: None if name == DEFAULT else _strategy(files, name)
-
-
-def _strategy(files: Files, name: str) -> Strategy:
-    try:
-        return msgspec.json.decode(files.row(name), type=Strategy)
-    except msgspec.MsgspecError as error:
-        raise DiscoError(f"{name!r} is XLA's own module, whose kernels are not told apart") from error
+def _what_ran(source: CanonicalModule, files: Files, name: str) -> Strategy | None:
+    """The strategy that ran in a trace of this name; None for XLA's default."""
+    if name == DEFAULT:
+        return None
+    if name == PROFILED_ALONE:
+        return one_at_a_time(source.graph, varied_buckets(read(source)))
+    if name == PROFILED_BESIDE:
+        return beside_transfers(source.graph, varied_buckets(read(source)))
+    return what_ran(files, name, source)[1]
 
 
 def _section(name: str, alone: Sequence[Piece], row: Sequence[Piece]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.contention import by_place
 from disco_hlo.profiler.trace import Execution
 
 from disco_hlo.errors import ProfileError
@@ -151,12 +152,8 @@ def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, f
     module = proto.parse(executables.read_executable(executable))
     # On CPU an instruction tells what it is; on GPU its kernel does.
     names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_TRANSFERS)}
-    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for item in taken.executions:
-        if item.module == module.name:
-            by_place[item.run, item.device].append(item)
     per_run: dict[int, list[dict[str, float]]] = defaultdict(list)
-    for (run, _), items in by_place.items():
+    for (run, _), items in by_place(taken, module.name).items():
         per_run[run].append(_breakdown(items, names))
     if not per_run:
         raise ProfileError(f"the trace holds nothing of {module.name}")

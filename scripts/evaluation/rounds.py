@@ -52,8 +52,8 @@ class Rounds:
     keep_trace: Callable[[str, Trace], None]
     """Keeps the trace of a row of this name."""
     say: Callable[[str], None]
-    _alive: list[_Running] = field(default_factory=list)
-    _at_once: int = 1
+    _alive: list[_Running] = field(default_factory=list, init=False)
+    _at_once: int = field(default=1, init=False)
 
     def begin(self) -> None:
         """First runs with their numbers, and the first round."""

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -157,26 +158,38 @@ class _Stages:
     def _measure(self, cells: Sequence[Cell]) -> None:
         """Rounds of all cells in turn, as many of each, since a link changes by the minute; then, while there is time,
         traces, the important ones of all cells first."""
-        started = time.monotonic()
+        spent_s: dict[str, float] = defaultdict(float)
+
+        @contextlib.contextmanager
+        def clock(cell: Cell) -> Iterator[None]:
+            started = time.monotonic()
+            yield
+            spent_s[cell.name.stem] += time.monotonic() - started
+
+        def goes_well(cell: Cell, stage: Callable[[], None]) -> bool:
+            with clock(cell):
+                return self._try(cell, stage)
+
         found = [(cell, rounds) for cell in cells if (rounds := cell.rounds()) is not None]
-        found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.begin)]
-        for cell, _ in found:
-            cell.record.note("first_runs_s", round(time.monotonic() - started, 1))
+        found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.begin)]
         for _ in range(self._asked.rounds - 1):
             began = time.monotonic()
-            found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.run_one)]
+            found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.run_one)]
             if self._asked.left_s() < 2 * (time.monotonic() - began) + _ENDING_S:
                 break
-        found = [(cell, rounds) for cell, rounds in found if self._try(cell, rounds.choose)]
+        found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.choose)]
         tracing = [(cell, rounds.traces()) for cell, rounds in found]
         while tracing and self._asked.left_s() > _TRACE_S:
             for cell, traces in list(tracing):
-                if self._asked.left_s() > _TRACE_S and next(traces, _LAST) is _LAST:
-                    tracing.remove((cell, traces))
+                if self._asked.left_s() > _TRACE_S:
+                    with clock(cell):
+                        ended = next(traces, _LAST) is _LAST
+                    if ended:
+                        tracing.remove((cell, traces))
         for cell, rounds in found:
             if self._asked.left_s() > _CHECK_S:
-                self._try(cell, rounds.check)
-            cell.record.note("measure_s", round(time.monotonic() - started, 1))
+                goes_well(cell, rounds.check)
+            cell.record.note("measure_s", round(spent_s[cell.name.stem], 3))
 
     def _opened(self, name: CellName) -> list[Cell]:
         try:

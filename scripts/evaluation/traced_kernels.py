@@ -6,14 +6,13 @@ default against the same kernels in another order, or with nothing beside them.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from disco_hlo.profiler.contention import is_transfer
+from disco_hlo.profiler.contention import UNIT, Interval, by_place, covered_ns, is_transfer
 from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import DiscoError
@@ -28,13 +27,9 @@ TRANSFER = "transfer"
 KINDS = ("while", "custom-call", "convolution", "dot", "scatter", "gather", "sort", "reduce")
 """What a kernel is called by, the first that it holds; others compute element by element."""
 ELEMENTWISE = "element by element"
-_TOKEN = re.compile(r"([bgn]\d+)(?=[._])")
-"""How the names of instructions that we wrote begin."""
 _AT_ITS_END_NS = 3_000
 """A transfer that begins so shortly behind the end of a kernel was waiting for it."""
 _WAITS_NS = 5_000
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ def pieces(
     units = unit_graph(graph, strategy or read(source))
     tokens = _Tokens(source, owner, units, ours=strategy is not None)
     found: dict[str, dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
-    for (run, _), executions in _by_place(trace, graph.module_name).items():
+    for (run, _), executions in by_place(trace, graph.module_name).items():
         for token, seen in _seen_at(graph, units, tokens.by_unit(executions)).items():
             found[token][run].append(seen)
     if not found:
@@ -113,18 +108,10 @@ class _Tokens:
         return found
 
     def _of(self, op: str) -> str | None:
-        named = _TOKEN.match(op) if self._ours else None
+        named = UNIT.match(op) if self._ours else None
         if named is not None:
-            return named[1] if named[1] in self._units else None
+            return named[0] if named[0] in self._units else None
         return self._of_instruction.get(op) or self._of_instruction.get(self._owner.get(op, ""))
-
-
-def _by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
-    found: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for item in trace.executions:
-        if item.module == module_name:
-            found[item.run, item.device].append(item)
-    return found
 
 
 def _seen_at(graph: Graph, units: UnitGraph, ran: Mapping[str, Sequence[Execution]]) -> dict[str, _Seen]:
@@ -136,12 +123,14 @@ def _seen_at(graph: Graph, units: UnitGraph, ran: Mapping[str, Sequence[Executio
     found = {}
     for token, own in spans.items():
         others = kernels if token[0] == "b" else transfers
-        shared_ns = sum(_covered_ns(span, others) for span in own)
+        shared_ns = sum(covered_ns(span, others) for span in own)
         found[token] = _Seen(sum(end - start for start, end in own), shared_ns, *waits.get(token, (0, "")))
     return found
 
 
-def _waits(graph: Graph, units: UnitGraph, spans: Mapping[str, Sequence[Span]]) -> dict[str, tuple[int, str]]:
+def _waits(
+    graph: Graph, units: UnitGraph, spans: Mapping[str, Sequence[Interval]]
+) -> dict[str, tuple[int, str]]:
     """For each transfer how long it waited once it could have begun, and the kind of the kernel that ended then."""
     ends = sorted((own[-1][1], token) for token, own in spans.items() if token[0] != "b")
     found: dict[str, tuple[int, str]] = {}
@@ -181,15 +170,6 @@ def _kind(graph: Graph, units: UnitGraph, token: str) -> str:
     unit = units.units[units.index[token]]
     opcodes = {graph.nodes[node].opcode for node in (*unit.nodes, *unit.duplicates)}
     return next((kind for kind in KINDS if kind in opcodes), ELEMENTWISE)
-
-
-def _covered_ns(span: Span, others: Sequence[Span]) -> int:
-    place = max(bisect_right(others, span) - 1, 0)
-    covered = 0
-    while place < len(others) and others[place][0] < span[1]:
-        covered += max(0, min(span[1], others[place][1]) - max(span[0], others[place][0]))
-        place += 1
-    return covered
 
 
 # --- rows held against each other ------------------------------------------------------------------

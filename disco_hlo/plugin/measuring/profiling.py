@@ -147,8 +147,7 @@ def profile_step(
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     with session.stage("times of ops"):
         if known is not None:
-            products = _products(source, xla)
-            _take_in(known, source.graph.fingerprint, taken, wanted, products, blocks=ranks_block(session))
+            _take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
     swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
     with session.stage("the step's profile"):
         if known is None:
@@ -289,13 +288,14 @@ def _trace(
 
 def _take_in(
     known: KnownTimes,
-    fingerprint: str,
+    source: CanonicalModule,
+    xla: Strategy,
     taken: Mapping[str, Traced],
     wanted: Mapping[str, Any],
-    products: frozenset[str],
     blocks: bool,
 ) -> None:
     """What the traces tell, on rank 0."""
+    fingerprint = source.graph.fingerprint
     gaps = [one.gap_ns for one in taken.values() if one.gap_ns is not None]
     if gaps:
         known.add_gap(min(gaps))
@@ -304,7 +304,7 @@ def _take_in(
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
-        known.add_contention(_slow_downs(taken, products), fingerprint)
+        known.add_contention(_slow_downs(taken, _products(source, xla)), fingerprint)
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
