@@ -13,6 +13,7 @@ from weakref import ref
 
 import numpy as np
 from disco_hlo.profiler.corrections import NONE, Corrections
+from disco_hlo.profiler.holds import LEAST_NS
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
@@ -23,6 +24,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.flat_graph import chosen_lists, flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, TellsReadsApart, UnitTimes
+from disco_hlo.hlo.opcodes import PRODUCTS
 
 _TIMED = (Kind.FUSIBLE, Kind.FIXED)
 """What takes time as a single op."""
@@ -65,6 +67,18 @@ class MeasuredCosts:
             times = np.where(is_timed & ~missing, measured_ns, times)
             self._nodes = (ref(graph), times)
         return self._nodes[1].copy()
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        """Of each node as a kernel of its own, the share of its time that must be done before a transfer begins beside
+        it, ``[len(graph)]``: what was measured, else for products what others show."""
+        flat, contention = flat_graph(graph), self.profile.contention
+        otherwise = 0.0 if contention is None else contention.hold
+        found = [
+            self.profile.holds.get(node.key, otherwise) if node.opcode in PRODUCTS else 0.0
+            for node in (graph.nodes[x] for x in flat.example.tolist())
+        ]
+        is_long = self.nodes_ns(graph) >= LEAST_NS
+        return np.where(is_long, np.array(found, np.float64)[flat.of_key], 0.0)
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""

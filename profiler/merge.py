@@ -48,6 +48,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         all_reduce=_all_reduce(profiles),
         link=first.link,
         contention=_contention(profiles),
+        holds=_holds(profiles),
         noise=max(profile.noise for profile in profiles),
         in_step=_in_step(profile.in_step for profile in profiles),
         together=_in_step(profile.together for profile in profiles),
@@ -94,4 +95,13 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
         round(median(one.transfer_wait_ns for one in apart)),
         median(products) if products else None,
         median(others) if others else None,
+        median(one.hold for one in told),
     )
+
+
+def _holds(profiles: Sequence[Profile]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for profile in profiles:
+        for key, share in profile.holds.items():
+            found.setdefault(key, []).append(share)
+    return {key: median(found[key]) for key in sorted(found)}

@@ -22,10 +22,10 @@ from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_tot
 from disco_hlo.errors import ProfileError
 
 FORMAT = "disco-hlo profile"
-VERSION = 6
-_READABLE = (1, 2, 3, 4, 5, 6)
-"""Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait, version 5 slow-downs by kind;
-versions 4 and 5 may hold ``promises``, which nobody reads any more."""
+VERSION = 7
+_READABLE = (1, 2, 3, 4, 5, 6, 7)
+"""Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait, version 5 slow-downs by kind,
+version 6 what kernels hold; versions 4 and 5 may hold ``promises``, which nobody reads any more."""
 _MAXIMUM_BYTES = 1 << 28
 
 
@@ -82,6 +82,9 @@ class Contention:
     known, or neither."""
     others: float | None = None
     """And of the other kernels."""
+    hold: float = 0.0
+    """Share of a product's time that must be done before a collective begins beside it, of those not among
+    :attr:`Profile.holds`."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,9 @@ class Profile:
     """The swept lines; predictions go by :attr:`transfers`."""
     link: Link = field(default_factory=lambda: Link(1, 1))
     contention: Contention | None = None
+    holds: Mapping[str, float] = field(default_factory=dict)
+    """By cost key of an op, the share of its time that must be done before a collective begins beside it, 0 to 1
+    (:mod:`disco_hlo.profiler.holds`)."""
     noise: float = 0.0
     """Relative run-to-run spread of a whole step; differences below it mean nothing."""
     in_step: InStep | None = None
@@ -125,6 +131,8 @@ class Profile:
         check.number(self.noise, "noise", minimum=0.0)
         for key, time in self.ops.items():
             _check_op_time(time, key, check)
+        for key, share in self.holds.items():
+            _check_share(share, f"holds.{key}", check)
 
     def require(self, device_kind: str | None, backend: str) -> None:
         """Raise :class:`ProfileError` unless the profile was taken on this kind of device; where nobody knows that
@@ -194,6 +202,7 @@ def to_json(profile: Profile) -> str:
         "noise": profile.noise,
         "link": asdict(profile.link),
         "contention": None if profile.contention is None else asdict(profile.contention),
+        "holds": dict(profile.holds),
         "all_reduce": None if profile.all_reduce is None else _fit_body(profile.all_reduce),
         "in_step": None if profile.in_step is None else asdict(profile.in_step),
         "together": None if profile.together is None else asdict(profile.together),
@@ -281,6 +290,10 @@ def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
             check.text(link.get("label"), "link.label"),
         ),
         contention=_contention_of(body.get("contention"), check),
+        holds={
+            key: _check_share(share, f"holds.{key}", check)
+            for key, share in check.record(body.get("holds", {}), "holds").items()
+        },
         noise=check.number(body.get("noise"), "noise", minimum=0.0),
         in_step=in_step_of(body.get("in_step"), check),
         together=in_step_of(body.get("together"), check, "together"),
@@ -298,6 +311,13 @@ def _check_op_time(time: OpTime, key: str, check: Checker) -> None:
     check.integer(time.median_ns, f"ops.{key}: median_ns", minimum=0)
     check.integer(time.spread_ns, f"ops.{key}: spread_ns", minimum=0)
     check.integer(time.samples, f"ops.{key}: samples", minimum=1)
+
+
+def _check_share(value: Any, name: str, check: Checker) -> float:
+    share = check.number(value, name, minimum=0.0)
+    if share > 1.0:
+        check.fail(name, f"expected a share, 0 to 1, got {share}")
+    return share
 
 
 def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
@@ -343,10 +363,13 @@ def _contention_of(body: Any, check: Checker) -> Contention | None:
     kinds = {name: body[name] for name in ("products", "others") if body.get(name) is not None}
     if len(kinds) == 1:
         check.fail("contention", f"expected products and others, or neither, got {[*kinds]}")
-    by_kind = (check.number(value, f"contention.{name}", minimum=1.0) for name, value in kinds.items())
+    by_kind = {
+        name: check.number(value, f"contention.{name}", minimum=1.0) for name, value in kinds.items()
+    }
     return Contention(
         check.number(body.get("compute"), "contention.compute", minimum=1.0),
         check.number(body.get("communication"), "contention.communication", minimum=1.0),
         check.integer(body.get("transfer_wait_ns", 0), "contention.transfer_wait_ns", minimum=0),
-        *by_kind,
+        hold=_check_share(body.get("hold", 0.0), "contention.hold", check),
+        **by_kind,
     )

@@ -52,6 +52,8 @@ class CanonicalModule:
     """The instruction behind each node; its own operand ids and name mean nothing any more."""
     origins: tuple[Origin, ...]
     """The source's instructions in schedule order: XLA's own plan."""
+    cut: tuple[int, ...] = field(default=())
+    """All-reduces that a kernel which does nothing else cuts out of a packed one."""
     dropped_aliases: tuple[tuple[int, int], ...] = field(default=())
     """(parameter, output) pairs that cannot stay aliased once XLA's fusions are taken apart."""
 
@@ -91,7 +93,13 @@ def canonicalize(data: bytes) -> CanonicalModule:
         inplace=rules.inplace,
     )
     return CanonicalModule(
-        graph, module, index, protos, _origins(flat, numbering, graph), rules.dropped_aliases
+        graph,
+        module,
+        index,
+        protos,
+        _origins(flat, numbering, graph),
+        _cut(flat, numbering, graph),
+        rules.dropped_aliases,
     )
 
 
@@ -310,6 +318,17 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
                 )
             )
     return tuple(origins)
+
+
+def _cut(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple[int, ...]:
+    """All-reduces that kernels cut out of packed ones and do nothing else with, each once, in schedule order."""
+    found: dict[int, None] = {}
+    for source in flat.sources:
+        if source.cuts and all(graph.nodes[n].kind is Kind.FREE for n in _live_nodes(source, numbering)):
+            found |= dict.fromkeys(
+                numbering.node_of[part] for part in source.cuts if part in numbering.node_of
+            )
+    return tuple(found)
 
 
 def _is_constant(node: Node) -> bool:

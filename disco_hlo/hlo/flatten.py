@@ -41,6 +41,8 @@ class SourceInstruction:
     """``fusion``, ``start`` and ``done`` of an asynchronous collective, or ``op``."""
     ops: list[int] = field(default_factory=list)
     """Indices of the flat ops it computes; for ``done``, those of its ``start``."""
+    cuts: list[int] = field(default_factory=list)
+    """Of the all-reduces that it cuts out of packed ones."""
 
 
 @dataclass(slots=True)

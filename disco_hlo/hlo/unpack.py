@@ -66,6 +66,7 @@ class _Unpacker:
         elif opcode == "slice" and op.operands[0] in self.packed:
             packed = self.packed[op.operands[0]]
             part = packed.reduced[packed.offsets.index(op.proto.slice_dimensions[0].start)]
+            self.flat.sources[op.source].cuts.append(part)
             self.new[position] = self._reshaped(part, op.proto, op.source)
         elif opcode == "bitcast" or (opcode == "transpose" and self._moves_nothing(op)):
             self.new[position] = self._reshaped(self.new[op.operands[0]], op.proto, op.source)

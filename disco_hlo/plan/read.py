@@ -54,13 +54,15 @@ def read(source: CanonicalModule) -> Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A kernel of a module that computes again what others compute as well, and nothing else.
+    """A kernel of a module that computes again what others compute as well, and nothing else; or that only copies a
+    gradient out of its bucket.
 
-    No strategy holds it, since none owns an op twice: plans, and XLA's kernels as we write them, go without.
+    No strategy holds it, since none owns an op twice, and kernels that we write read a gradient where it lies: plans,
+    and XLA's kernels as we write them, go without.
     """
 
     members: tuple[int, ...]
-    """Nodes that it computes, ascending."""
+    """Nodes that it computes, ascending; empty where it only copies."""
     results: tuple[int, ...]
     """Those that leave it, ascending."""
     before: int
@@ -81,7 +83,20 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
             following = own[0]
         elif origin.role == "op" and _single(graph, origin):
             following = next(n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED))
-    return tuple(reversed(found))
+    cut = [Repeat((), (gradient,), _first_reader(graph, gradient)) for gradient in source.cut]
+    return (*reversed(found), *cut)
+
+
+def _first_reader(graph: Graph, node: int) -> int:
+    """What runs and reads a node, also by another shape; -1 where nothing does."""
+    pending, found = [node], []
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if graph.nodes[user].kind in (Kind.FUSIBLE, Kind.FIXED):
+                found.append(user)
+            elif graph.nodes[user].opcode == "bitcast":
+                pending.append(user)
+    return min(found, default=-1)
 
 
 def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:

@@ -23,7 +23,14 @@ from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_ord
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import Unit
-from disco_hlo.simulator.costs import CostModel, MachineModel, bucket_times, checked, kernels_ns
+from disco_hlo.simulator.costs import (
+    CostModel,
+    MachineModel,
+    bucket_times,
+    checked,
+    holds_ns,
+    kernels_ns,
+)
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
 CUTS_GRADIENTS = ("loop", "input")
@@ -84,6 +91,7 @@ def build(
         communicates=np.array(tasks.communicates, np.bool_),
         speed_ppm=machine.speed_ppm(),
         products=np.array(tasks.products, np.bool_),
+        hold_ns=np.array(tasks.hold_ns, np.int64),
         transfer_wait_ns=machine.wait_ns,
         order=None if order is None else _entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
@@ -103,6 +111,7 @@ class _Tasks:
     resource: list[int] = field(default_factory=list)
     communicates: list[bool] = field(default_factory=list)
     products: list[bool] = field(default_factory=list)
+    hold_ns: list[int] = field(default_factory=list)
     unit_of: list[int] = field(default_factory=list)
     main: dict[int, int] = field(default_factory=dict)
     """Kernel or transfer of each unit."""
@@ -120,6 +129,7 @@ class _Tasks:
         self.resource.append(0)
         self.communicates.append(False)
         self.products.append(False)
+        self.hold_ns.append(0)
         return len(self.names) - 1
 
     def first(self, unit: int) -> int:
@@ -135,6 +145,7 @@ def _tasks(
     nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
     of_groups_ns = groups_ns(graph, strategy, units, cost_model, nodes_ns)
+    hold_ns = holds_ns(cost_model, graph, nodes_ns)
     tasks = _Tasks()
     # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
@@ -146,6 +157,8 @@ def _tasks(
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
         tasks.products[tasks.main[i]] = holds_product(graph, unit)
+        longest_ns = int(hold_ns[list(unit.nodes)].max())
+        tasks.hold_ns[tasks.main[i]] = min(tasks.duration_ns[tasks.main[i]], longest_ns)
     return tasks
 
 
@@ -163,9 +176,13 @@ def _add_repeats(
     if not repeats or not kernels:
         return
     last = max(kernels, key=lambda number: max(units.units[number].nodes))
+    shortest_ns = min((ns for ns in nodes_ns.tolist() if ns > 0), default=0)
     for one in repeats:
         ops = [x for x in one.members if graph.nodes[x].opcode != "bitcast"]
-        if len(ops) == 1:
+        if not ops:
+            copied_bytes = sum(graph.nodes[x].shape.size_bytes for x in one.results)
+            times = np.array([max(machine.copy_ns(copied_bytes) - machine.launch_ns, shortest_ns)])
+        elif len(ops) == 1:
             times = nodes_ns[ops]
         elif isinstance(cost_model, KernelTimes):
             times = kernels_ns(cost_model, graph, [(one.members, one.results)])

@@ -222,6 +222,32 @@ def bucket_times(
     )
 
 
+@runtime_checkable
+class HoldsTransfers(Protocol):
+    """What a cost model may offer besides: which kernels keep transfers from beginning beside them."""
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        """Of each node as a kernel of its own, the share of its time that must be done first, ``[len(graph)]``."""
+
+
+def holds_ns(model: CostModel, graph: Graph, nodes_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of each node as a kernel of its own must be done before a transfer begins beside it, ``[len(graph)]``.
+
+    Raises:
+        DiscoError: the cost model gave what is no share.
+    """
+    if not isinstance(model, HoldsTransfers):
+        return np.zeros(len(graph), np.int64)
+    shares = np.asarray(model.hold_shares(graph))
+    wrong = np.flatnonzero(~((shares >= 0) & (shares <= 1)))
+    if wrong.size:
+        raise DiscoError(
+            f"The cost model says that node {wrong[0]} holds transfers for {shares[wrong[0]]} of its time, "
+            "expected a number from 0 to 1."
+        )
+    return (shares * nodes_ns).astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class LinearPieces:
     """All-reduce time T = Cx + D, with its own C and D from each of some sizes on.

@@ -21,6 +21,7 @@ class Reason(enum.StrEnum):
     ISSUE = "is issued after"
     WAIT = "comes after the wait for"
     CHANNEL = "follows on the channel"
+    HOLD = "was held by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Link:
 def critical_path(problem: Problem, spans_ns: NDArray[np.int64], started: Sequence[int]) -> tuple[Link, ...]:
     """A gapless chain from time 0 to the makespan, in time order.
 
-    Each link starts at the instant at which the one before it ends. Where several reasons hold,
-    the first in the order of :class:`Reason` is given.
+    Each link starts at the instant at which the one before it ends, but a transfer that a kernel held starts while that
+    runs. Where several reasons hold, the first in the order of :class:`Reason` is given.
 
     Args:
         spans_ns: ``[2, tasks]``, start and end of each task.
@@ -52,6 +53,9 @@ def critical_path(problem: Problem, spans_ns: NDArray[np.int64], started: Sequen
     while True:
         candidates = _candidates(problem, task, held.get(task, ()), before[task])
         cause = next((found for found in candidates if end_ns[found[1]] == start_ns[task]), None)
+        if cause is None and problem.resource[task] > 0:
+            beside = (problem.resource == 0) & (spans_ns[0] < start_ns[task]) & (start_ns[task] <= spans_ns[1])
+            cause = next(((Reason.HOLD, kernel) for kernel in np.flatnonzero(beside).tolist()), None)
         if cause is None:
             path.append(Link(task, Reason.BEGIN))
             return tuple(reversed(path))

@@ -18,8 +18,9 @@ keep ``done``, the work that each of them did since a fixed moment, and for each
 of it at which its transfer ends. Work is counted in millionths of a nanosecond of running alone,
 and whatever ends, ends at the first whole nanosecond at which its work is done.
 
-A transfer begins with its wait to do as well. Where the stream turns out to wait at that very moment, what did
-nothing yet, which shows in the work it has left, has the wait taken off: so no state says what began when.
+A transfer at the head of its channel's queue is held until the compute stream goes on: it begins as soon as the stream
+waits, or as the kernel that runs has done its hold, all of its thread blocks having found a place. One that begins
+beside a kernel has its wait to do as well. So between two entries a channel may hold a transfer that runs nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from disco_hlo.simulator.problem import Problem
 HEAD, TAIL, ENDS_AT = 0, 1, 2
 """Columns of ``Memo.lane``."""
 IDLE = np.int64(2**62)
-"""``ENDS_AT`` of a channel that runs nothing."""
+"""``ENDS_AT`` of a channel that runs nothing, though it may hold a transfer."""
+NOT_YET = -1
+"""In place of what transfers take longer when they begin: that they do not."""
 STRIDE = 64
 """The state is kept before every 64th entry of an order."""
 
@@ -52,6 +55,8 @@ class Tables(NamedTuple):
     """``[tasks]``"""
     speed_ppm: NDArray[np.int64]
     """``[4, channels + 1]``"""
+    hold_ns: NDArray[np.int64]
+    """``[tasks]``: how much of a kernel must be done before a transfer can begin beside it."""
     wait_ns: int
     """Of a transfer, unless the compute stream idles when it begins."""
 
@@ -64,7 +69,7 @@ class Memo(NamedTuple):
     queue: NDArray[np.int32]
     """``[channels, tasks]``: transfers in the order they were issued."""
     queued_ns: NDArray[np.int64]
-    """``[channels, tasks]``: their durations, with the wait that they may have."""
+    """``[channels, tasks]``: their durations."""
     place: NDArray[np.int32]
     """``[tasks]``: where in its queue each transfer stands."""
     spans_ns: NDArray[np.int64]
@@ -76,11 +81,14 @@ class Memo(NamedTuple):
 
 def tables_of(problem: Problem) -> Tables:
     """The arrays of a problem that a simulation reads."""
-    products = problem.products
-    if products is None:
-        products = np.zeros(len(problem), np.bool_)
+    products, hold_ns = problem.products, problem.hold_ns
     return Tables(
-        problem.duration_ns, problem.resource, products, problem.speed_ppm, problem.transfer_wait_ns
+        problem.duration_ns,
+        problem.resource,
+        np.zeros(len(problem), np.bool_) if products is None else products,
+        problem.speed_ppm,
+        np.zeros(len(problem), np.int64) if hold_ns is None else hold_ns,
+        problem.transfer_wait_ns,
     )
 
 
@@ -104,7 +112,7 @@ def evaluate(order: Any, tables: Any, memo: Any) -> Any:
     memo.lane[:, HEAD] = 0
     memo.lane[:, TAIL] = 0
     memo.lane[:, ENDS_AT] = IDLE
-    makespan = _pass(order, 0, -1, 0, 0, IDLE, tables, memo, memo)
+    makespan = _pass(order, 0, -1, 0, 0, 0, IDLE, tables, memo, memo)
     memo.saved[-1, 0] = makespan
     return makespan
 
@@ -118,7 +126,7 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
     was: call :func:`evaluate` once the move is accepted. ``scratch`` is overwritten.
     """
     row = first // STRIDE
-    busy, nearest = 0, IDLE
+    busy, held, nearest = 0, 0, IDLE
     scratch.place[:] = memo.place
     for c in range(memo.lane.shape[0]):
         head, tail, left = memo.saved[row, 1 + 3 * c : 4 + 3 * c]
@@ -128,13 +136,14 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
             scratch.queued_ns[c, head:tail] = memo.queued_ns[c, head:tail]
             scratch.lane[c, ENDS_AT] = left
             nearest = min(nearest, left)
-            busy += 1
-    return _pass(order, row, last, memo.saved[row, 0], busy, nearest, tables, scratch, memo)
+            busy += left != IDLE
+            held += left == IDLE
+    return _pass(order, row, last, memo.saved[row, 0], busy, held, nearest, tables, scratch, memo)
 
 
 @compiled
 def _pass(  # noqa: C901 - long for a reason, see below
-    order: Any, row: Any, last: Any, now: Any, busy: Any, nearest: Any, tables: Any, memo: Any, known: Any
+    order: Any, row: Any, last: Any, now: Any, busy: Any, held: Any, nearest: Any, tables: Any, memo: Any, known: Any
 ) -> Any:
     """Go through ``order`` from entry ``64 * row`` on; the time at its end.
 
@@ -145,9 +154,10 @@ def _pass(  # noqa: C901 - long for a reason, see below
         last: last entry that may differ from the order which ``known`` describes; negative: there
             is none such, and the state goes into ``memo``.
         busy: number of channels that run a transfer.
+        held: number of channels that hold one.
         nearest: value of ``done`` at which the first of them ends.
     """
-    duration_ns, resource, products, speed_ppm, wait_ns = tables
+    duration_ns, resource, products, speed_ppm, hold_ns, wait_ns = tables
     lane, queue, queued_ns, place, spans_ns, saved = memo
     done = np.int64(0)
     for at in range(STRIDE * row, order.size):
@@ -160,38 +170,41 @@ def _pass(  # noqa: C901 - long for a reason, see below
         if entry < 0:
             c, own = resource[~entry] - 1, place[~entry]
             while lane[c, HEAD] <= own:
-                if wait_ns > 0:
-                    nearest = _take_waits_off(done, wait_ns, lane, queued_ns)
+                if held > 0:
+                    busy, held, nearest = _go_on(now, done, 0, lane, queue, queued_ns, spans_ns)
                 speed = speed_ppm[NO_COMPUTE, busy]
                 elapsed = (nearest - done + speed - 1) // speed
                 now += elapsed
                 done += elapsed * speed
-                busy, nearest = _retire(now, done, busy, lane, queue, queued_ns, spans_ns)
+                busy, held, nearest = _go_on(now, done, NOT_YET, lane, queue, queued_ns, spans_ns)
         elif resource[entry] > 0:
             c = resource[entry] - 1
             own = lane[c, TAIL]
-            queue[c, own], queued_ns[c, own], place[entry] = entry, duration_ns[entry] + wait_ns, own
+            queue[c, own], queued_ns[c, own], place[entry] = entry, duration_ns[entry], own
             lane[c, TAIL] = own + 1
-            if lane[c, HEAD] == own:
-                spans_ns[0, entry] = now
-                lane[c, ENDS_AT] = done + queued_ns[c, own] * PPM
-                busy, nearest = _retire(now, done, busy + 1, lane, queue, queued_ns, spans_ns)
+            held += lane[c, HEAD] == own
         else:
             spans_ns[0, entry] = now
             work, kind = duration_ns[entry] * PPM, PRODUCT if products[entry] else COMPUTE
-            while busy > 0 and work > 0:
+            behind_hold = work - hold_ns[entry] * PPM
+            if held > 0 and 0 < work <= behind_hold:
+                busy, held, nearest = _go_on(now, done, wait_ns, lane, queue, queued_ns, spans_ns)
+            while busy + held > 0 and work > 0:
                 speed, transfer_speed = speed_ppm[kind, busy], speed_ppm[BESIDE_COMPUTE, busy]
-                elapsed = (work + speed - 1) // speed
-                if done + elapsed * transfer_speed < nearest:
+                to_do = work - behind_hold if held > 0 else work
+                elapsed = (to_do + speed - 1) // speed
+                if done + elapsed * transfer_speed >= nearest:
+                    elapsed = (nearest - done + transfer_speed - 1) // transfer_speed
+                elif held == 0:
                     now += elapsed
                     done += elapsed * transfer_speed
                     work = 0
                     break
-                elapsed = (nearest - done + transfer_speed - 1) // transfer_speed
                 now += elapsed
                 done += elapsed * transfer_speed
                 work -= elapsed * speed
-                busy, nearest = _retire(now, done, busy, lane, queue, queued_ns, spans_ns)
+                begun_ns = wait_ns if 0 < work <= behind_hold else NOT_YET
+                busy, held, nearest = _go_on(now, done, begun_ns, lane, queue, queued_ns, spans_ns)
             if work > 0:
                 now += (work + PPM - 1) // PPM
             spans_ns[1, entry] = now
@@ -199,33 +212,28 @@ def _pass(  # noqa: C901 - long for a reason, see below
 
 
 @compiled
-def _retire(now: Any, done: Any, busy: Any, lane: Any, queue: Any, queued_ns: Any, spans_ns: Any) -> Any:
-    """End transfers whose work is done and begin the next; number running, nearest end."""
-    nearest = IDLE
+def _go_on(
+    now: Any, done: Any, begun_ns: Any, lane: Any, queue: Any, queued_ns: Any, spans_ns: Any
+) -> Any:
+    """End transfers whose work is done and begin the next, which take ``begun_ns`` longer than their durations; where
+    that is ``NOT_YET`` they do not begin. Number running, number held, nearest end."""
+    busy, held, nearest = 0, 0, IDLE
     for c in range(lane.shape[0]):
-        while lane[c, ENDS_AT] <= done:
+        if lane[c, ENDS_AT] <= done:
             spans_ns[1, queue[c, lane[c, HEAD]]] = now
             lane[c, HEAD] += 1
-            if lane[c, HEAD] == lane[c, TAIL]:
-                lane[c, ENDS_AT] = IDLE
-                busy -= 1
-                continue
+            lane[c, ENDS_AT] = IDLE
+        if lane[c, HEAD] == lane[c, TAIL]:
+            continue
+        if lane[c, ENDS_AT] == IDLE and begun_ns != NOT_YET:
             spans_ns[0, queue[c, lane[c, HEAD]]] = now
-            lane[c, ENDS_AT] = done + queued_ns[c, lane[c, HEAD]] * PPM
-        nearest = min(nearest, lane[c, ENDS_AT])
-    return busy, nearest
-
-
-@compiled
-def _take_waits_off(done: Any, wait_ns: Any, lane: Any, queued_ns: Any) -> Any:
-    """Of transfers that begin now, at which the stream waits; the nearest end."""
-    nearest = IDLE
-    for c in range(lane.shape[0]):
-        head = lane[c, HEAD]
-        if head < lane[c, TAIL] and lane[c, ENDS_AT] - done == queued_ns[c, head] * PPM:
-            lane[c, ENDS_AT] -= wait_ns * PPM
-        nearest = min(nearest, lane[c, ENDS_AT])
-    return nearest
+            lane[c, ENDS_AT] = done + (queued_ns[c, lane[c, HEAD]] + begun_ns) * PPM
+        if lane[c, ENDS_AT] == IDLE:
+            held += 1
+        else:
+            busy += 1
+            nearest = min(nearest, lane[c, ENDS_AT])
+    return busy, held, nearest
 
 
 @compiled
@@ -234,7 +242,7 @@ def _save(now: Any, done: Any, lane: Any, row: Any) -> None:
     for c in range(lane.shape[0]):
         row[1 + 3 * c] = lane[c, HEAD]
         row[2 + 3 * c] = lane[c, TAIL]
-        row[3 + 3 * c] = lane[c, ENDS_AT] - done
+        row[3 + 3 * c] = IDLE if lane[c, ENDS_AT] == IDLE else lane[c, ENDS_AT] - done
 
 
 @compiled
@@ -244,7 +252,7 @@ def _is_known(done: Any, lane: Any, queue: Any, queued_ns: Any, known: Any, row:
         head, tail, left = known.saved[row, 1 + 3 * c : 4 + 3 * c]
         if lane[c, HEAD] != head or lane[c, TAIL] != tail:
             return False
-        if head < tail and lane[c, ENDS_AT] - done != left:
+        if (lane[c, ENDS_AT] if lane[c, ENDS_AT] == IDLE else lane[c, ENDS_AT] - done) != left:
             return False
         for place in range(head, tail):
             if queue[c, place] != known.queue[c, place] or queued_ns[c, place] != known.queued_ns[c, place]:

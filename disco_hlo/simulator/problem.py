@@ -101,6 +101,9 @@ class Problem:
     while the compute stream idles, of each transfer while it computes, and of :attr:`products`."""
     products: NDArray[np.bool_] | None = None
     """``[tasks]``: tasks on the compute stream that go at the speeds of the last row; None: none does."""
+    hold_ns: NDArray[np.int64] | None = None
+    """``[tasks]``: how much of a task on the compute stream must be done before a task on a channel can begin beside it,
+    at most all; None: nothing."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""
     order: NDArray[np.int32] | None = None
@@ -161,6 +164,8 @@ def _check_arrays(problem: Problem) -> None:
     ]
     if problem.products is not None:
         expected.append(("products", problem.products, np.bool_, tasks))
+    if problem.hold_ns is not None:
+        expected.append(("hold_ns", problem.hold_ns, np.int64, tasks))
     for name, array, dtype, shape in expected:
         if array.dtype != dtype or array.shape != shape:
             raise DiscoError(
@@ -179,6 +184,14 @@ def _check_durations(problem: Problem) -> None:
         raise DiscoError(
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
+    if problem.hold_ns is not None:
+        wrong = np.flatnonzero((problem.hold_ns < 0) | (problem.hold_ns > problem.duration_ns))
+        if wrong.size:
+            task = int(wrong[0])
+            raise DiscoError(
+                f"{problem.name(task)} holds transfers for {problem.hold_ns[task]} ns, expected 0 to its "
+                f"{problem.duration_ns[task]} ns."
+            )
     if not 0 <= problem.transfer_wait_ns <= MAX_WAIT_NS:
         raise DiscoError(
             f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}."

@@ -4,7 +4,8 @@ The compute stream and every channel have a queue of tasks whose predecessors ha
 all-reduces run in the order in which their gradients are produced. Where several things happen
 at one instant, the rule is: (1) tasks that end are retired, all of them; (2) the tasks that
 become ready by it join their queues by ascending id; (3) every idle resource takes the head of
-its queue. Transfers that begin while the compute stream finds nothing to take have no wait.
+its queue; (4) transfers begin, without a wait where the compute stream found nothing to take, with it where what that
+runs has done its hold; others are held.
 A task without duration ends in the instant it starts, and the instant goes back to (1).
 
 Callable from Python and from functions compiled by numba::
@@ -38,11 +39,12 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
         started: ``int32[tasks]``, receives the tasks in the order in which they start.
         spans_ns: ``int64[2, tasks]``, receives start and end of each task.
     """
-    duration_ns, resource, products, speed_ppm, wait_ns = tables
+    duration_ns, resource, products, speed_ppm, hold_ns, wait_ns = tables
     tasks, resources = duration_ns.size, speed_ppm.shape[1]
     queue = np.empty((resources, tasks), np.int32)
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
     running, left = np.full(resources, NONE), np.zeros(resources, np.int64)
+    begun = np.zeros(resources, np.bool_)
     ready, ready_count = np.empty(tasks, np.int32), 0
     for task in range(tasks):
         if missing[task] == 0:
@@ -62,26 +64,35 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
             started[count] = task
             count += 1
             spans_ns[0, task] = now
-            running[r], left[r] = task, (duration_ns[task] + (wait_ns if r > 0 else 0)) * PPM
-            busy += r > 0
-        if wait_ns > 0 and running[0] == NONE:
-            for r in range(1, resources):
-                if running[r] != NONE and left[r] == (duration_ns[running[r]] + wait_ns) * PPM:
-                    left[r] -= wait_ns * PPM
-        transfer_row = NO_COMPUTE if running[0] == NONE else BESIDE_COMPUTE
-        kind = PRODUCT if running[0] != NONE and products[running[0]] else COMPUTE
+            running[r], left[r] = task, duration_ns[task] * PPM
+            begun[r] = r == 0
+        op = running[0]
+        hold = (left[0] - (duration_ns[op] - hold_ns[op]) * PPM) if op != NONE else np.int64(0)
+        held = False
+        for r in range(1, resources):
+            if running[r] == NONE or begun[r]:
+                continue
+            if op == NONE or (left[0] > 0 and hold <= 0):
+                begun[r] = True
+                busy += 1
+                spans_ns[0, running[r]] = now
+                left[r] += 0 if op == NONE else wait_ns * PPM
+            held = held or not begun[r]
+        transfer_row = NO_COMPUTE if op == NONE else BESIDE_COMPUTE
+        kind = PRODUCT if op != NONE and products[op] else COMPUTE
         elapsed = np.int64(NONE)
         for r in range(resources):
-            if running[r] != NONE:
+            if running[r] != NONE and begun[r]:
                 speed = speed_ppm[transfer_row if r > 0 else kind, busy]
-                needed = (left[r] + speed - 1) // speed
+                to_do = hold if r == 0 and held and hold > 0 else left[r]
+                needed = (to_do + speed - 1) // speed
                 elapsed = needed if elapsed == NONE else min(elapsed, needed)
         if elapsed == NONE:
             return now
         now += elapsed
         ready_count, transfers = 0, busy
         for r in range(resources):
-            if running[r] == NONE:
+            if running[r] == NONE or not begun[r]:
                 continue
             left[r] -= elapsed * speed_ppm[transfer_row if r > 0 else kind, transfers]
             if left[r] > 0:

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from evaluation.record import ALONE_XLA, OK
-from evaluation.tables import Cells, Table, number_text, percent_text, title
+from evaluation.tables import Cells, Table, number_text, percent_text, step_ms, title
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Point:
 
     name: str
     measured_ms: float
+    """By its ratio to the default, as in all tables."""
     noise_ms: float
     predicted_ms: float
     """By the link as it was in the rounds, where that was seen."""
@@ -44,8 +45,10 @@ def points(record: Mapping[str, Any]) -> list[Point]:
         promised = (row.get("predicted") or {}).get("step_ms")
         if not promised or row.get("status") != OK or (link_seen and name == ALONE_XLA):
             continue
+        measured = step_ms(record, name)
+        if measured is None:
+            continue
         predicted = (row.get("predicted_in_rounds") or row["predicted"]).get("step_ms", promised)
-        measured = float(row["median_ms"])
         noise = row["of_default_noise"] * measured
         found.append(Point(name, measured, noise, float(predicted), float(promised)))
     return found

@@ -55,7 +55,10 @@ MOVED: Final = 23
 READ: Final = 24
 """Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other, shapes apart
 (filled in by ``costing``)."""
-NODE_ROWS: Final = 25
+HOLD: Final = 25
+"""ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
+``costing``)."""
+NODE_ROWS: Final = 26
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1

@@ -64,6 +64,7 @@ class GraphView(View):
         "shared_bytes": at.SHARED_BYTES,
         "moved_bytes": at.MOVED,
         "read": at.READ,
+        "hold_ns": at.HOLD,
     }
     arrays = ("edge", "special", "limits")
     numbers = ("special_mask", "nodes")

@@ -24,7 +24,13 @@ from disco_hlo.hlo.flat_graph import ascending, chosen_lists, flat_graph, flat_l
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
 from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import CostModel, LinearTransfers, MachineModel, bucket_times
+from disco_hlo.simulator.costs import (
+    CostModel,
+    LinearTransfers,
+    MachineModel,
+    bucket_times,
+    holds_ns,
+)
 
 
 class UnitCosts:
@@ -40,6 +46,7 @@ class UnitCosts:
         self.kept = kept
         alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
+        step.node[at.HOLD, : len(graph)] = holds_ns(model, graph, alone_ns)
         self.sizes = np.zeros(len(graph), np.int64)
         """Bytes of what each all-reduce leaves, 0 for other nodes."""
         for x in graph.all_reduces:

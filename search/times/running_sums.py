@@ -32,7 +32,8 @@ DONE: Final = 2
 """Work that every transfer under way did so far, as in the engine."""
 BUSY: Final = 3
 NEAREST: Final = 4
-NUMBERS: Final = 5
+HELD: Final = 5
+NUMBERS: Final = 6
 
 # Events: number 3 * rank + kind, in the order in which they happen between two slots.
 ISSUED: Final = 0
@@ -65,7 +66,7 @@ class Segments(NamedTuple):
     lane: NDArray[np.int64]
     """``[channels, 3]``, as in the engine."""
     queued_ns: NDArray[np.int64]
-    """``[channels, all-reduces]``: transfers in the order they were issued, with the wait that they may have."""
+    """``[channels, all-reduces]``: transfers in the order they were issued."""
     stands: NDArray[np.int64]
     """``[2, all-reduces]``: channel of each bucket, and where in its queue it stands."""
     pace: Pace

@@ -6,7 +6,8 @@ stream, and all that matters of them is their sum (``running_sums``).
 The engine lets every kernel that runs beside a transfer end at a whole nanosecond, here a whole segment
 does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
 by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
-stream idles when it begins. A climb compares such scores with each other alone;
+stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, not one that
+runs when a transfer's turn comes. A climb compares such scores with each other alone;
 what is noted as best and what is promised is what the engine says (``timeline``).
 """
 
@@ -21,6 +22,7 @@ from disco_hlo.search.times.running_sums import (
     BLOCK,
     BUSY,
     DONE,
+    HELD,
     ISSUED,
     KINDS,
     NEAREST,
@@ -28,10 +30,11 @@ from disco_hlo.search.times.running_sums import (
     NOW,
     SLICED,
 )  # fmt: skip
+from disco_hlo.search.times.timeline import hold_ns as unit_hold_ns
 
 from disco_hlo.compiled import inner
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
-from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, TAIL
+from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, NOT_YET, TAIL
 
 _PLACE_BITS: Final = 24
 _KIND_BITS: Final = 2
@@ -136,13 +139,14 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
     """Makespan of the state in its order; its sums are up to date."""
     _place_events(g, s, c)
     _sort_events(c)
-    c.number[NOW] = c.number[DONE] = c.number[BUSY] = 0
+    c.number[NOW] = c.number[DONE] = c.number[BUSY] = c.number[HELD] = 0
     c.number[NEAREST] = IDLE
     for channel in range(c.channels):
         lane = 3 * channel
         c.lane[lane + HEAD] = c.lane[lane + TAIL] = 0
         c.lane[lane + ENDS_AT] = IDLE
     work_ns: Any = np.int64(0)
+    hold_ns: Any = np.int64(0)
     reached: Any = np.int64(0)
     issued: Any = np.int64(0)
     for k in range(KINDS * c.buckets):
@@ -150,6 +154,8 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         if c.key[event] == NEVER:
             break
         slot, rank = c.key[event] >> (_PLACE_BITS + _KIND_BITS), event // KINDS
+        if work_ns == 0 and c.number[HELD] > 0:
+            hold_ns = _first_hold_ns(g, s, c, reached, slot)
         work_ns += _sum_ns(c, reached, slot)
         reached = slot
         times = at.TIME_COLUMNS * c.ranked[rank]
@@ -158,18 +164,29 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         elif event % KINDS == ISSUED:
             work_ns += max(0, s.time_ns[times + at.PACK])
             if s.time_ns[times + at.ON_CHANNEL]:
-                _compute(c, work_ns)
-                work_ns = 0
-                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN] + c.wait_ns)
+                _compute(c, work_ns, hold_ns)
+                work_ns = hold_ns = 0
+                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
                 issued += 1
             else:
                 work_ns += s.time_ns[times + at.MAIN]
         elif c.lane[3 * c.channel[rank] + HEAD] <= c.turn[rank]:
-            _compute(c, work_ns)
-            work_ns = 0
+            _compute(c, work_ns, hold_ns)
+            work_ns = hold_ns = 0
             _wait(c, rank)
-    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]))
+    if work_ns == 0 and c.number[HELD] > 0:
+        hold_ns = _first_hold_ns(g, s, c, reached, s.total[at.SLOTS])
+    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]), hold_ns)
     return c.number[NOW]
+
+
+@inner
+def _first_hold_ns(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
+    """What the first kernel of these slots holds: later ones do not matter to a transfer that has begun."""
+    for slot in range(start, end):
+        if c.time_ns[slot] > 0:
+            return min(unit_hold_ns(g, s, c.unit[slot]), c.time_ns[slot])
+    return np.int64(0)
 
 
 @inner
@@ -191,22 +208,27 @@ def _sum_ns(c: Any, start: Any, end: Any) -> Any:
 
 
 @inner
-def _compute(c: Any, work_ns: Any) -> None:
-    """Let the compute stream work for so long, counted in time of running alone."""
+def _compute(c: Any, work_ns: Any, hold_ns: Any) -> None:
+    """Let the compute stream work for so long, counted in time of running alone; held transfers begin behind
+    ``hold_ns`` of that."""
     number, work, columns = c.number, work_ns * PPM, c.channels + 1
-    while number[BUSY] > 0 and work > 0:
+    behind_hold = work - hold_ns * PPM
+    if number[HELD] > 0 and 0 < work <= behind_hold:
+        _go_on(c, c.wait_ns)
+    while number[BUSY] + number[HELD] > 0 and work > 0:
         speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
         transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
-        elapsed = _quotient(work, speed)
-        if number[DONE] + elapsed * transfer_speed < number[NEAREST]:
+        elapsed = _quotient(work - behind_hold if number[HELD] > 0 else work, speed)
+        if number[DONE] + elapsed * transfer_speed >= number[NEAREST]:
+            elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
+        elif number[HELD] == 0:
             number[NOW] += elapsed
             number[DONE] += elapsed * transfer_speed
             return
-        elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
         number[NOW] += elapsed
         number[DONE] += elapsed * transfer_speed
         work -= elapsed * speed
-        _retire(c)
+        _go_on(c, c.wait_ns if 0 < work <= behind_hold else NOT_YET)
     if work > 0:
         number[NOW] += _quotient(work, PPM)
 
@@ -224,58 +246,47 @@ def _quotient(work: Any, speed: Any) -> Any:
 
 @inner
 def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
-    """Let a transfer begin, or queue up; its time is with the wait that it may have."""
+    """Let a transfer queue up for its channel."""
     lane = 3 * channel
     own = c.lane[lane + TAIL]
     c.channel[rank], c.turn[rank] = channel, own
     c.queued_ns[channel * c.buckets + own] = transfer_ns
     c.lane[lane + TAIL] = own + 1
     if c.lane[lane + HEAD] == own:
-        c.lane[lane + ENDS_AT] = c.number[DONE] + transfer_ns * PPM
-        c.number[BUSY] += 1
-        _retire(c)
+        c.number[HELD] += 1
 
 
 @inner
 def _wait(c: Any, rank: Any) -> None:
     number, head = c.number, 3 * c.channel[rank] + HEAD
     while c.lane[head] <= c.turn[rank]:
-        if c.wait_ns > 0:
-            _take_waits_off(c)
+        if number[HELD] > 0:
+            _go_on(c, 0)
         speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]
         elapsed = _quotient(number[NEAREST] - number[DONE], speed)
         number[NOW] += elapsed
         number[DONE] += elapsed * speed
-        _retire(c)
+        _go_on(c, NOT_YET)
 
 
 @inner
-def _take_waits_off(c: Any) -> None:
-    """Of transfers that begin now, at which the stream waits."""
-    number = c.number
+def _go_on(c: Any, begun_ns: Any) -> None:
+    """End transfers whose work is done and begin the next, as the engine does."""
+    number, done = c.number, c.number[DONE]
+    number[BUSY] = number[HELD] = 0
     number[NEAREST] = IDLE
     for channel in range(c.channels):
         lane = 3 * channel
-        if c.lane[lane + HEAD] < c.lane[lane + TAIL]:
-            queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
-            if c.lane[lane + ENDS_AT] - number[DONE] == queued_ns * PPM:
-                c.lane[lane + ENDS_AT] -= c.wait_ns * PPM
-        number[NEAREST] = min(number[NEAREST], c.lane[lane + ENDS_AT])
-
-
-@inner
-def _retire(c: Any) -> None:
-    """End transfers whose work is done and begin the next."""
-    done, nearest = c.number[DONE], IDLE
-    for channel in range(c.channels):
-        lane = 3 * channel
-        while c.lane[lane + ENDS_AT] <= done:
+        if c.lane[lane + ENDS_AT] <= done:
             c.lane[lane + HEAD] += 1
-            if c.lane[lane + HEAD] == c.lane[lane + TAIL]:
-                c.lane[lane + ENDS_AT] = IDLE
-                c.number[BUSY] -= 1
-            else:
-                queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
-                c.lane[lane + ENDS_AT] = done + queued_ns * PPM
-        nearest = min(nearest, c.lane[lane + ENDS_AT])
-    c.number[NEAREST] = nearest
+            c.lane[lane + ENDS_AT] = IDLE
+        if c.lane[lane + HEAD] == c.lane[lane + TAIL]:
+            continue
+        if c.lane[lane + ENDS_AT] == IDLE and begun_ns != NOT_YET:
+            queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
+            c.lane[lane + ENDS_AT] = done + (queued_ns + begun_ns) * PPM
+        if c.lane[lane + ENDS_AT] == IDLE:
+            number[HELD] += 1
+        else:
+            number[BUSY] += 1
+            number[NEAREST] = min(number[NEAREST], c.lane[lane + ENDS_AT])

@@ -50,6 +50,7 @@ def new_stage(nodes: int, machine: MachineModel) -> Stage:
             np.zeros(tasks, np.int32),
             np.zeros(tasks, np.bool_),
             speed_ppm,
+            np.zeros(tasks, np.int64),
             machine.wait_ns,
         ),
         Memo(
@@ -101,7 +102,8 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
         unit = s.order[slot] if 0 <= slot < end else -1
         if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
             duration[3 * unit + at.MAIN] = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
-            stage.tables.products[3 * unit + at.MAIN] = _holds_product(g, s, unit)
+            stage.tables.products[3 * unit + at.MAIN] = _has_product(g, s, unit)
+            stage.tables.hold_ns[3 * unit + at.MAIN] = hold_ns(g, s, unit)
             order[count] = 3 * unit + at.MAIN
             count += 1
         x = first[ISSUED, slot + 1]
@@ -124,7 +126,18 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
 
 
 @inner
-def _holds_product(g: Any, s: Any, unit: Any) -> Any:
+def hold_ns(g: Any, s: Any, unit: Any) -> Any:
+    """How much of a unit must be done before a transfer begins beside it."""
+    longest = np.int64(0)
+    x = unit
+    while x != -1:
+        longest = max(longest, g.hold_ns[x])
+        x = s.next[x]
+    return min(longest, s.time_ns[at.TIME_COLUMNS * unit + at.MAIN])
+
+
+@inner
+def _has_product(g: Any, s: Any, unit: Any) -> Any:
     x = unit
     while x != -1:
         if g.flags[x] & at.PRODUCT:

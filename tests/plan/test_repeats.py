@@ -20,6 +20,7 @@ def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_do
     twice = Namespace(name="twice", role="fusion", nodes=(2,), results=(2,))
     source: Any = Namespace(
         graph=STEP,
+        cut=(),
         origins=(kernel(1, 2, returns=2), again, kernel(3, returns=3), twice, kernel(4, returns=4)),
     )
     assert repeats(source) == (Repeat((1, 2), (2,), before=3), Repeat((2,), (2,), before=4))
@@ -30,6 +31,7 @@ def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone(
     last = Namespace(name="last", role="fusion", nodes=(3,), results=(3,))
     source: Any = Namespace(
         graph=STEP,
+        cut=(),
         origins=(
             kernel(1, 2, returns=2), kernel(3, returns=3), again, kernel(4, returns=4, role="op"), last,
         ),
@@ -38,5 +40,11 @@ def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone(
 
 
 def test_a_kernel_that_owns_something_is_none() -> None:
-    source: Any = Namespace(graph=STEP, origins=(kernel(1, 2, returns=2), kernel(2, 3, returns=3)))
+    source: Any = Namespace(graph=STEP, cut=(), origins=(kernel(1, 2, returns=2), kernel(2, 3, returns=3)))
     assert repeats(source) == ()
+
+
+def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_first_that_reads_it() -> None:
+    step = graph("param\nmul 0\nallreduce 1\nneg 2\nexp 2\nadd 3 4")
+    source: Any = Namespace(graph=step, cut=(2,), origins=(kernel(1, returns=1), kernel(3, 4, 5, returns=5)))
+    assert repeats(source) == (Repeat((), (2,), before=3),)

@@ -23,6 +23,7 @@ def problem(
     transfer_speed: float = 1.0,
     shared_link: bool = True,
     wait_ns: int = 0,
+    holds: str = "",
     buffers: Sequence[BufferRow] = (),
     resident_bytes: int = 0,
 ) -> Problem:
@@ -31,7 +32,8 @@ def problem(
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
     ``a x b ~x c``; without one the ready queue decides. Speeds are those beside the other kind; tasks whose names
     begin with p are products.
-    ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins.
+    ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins; ``holds`` such as
+    ``a2 b1`` how much of a task must be done before a transfer begins beside it.
     """
     rows = [line.split() for line in text.strip().splitlines()]
     index = {row[0]: i for i, row in enumerate(rows)}
@@ -46,6 +48,7 @@ def problem(
     entries = None
     if order is not None:
         entries = [~index[token[1:]] if token[0] == "~" else index[token] for token in order.split()]
+    held = {hold[0]: int(hold[1:]) for hold in holds.split()}
     return Problem(
         names=tuple(index),
         duration_ns=np.array([int(row[1]) for row in rows], np.int64),
@@ -56,6 +59,7 @@ def problem(
         communicates=np.array(["on" in row for row in rows], np.bool_),
         speed_ppm=np.array([compute, alone, beside, product], np.int64),
         products=np.array([name.startswith("p") for name in index], np.bool_),
+        hold_ns=np.array([held.get(name, 0) for name in index], np.int64),
         transfer_wait_ns=wait_ns,
         order=None if entries is None else np.array(entries, np.int32),
         buffers=Buffers.of(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.simulator.costs import MIN_SPEED_PPM, PPM
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
@@ -33,14 +34,19 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
     speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(4)]
     speeds[0][0] = speeds[3][0] = PPM
     readers = random.randrange(min(4, tasks))
+    durations_ns = [duration(random) * (longer if r else 1) for r in resource]
+    holding = random.choice((0.0, 0.5, 1.0))
     posed = Problem(
         names=tuple(f"t{i}" for i in range(tasks)),
-        duration_ns=np.array([duration(random) * (longer if r else 1) for r in resource], np.int64),
+        duration_ns=np.array(durations_ns, np.int64),
         resource=np.array(resource, np.int32),
         predecessors=Lists.of(rows),
         communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
         speed_ppm=np.array(speeds, np.int64),
         products=np.array([random.random() < 0.3 for _ in range(tasks)], np.bool_),
+        hold_ns=np.array(
+            [random.randint(0, ns) if random.random() < holding else 0 for ns in durations_ns], np.int64
+        ),
         transfer_wait_ns=random.choice((0, 1, 17, 3000)),
         buffers=Buffers.of(
             [
@@ -51,6 +57,12 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
         resident_bytes=random.randrange(10),
     )
     return replace(posed, order=random_order(random, posed)) if ordered else posed
+
+
+def with_durations(posed: Problem, duration_ns: NDArray[np.int64]) -> Problem:
+    """The same tasks with other durations, and holds no longer than these."""
+    assert posed.hold_ns is not None
+    return replace(posed, duration_ns=duration_ns, hold_ns=np.minimum(posed.hold_ns, duration_ns))
 
 
 def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -22,8 +22,8 @@ class Running:
     task: int
     left: int
     """Millionths of a nanosecond of work still to do."""
-    begins: bool = True
-    """Whether no time has passed since it began."""
+    held: bool = False
+    """Whether it has its resource but does nothing yet."""
 
 
 @dataclass
@@ -63,25 +63,41 @@ class Simulation:
             if task is not None:
                 self.start[task] = self.now
                 self.started.append(task)
-                wait = self.problem.transfer_wait_ns if resource > 0 else 0
-                work = (int(self.problem.duration_ns[task]) + wait) * FULL_SPEED
-                self.running[resource] = Running(task, work)
-        if 0 not in self.running:
-            self.take_waits_off()
+                work = int(self.problem.duration_ns[task]) * FULL_SPEED
+                self.running[resource] = Running(task, work, held=resource > 0)
+        self.let_go()
         self.version += 1
         for resource, running in self.running.items():
-            needed = -(-running.left // self.speed(resource))
-            heapq.heappush(self.events, (self.now + max(needed, 0), self.version))
+            if not running.held:
+                needed = -(-running.left // self.speed(resource))
+                heapq.heappush(self.events, (self.now + max(needed, 0), self.version))
+        if any(running.held for running in self.running.values()) and self.hold_left() > 0:
+            needed = -(-self.hold_left() // self.speed(0))
+            heapq.heappush(self.events, (self.now + needed, self.version))
 
-    def take_waits_off(self) -> None:
-        """The compute stream idles: what begins now finds the device free."""
+    def let_go(self) -> None:
+        """Held transfers begin once the compute stream idles, or what it runs has done its hold."""
         for running in self.running.values():
-            if running.begins:
-                running.left -= self.problem.transfer_wait_ns * FULL_SPEED
-                running.begins = False
+            if not running.held:
+                continue
+            if 0 not in self.running:
+                running.held = False
+            elif self.running[0].left > 0 and self.hold_left() <= 0:
+                running.held = False
+                running.left += self.problem.transfer_wait_ns * FULL_SPEED
+            if not running.held:
+                self.start[running.task] = self.now
+
+    def hold_left(self) -> int:
+        """Of the task on the compute stream, what it must still do before a transfer begins beside it."""
+        if 0 not in self.running or self.problem.hold_ns is None:
+            return 0
+        op = self.running[0]
+        behind_ns = int(self.problem.duration_ns[op.task] - self.problem.hold_ns[op.task])
+        return op.left - behind_ns * FULL_SPEED
 
     def speed(self, resource: int) -> int:
-        transfers = sum(1 for other in self.running if other > 0)
+        transfers = sum(1 for other, running in self.running.items() if other > 0 and not running.held)
         row = 0 if resource == 0 else 2 if 0 in self.running else 1
         products = self.problem.products
         if resource == 0 and products is not None and products[self.running[0].task]:
@@ -91,13 +107,15 @@ class Simulation:
     def advance(self, time: int) -> None:
         speeds = {resource: self.speed(resource) for resource in self.running}
         for resource, running in self.running.items():
-            running.left -= (time - self.now) * speeds[resource]
-            running.begins = running.begins and time == self.now
+            if not running.held:
+                running.left -= (time - self.now) * speeds[resource]
         self.now = time
 
     def retire(self) -> list[int]:
         """End every task whose work is done."""
-        over = [resource for resource, running in self.running.items() if running.left <= 0]
+        over = [
+            resource for resource, running in self.running.items() if running.left <= 0 and not running.held
+        ]
         tasks = [self.running.pop(resource).task for resource in over]
         self.end.update(dict.fromkeys(tasks, self.now))
         return tasks
@@ -169,6 +187,7 @@ def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
         while any(running.left <= 0 for running in simulation.running.values()):
             policy.finished(simulation.retire())
             simulation.begin(policy)
+        simulation.let_go()
         simulation.advance(simulation.now + 1)
     return simulation.end
 

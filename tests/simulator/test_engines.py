@@ -18,7 +18,7 @@ from disco_hlo.simulator.engine import STRIDE, evaluate, evaluate_move, new_memo
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
 from tests.simulator.drawing import problem
-from tests.simulator.random_problems import random_order, random_problem
+from tests.simulator.random_problems import random_order, random_problem, with_durations
 from tests.simulator.reference import peak_bytes_slowly, simulate_slowly, simulate_tick_by_tick
 
 SEEDS = st.integers(0, 2**32)
@@ -44,7 +44,7 @@ def test_the_reference_agrees_with_going_through_the_nanoseconds(
     seed: int, tasks: int, channels: int, ordered: bool
 ) -> None:
     posed = random_problem(seed, tasks, channels, ordered=ordered)
-    posed = replace(posed, duration_ns=posed.duration_ns % 40)
+    posed = with_durations(posed, posed.duration_ns % 40)
     assert simulate_slowly(posed).end == simulate_tick_by_tick(posed)
 
 
@@ -61,9 +61,9 @@ def a_move(random: Random, posed: Problem) -> tuple[Problem, int, int]:
         if other >= 0 and random.random() < 0.2:
             duration_ns[other] = random.randrange(2 * int(duration_ns[other]) + 2)
     try:
-        return replace(posed, order=order, duration_ns=duration_ns), first, last
+        return replace(with_durations(posed, duration_ns), order=order), first, last
     except DiscoError:  # an illegal order; the durations are enough of a move
-        return replace(posed, duration_ns=duration_ns), first, last
+        return with_durations(posed, duration_ns), first, last
 
 
 @given(SEEDS, st.integers(STRIDE, 6 * STRIDE), CHANNELS)
@@ -206,9 +206,6 @@ def test_the_longest_step_that_is_allowed_stays_exact(ordered: bool) -> None:
         for long, rest in ((~on_channel, 1), (on_channel, 1), (on_channel | ~on_channel, 0)):
             waits_ns = posed.transfer_wait_ns * on_channel.sum()
             each = (MAX_TOTAL_NS - 30 - waits_ns) // long.sum()
-            longest = replace(
-                posed,
-                duration_ns=np.where(long, each, rest).astype(np.int64),
-                speed_ppm=np.array(slow, np.int64),
-            )
+            longest = with_durations(posed, np.where(long, each, rest).astype(np.int64))
+            longest = replace(longest, speed_ppm=np.array(slow, np.int64))
             assert simulate(longest).makespan_ns == simulate_slowly(longest).now

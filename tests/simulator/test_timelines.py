@@ -209,6 +209,47 @@ def test_the_wait_is_work_beside_compute_like_the_transfer_itself() -> None:
     ]
 
 
+HELD = "a 2\nx 4 on 1 after a\nb 5 after a\nd 2 after b\nc 1 after x d"
+
+
+def test_a_kernel_holds_a_transfer_until_its_thread_blocks_have_their_places() -> None:
+    for order in ("a x b d ~x c", None):
+        assert drawn(problem(HELD, order, holds="b3")) == [
+            "aabbbbbddc",
+            ".....xxxx.",
+        ]
+    # Behind all of b it is d's turn to hold it; the stream that waits holds nothing.
+    assert drawn(problem(HELD, "a x b d ~x c", holds="b5 d1")) == [
+        "aabbbbbdd...c",
+        "........xxxx.",
+    ]
+    assert drawn(problem(HELD, "a x ~x b d c", holds="b3")) == [
+        "aa....bbbbbddc",
+        "..xxxx........",
+    ]
+
+
+def test_a_kernel_loses_nothing_to_a_transfer_that_it_holds() -> None:
+    # 3 of b's 5 ns at full speed, the others and d at half of it while x runs.
+    assert drawn(problem(HELD, "a x b d ~x c", compute_speed=0.5, holds="b3")) == [
+        "aabbbbbbbddc",
+        ".....xxxx...",
+    ]
+
+
+def test_a_transfer_whose_turn_comes_beside_a_kernel_is_held_by_that_too() -> None:
+    # x ends at 4, when b has 5 of its 6 ns to do; y gets in when it has 1.
+    early = "a 1\nx 3 on 1 after a\ny 3 on 1 after a\ne 2 after a\nb 6 after e\nc 1 after x y b"
+    assert drawn(problem(early, "a x y e b ~x ~y c", holds="b5")) == ["aeebbbbbb..c", ".xxx....yyy."]
+
+
+def test_a_held_transfer_waits_like_others_once_it_begins() -> None:
+    assert drawn(problem(HELD, "a x b d ~x c", holds="b3", wait_ns=1)) == [
+        "aabbbbbdd.c",
+        ".....xxxxx.",
+    ]
+
+
 def test_contention_in_both_directions() -> None:
     # Both do 2 of their work by 6; then nothing is left of x that could slow b down.
     both = "a 2\nx 2 on 1 after a\nb 4 after a\nc 1 after x b"

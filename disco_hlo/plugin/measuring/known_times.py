@@ -7,7 +7,7 @@ sees the same numbers and finds the same plan.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from disco_hlo.errors import DiscoError
@@ -22,6 +22,8 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     constants_in,
     contention_as_times,
     contention_in,
+    holds_as_times,
+    holds_in,
     gap_as_times,
     is_constant,
     waits_key,
@@ -158,6 +160,10 @@ class KnownTimes:
         """Take in how one step's kernels and its transfers slow each other."""
         self._add(contention_as_times(contention, self._link, fingerprint))
 
+    def add_holds(self, holds: Mapping[str, float]) -> None:
+        """Take in what ops keep transfers from beginning beside them, by cost key."""
+        self._add(holds_as_times(holds, self._link))
+
     def _add(self, times: dict[str, OpTime]) -> None:
         self._ops |= times
         self._keep(lambda store: store.add_ops(self._platform, times))
@@ -187,6 +193,7 @@ class KnownTimes:
             all_reduce=fit(self._points) if len(self._points) >= 3 else None,
             link=self._link,
             contention=contention_in(self._ops, self._link, fingerprint),
+            holds=holds_in(self._ops, self._link),
             noise=self._noise(fingerprint, constants),
             in_step=self._in_step(fingerprint, sizes_bytes, together=False),
             together=self._in_step(fingerprint, together_bytes, together=True),

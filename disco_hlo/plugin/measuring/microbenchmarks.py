@@ -107,9 +107,10 @@ def is_constant(key: str) -> bool:
 
 def contention_as_times(contention: Contention, link: Link, fingerprint: str) -> dict[str, OpTime]:
     """The slow-downs of one step's kernels on ``link`` as times of what takes a second alone, and a transfer's wait."""
-    compute, communication, wait, *kinds = _contention_keys(link, fingerprint)
+    compute, communication, wait, hold, *kinds = _contention_keys(link, fingerprint)
     by_kind = dict(zip(kinds, (contention.products, contention.others), strict=True))
     return {
+        hold: _of_a_second(contention.hold),
         compute: OpTime(round(1e9 * contention.compute), 0, 1),
         communication: OpTime(round(1e9 * contention.communication), 0, 1),
         wait: OpTime(contention.transfer_wait_ns, 0, 1),
@@ -119,12 +120,39 @@ def contention_as_times(contention: Contention, link: Link, fingerprint: str) ->
 
 def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> Contention | None:
     """The slow-downs of one step's kernels on ``link`` among stored times; None where they are not there."""
-    compute, communication, wait, *kinds = (times.get(key) for key in _contention_keys(link, fingerprint))
-    if compute is None or communication is None or wait is None:
+    compute, communication, wait, hold, *kinds = (
+        times.get(key) for key in _contention_keys(link, fingerprint)
+    )
+    if compute is None or communication is None or wait is None or hold is None:
         return None
     by_kind = [_slow_down(one) for one in kinds if one is not None]
     known = by_kind if len(by_kind) == len(kinds) else ()
-    return Contention(_slow_down(compute), _slow_down(communication), wait.median_ns, *known)
+    return Contention(
+        _slow_down(compute), _slow_down(communication), wait.median_ns, *known, hold=_share(hold)
+    )
+
+
+def holds_as_times(holds: Mapping[str, float], link: Link) -> dict[str, OpTime]:
+    """What ops hold of transfers on ``link``, by cost key, as times of what takes a second."""
+    return {f"{_holds_on(link)}{key}": _of_a_second(share) for key, share in holds.items()}
+
+
+def holds_in(times: Mapping[str, OpTime], link: Link) -> dict[str, float]:
+    """The shares that ops hold of transfers on ``link``, by cost key, among stored times."""
+    name = _holds_on(link)
+    return {key.removeprefix(name): _share(time) for key, time in times.items() if key.startswith(name)}
+
+
+def _holds_on(link: Link) -> str:
+    return f"{_LINK}{link.label} {link.device_count}/{link.process_count}: held by a second of "
+
+
+def _of_a_second(share: float) -> OpTime:
+    return OpTime(round(1e9 * share), 0, 1)
+
+
+def _share(of_a_second: OpTime) -> float:
+    return min(of_a_second.median_ns / 1e9, 1.0)
 
 
 def _slow_down(of_a_second: OpTime) -> float:
@@ -140,6 +168,7 @@ def _contention_keys(link: Link, fingerprint: str) -> tuple[str, ...]:
         f"{name}: a second of compute beside transfers",
         f"{name}: a second of transfers begun",
         f"{name}: a transfer's wait",
+        f"{name}: held by a second of a product",
         f"{name}: a second of products beside transfers",
         f"{name}: a second of other kernels beside transfers",
     )

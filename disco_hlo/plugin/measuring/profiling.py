@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -58,6 +60,7 @@ from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.contention import contention
+from disco_hlo.profiler.holds import holds
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
@@ -304,7 +307,10 @@ def _take_in(
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
-        known.add_contention(_slow_downs(taken, _products(source, xla)), fingerprint)
+        held = _held_by_ops(source, xla, taken[_BESIDE])
+        known.add_holds(held)
+        slow_downs = _slow_downs(taken, _products(source, xla))
+        known.add_contention(replace(slow_downs, hold=median(held.values()) if held else 0.0), fingerprint)
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
@@ -316,6 +322,20 @@ def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
     units = unit_graph(source.graph, xla).units
     return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
+
+
+def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Traced) -> dict[str, float]:
+    """What products keep transfers from beginning beside them, by cost key; in the module traced buckets are varied."""
+    if beside.trace is None:
+        return {}
+    graph, ran = source.graph, beside_transfers(source.graph, varied_buckets(xla))
+    units = unit_graph(graph, ran)
+    found: dict[str, list[float]] = {}
+    for token, share in holds(beside.trace, beside.module_name, ran.order).items():
+        for node in units.units[units.index[token]].nodes:
+            if graph.nodes[node].opcode in PRODUCTS:
+                found.setdefault(graph.nodes[node].key, []).append(share)
+    return {key: median(found[key]) for key in sorted(found)}
 
 
 def _slow_downs(taken: Mapping[str, Traced], products: frozenset[str]) -> Contention:
