@@ -363,9 +363,7 @@ def _contention_of(body: Any, check: Checker) -> Contention | None:
     kinds = {name: body[name] for name in ("products", "others") if body.get(name) is not None}
     if len(kinds) == 1:
         check.fail("contention", f"expected products and others, or neither, got {[*kinds]}")
-    by_kind = {
-        name: check.number(value, f"contention.{name}", minimum=1.0) for name, value in kinds.items()
-    }
+    by_kind = {name: check.number(value, f"contention.{name}", minimum=1.0) for name, value in kinds.items()}
     return Contention(
         check.number(body.get("compute"), "contention.compute", minimum=1.0),
         check.number(body.get("communication"), "contention.communication", minimum=1.0),

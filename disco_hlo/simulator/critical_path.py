@@ -54,7 +54,9 @@ def critical_path(problem: Problem, spans_ns: NDArray[np.int64], started: Sequen
         candidates = _candidates(problem, task, held.get(task, ()), before[task])
         cause = next((found for found in candidates if end_ns[found[1]] == start_ns[task]), None)
         if cause is None and problem.resource[task] > 0:
-            beside = (problem.resource == 0) & (spans_ns[0] < start_ns[task]) & (start_ns[task] <= spans_ns[1])
+            beside = (
+                (problem.resource == 0) & (spans_ns[0] < start_ns[task]) & (start_ns[task] <= spans_ns[1])
+            )
             cause = next(((Reason.HOLD, kernel) for kernel in np.flatnonzero(beside).tolist()), None)
         if cause is None:
             path.append(Link(task, Reason.BEGIN))

@@ -143,7 +143,16 @@ def evaluate_move(order: Any, first: Any, last: Any, tables: Any, memo: Any, scr
 
 @compiled
 def _pass(  # noqa: C901 - long for a reason, see below
-    order: Any, row: Any, last: Any, now: Any, busy: Any, held: Any, nearest: Any, tables: Any, memo: Any, known: Any
+    order: Any,
+    row: Any,
+    last: Any,
+    now: Any,
+    busy: Any,
+    held: Any,
+    nearest: Any,
+    tables: Any,
+    memo: Any,
+    known: Any,
 ) -> Any:
     """Go through ``order`` from entry ``64 * row`` on; the time at its end.
 
@@ -212,9 +221,7 @@ def _pass(  # noqa: C901 - long for a reason, see below
 
 
 @compiled
-def _go_on(
-    now: Any, done: Any, begun_ns: Any, lane: Any, queue: Any, queued_ns: Any, spans_ns: Any
-) -> Any:
+def _go_on(now: Any, done: Any, begun_ns: Any, lane: Any, queue: Any, queued_ns: Any, spans_ns: Any) -> Any:
     """End transfers whose work is done and begin the next, which take ``begun_ns`` longer than their durations; where
     that is ``NOT_YET`` they do not begin. Number running, number held, nearest end."""
     busy, held, nearest = 0, 0, IDLE

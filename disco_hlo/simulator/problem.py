@@ -102,7 +102,7 @@ class Problem:
     products: NDArray[np.bool_] | None = None
     """``[tasks]``: tasks on the compute stream that go at the speeds of the last row; None: none does."""
     hold_ns: NDArray[np.int64] | None = None
-    """``[tasks]``: how much of a task on the compute stream must be done before a task on a channel can begin beside it,
+    """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin beside it,
     at most all; None: nothing."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""

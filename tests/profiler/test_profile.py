@@ -38,7 +38,8 @@ PROFILE = Profile(
     flops_per_s=3.9e14,
     all_reduce=FIT,
     link=Link(2, 2, "sockets"),
-    contention=Contention(1.08, 1.3, 32_000, products=1.5, others=1.0),
+    contention=Contention(1.08, 1.3, 32_000, products=1.5, others=1.0, hold=0.5),
+    holds={"abc": 0.97, "def": 0.0},
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
@@ -58,11 +59,15 @@ def test_a_profile_survives_its_json():
 
 
 def test_profiles_of_earlier_versions_know_less_of_the_step():
-    fifth = json.loads(body(version=5))
+    sixth = json.loads(body(version=6))
+    del sixth["contention"]["hold"], sixth["holds"]
+    holding_nothing = replace(PROFILE, holds={}, contention=replace(PROFILE.contention, hold=0.0))
+    assert from_json(json.dumps(sixth)) == holding_nothing
+    fifth = {**sixth, "version": 5}
     del fifth["contention"]["products"], fifth["contention"]["others"]
-    assert from_json(json.dumps(fifth)) == replace(PROFILE, contention=Contention(1.08, 1.3, 32_000))
+    assert from_json(json.dumps(fifth)) == replace(holding_nothing, contention=Contention(1.08, 1.3, 32_000))
     fourth = {**fifth, "version": 4, "contention": {"compute": 1.08, "communication": 1.3}}
-    known = replace(PROFILE, contention=Contention(1.08, 1.3, 0))
+    known = replace(holding_nothing, contention=Contention(1.08, 1.3, 0))
     assert from_json(json.dumps(fourth)) == known
     promising = {**fourth, "promises": {"estimated_ns": 40_000, "measured_ns": 46_000}}
     assert from_json(json.dumps(promising)) == known
@@ -102,6 +107,7 @@ def test_equal_profiles_give_equal_text():
         FIT,
         PROFILE.link,
         PROFILE.contention,
+        dict(reversed(PROFILE.holds.items())),
         0.004,
         PROFILE.in_step,
         PROFILE.together,
@@ -132,7 +138,8 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
         ('{"format": "something else"}', "format: expected 'disco-hlo profile'"),
-        (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, 6, got 99"),
+        (body(holds={"abc": 1.5}), "holds.abc: expected a share, 0 to 1, got 1.5"),
+        (body(version=99), "version: this program reads versions 1, 2, 3, 4, 5, 6, 7, got 99"),
         (
             body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),
             r"contention: expected products and others, or neither, got \['products'\]",

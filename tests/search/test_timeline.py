@@ -16,6 +16,7 @@ from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
 
@@ -33,11 +34,16 @@ MACHINES = [
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(8, 60), machine=st.sampled_from(MACHINES))
-def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(8, 60),
+    machine=st.sampled_from(MACHINES),
+    costs=st.sampled_from([TrafficCosts(), HoldingCosts()]),
+)
+def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, costs: TrafficCosts) -> None:
     random = Random(seed)
     graph = random_step(random, count, backend=machine.name)
-    bench = Bench(graph, machine)
+    bench = Bench(graph, machine, costs)
     bench.random_moves(random, 2 * count, methods=8)
     stage = new_stage(len(graph), machine)
     ranked = np.array(graph.all_reduces, np.int64)

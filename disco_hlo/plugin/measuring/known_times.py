@@ -22,9 +22,9 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     constants_in,
     contention_as_times,
     contention_in,
+    gap_as_times,
     holds_as_times,
     holds_in,
-    gap_as_times,
     is_constant,
     waits_key,
 )

@@ -126,9 +126,9 @@ def contention_in(times: Mapping[str, OpTime], link: Link, fingerprint: str) -> 
     if compute is None or communication is None or wait is None or hold is None:
         return None
     by_kind = [_slow_down(one) for one in kinds if one is not None]
-    known = by_kind if len(by_kind) == len(kinds) else ()
+    products, others = by_kind if len(by_kind) == len(kinds) else (None, None)
     return Contention(
-        _slow_down(compute), _slow_down(communication), wait.median_ns, *known, hold=_share(hold)
+        _slow_down(compute), _slow_down(communication), wait.median_ns, products, others, _share(hold)
     )
 
 
