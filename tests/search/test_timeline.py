@@ -9,7 +9,7 @@ import numpy as np
 from disco_hlo.search.boundary.entries import run_order
 from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.times.timeline import new_stage
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.order import check_order, unit_graph
@@ -50,5 +50,8 @@ def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, 
     cost, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
     started = stage.order[:entries].astype(np.int64)
     strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
-    check_order(unit_graph(graph, strategy), strategy.order, machine.asynchronous)
+    units = unit_graph(graph, strategy)
+    # Moves by dice may leave an op that all its readers recompute, which a strategy does not run.
+    assume({token.partition(".")[0] for token in strategy.order} == {unit.token for unit in units.units})
+    check_order(units, strategy.order, machine.asynchronous)
     assert simulate(build(graph, strategy, bench.model, machine).problem).makespan_ns == cost
