@@ -75,12 +75,19 @@ def pieces(
     units = unit_graph(graph, strategy or read(source))
     tokens = _Tokens(source, owner, units, ours=strategy is not None)
     found: dict[str, dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
-    for (run, _), executions in by_place(trace, graph.module_name).items():
-        for token, seen in _seen_at(graph, units, tokens.by_unit(executions)).items():
+    order = (strategy or read(source)).order
+    for (run, _), executions in by_place(trace, _module_in(trace, graph.module_name)).items():
+        for token, seen in _seen_at(graph, units, order, tokens.by_unit(executions)).items():
             found[token][run].append(seen)
     if not found:
         raise DiscoError(f"the trace holds nothing of {graph.module_name}")
     return [_piece(graph, units, token, by_run) for token, by_run in found.items()]
+
+
+def _module_in(trace: Trace, name: str) -> str:
+    """The step's module in a trace; what is compiled beside XLA's own has a number of ours behind its name."""
+    names = {one.module for one in trace.executions}
+    return min((one for one in names if one == name or one.startswith(f"{name}__disco_")), default=name)
 
 
 class _Tokens:
@@ -102,7 +109,9 @@ class _Tokens:
     def by_unit(self, executions: Iterable[Execution]) -> dict[str, list[Execution]]:
         found: dict[str, list[Execution]] = defaultdict(list)
         for one in executions:
-            token = self._of(one.op)
+            token = self._of(one.op) or self._of(
+                one.kernel
+            )  # in a command buffer the kernel has its name alone
             if token is not None and (token[0] == "b") == is_transfer(one):
                 found[token].append(one)
         return found
@@ -114,12 +123,14 @@ class _Tokens:
         return self._of_instruction.get(op) or self._of_instruction.get(self._owner.get(op, ""))
 
 
-def _seen_at(graph: Graph, units: UnitGraph, ran: Mapping[str, Sequence[Execution]]) -> dict[str, _Seen]:
+def _seen_at(
+    graph: Graph, units: UnitGraph, order: Sequence[str], ran: Mapping[str, Sequence[Execution]]
+) -> dict[str, _Seen]:
     """In one run on one device."""
     spans = {token: joined((one.start_ns, one.end_ns) for one in parts) for token, parts in ran.items()}
     transfers = joined(span for token, own in spans.items() if token[0] == "b" for span in own)
     kernels = joined(span for token, own in spans.items() if token[0] != "b" for span in own)
-    waits = _waits(graph, units, spans)
+    waits = _waits(graph, units, order, spans)
     found = {}
     for token, own in spans.items():
         others = kernels if token[0] == "b" else transfers
@@ -129,13 +140,13 @@ def _seen_at(graph: Graph, units: UnitGraph, ran: Mapping[str, Sequence[Executio
 
 
 def _waits(
-    graph: Graph, units: UnitGraph, spans: Mapping[str, Sequence[Interval]]
+    graph: Graph, units: UnitGraph, order: Sequence[str], spans: Mapping[str, Sequence[Interval]]
 ) -> dict[str, tuple[int, str]]:
     """For each transfer how long it waited once it could have begun, and the kind of the kernel that ended then."""
     ends = sorted((own[-1][1], token) for token, own in spans.items() if token[0] != "b")
     found: dict[str, tuple[int, str]] = {}
     before_ns = 0
-    for token in units.strategy.order:
+    for token in order:
         base = token.removesuffix(".start").removesuffix(".done")
         if base not in spans or token.endswith(".done"):
             continue
