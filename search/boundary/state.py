@@ -298,7 +298,15 @@ def to_strategy(
             tokens[head] = f"n{head}"
     order = tuple(_tokens(state, tokens, started, asynchronous))
     strategy = Strategy(tuple(groups), tuple(buckets), order)
-    return _without_lone_ops(replace(strategy, groups=tuple(_settled(graph, strategy, written, kept))))
+    settled = replace(strategy, groups=tuple(_settled(graph, strategy, written, kept)))
+    return _without_idle_ops(graph, _without_lone_ops(settled))
+
+
+def _without_idle_ops(graph: Graph, strategy: Strategy) -> Strategy:
+    """An op that all its readers recompute has a place in the state's order; no strategy runs it."""
+    known = unit_graph(graph, strategy).index
+    order = tuple(token for token in strategy.order if token.partition(".")[0] in known)
+    return replace(strategy, order=order)
 
 
 def _without_lone_ops(strategy: Strategy) -> Strategy:
