@@ -184,7 +184,7 @@ def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
     policy.finished([])
     simulation.begin(policy)
     while simulation.running:
-        while any(running.left <= 0 for running in simulation.running.values()):
+        while any(running.left <= 0 and not running.held for running in simulation.running.values()):
             policy.finished(simulation.retire())
             simulation.begin(policy)
         simulation.let_go()
