@@ -38,6 +38,7 @@ from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -388,7 +389,15 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
     files.save_profile(gpu)
     captured = Step(module, canonicalize(module))
     graph, xla = captured.source.graph, read_strategy(captured.source)
-    ran = {"status": "ok", "attempts": 1, "spread_ms": 1.0, "times_ms": [40.0] * 3, "median_ms": 40.0}
+    ran = {
+        "status": "ok",
+        "attempts": 1,
+        "spread_ms": 1.0,
+        "times_ms": [38.0] * 3,
+        "median_ms": 38.0,
+        "of_default": 0.8,
+    }
+    record.update(DEFAULT, **ran | {"median_ms": 50.0, "of_default": 1.0})  # the row's ratio says 40 ms
     files.save_row("plan", msgspec.json.encode(one_at_a_time(graph, one_bucket(graph, xla.groups))))
     record.update("plan", **ran)
     predict_cell(files, record, captured)
