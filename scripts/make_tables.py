@@ -49,6 +49,11 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         fidelity.fidelity,
     ),
     (
+        "By day",
+        "All cells of one day and number of devices together. Pairs of plans of one model count over all its links.",
+        fidelity.days,
+    ),
+    (
         "Replicated and sharded update of Adam (CoCoNet, figure 10)",
         "Step times by XLA's own order; the advice is what the replicated step's own profile said would be saved.",
         sharded_updates,

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from evaluation.record import ALONE_XLA, OK
-from evaluation.tables import Cells, Table, number_text, percent_text, step_ms, title
+from evaluation.tables import Cells, Table, gap_closed, number_text, percent_text, step_ms, title
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,32 @@ def fidelity(records: Cells) -> Table:
         rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found), _broken(found)))
     if everything:
         rows.append(("all", *_errors(everything), "-", _noise(everything), _broken(everything)))
+    return header, rows
+
+
+def days(records: Cells) -> Table:
+    """What was measured on one day with one number of devices, all together: errors, the order of each model's plans
+    over all its links, and what was closed of the gaps to the bound."""
+    header = (
+        "date, devices", "cells", "plans", "mean error", "largest error", "of", "Kendall's tau by model",
+        "gaps", "closed, mean", "each 100 % at most",
+    )  # fmt: skip
+    by_day: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for record in records:
+        if points(record):
+            day = str(record["facts"].get("date", "-")), int(record["cell"]["devices"])
+            by_day.setdefault(day, []).append(record)
+    rows = []
+    for (date, devices), together in sorted(by_day.items()):
+        by_model: dict[str, list[Point]] = {}
+        for record in together:
+            by_model.setdefault(record["cell"]["model"], []).extend(points(record))
+        errors = _errors([point for found in by_model.values() for point in found])
+        taus = ", ".join(f"{model} {_tau(kendall_tau(by_model[model]))}" for model in sorted(by_model))
+        closed = [share for record in together if (share := gap_closed(record)) is not None]
+        capped = [min(share, 1.0) for share in closed]
+        means = [percent_text(statistics.fmean(shares)) if shares else "-" for shares in (closed, capped)]
+        rows.append((f"{date}, {devices}", str(len(together)), *errors, taus, str(len(closed)), *means))
     return header, rows
 
 

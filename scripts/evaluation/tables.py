@@ -107,16 +107,24 @@ def speed_ups(records: Cells) -> Table:
             f"{found[PLAN] / found[DEFAULT]:.3f}",
         )
         gains = ["-" if limit is None else percent_text(least / limit - 1) for limit in limits]
-        closed = [_closed(least, found[PLAN], limit) for limit in limits]
+        shares = [_closed(least, found[PLAN], limit) for limit in limits]
+        closed = ["-" if share is None else percent_text(share) for share in shares]
         gain = percent_text(least / found[PLAN] - 1)
         rows.append((title(record), name, number_text(least), *own, gain, *gains, *closed))
     return header, rows
 
 
-def _closed(least: float, plan: float, limit: float | None) -> str:
+def gap_closed(record: Mapping[str, Any]) -> float | None:
+    """The share of the gap from the best baseline to the bound that the tool's choice closes; None where there is no
+    such gap worth closing."""
+    best, found = best_baseline(record), schemes(record)
+    return None if best is None or PLAN not in found else _closed(best[1], found[PLAN], found.get("bound"))
+
+
+def _closed(least: float, plan: float, limit: float | None) -> float | None:
     if limit is None or least - limit < WORTH_CLOSING * least:
-        return "-"
-    return percent_text((least - plan) / (least - limit))
+        return None
+    return (least - plan) / (least - limit)
 
 
 def overlaps(records: Cells) -> Table:

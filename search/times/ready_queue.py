@@ -4,7 +4,8 @@ The compute stream and every channel have a queue of tasks whose predecessors ha
 all-reduces run in the order in which their gradients are produced, beside the ops or, where
 collectives block, between them. At one instant: all tasks that end are retired; the tasks that
 become ready by it join their queues by ascending node; every idle resource takes the head of its
-queue. This is ``simulator.ready_queue``, run on the units of a state without building a problem.
+queue. This is ``simulator.ready_queue``, run on the units of a state without building a problem, but for kernels that
+hold transfers: here none does.
 
 While no transfer is under way, which is most of the time, an instant is one op that ends: nothing is
 divided, and no other resource is looked at.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,24 @@ def test_xla_s_own_instructions_and_those_in_loops_are_found_by_their_origin(
         ((2,), TRANSFER),
         ((4, 5), ELEMENTWISE),
     ]
+
+
+def test_a_module_with_a_number_behind_its_name_is_the_step_too() -> None:
+    numbered = Trace(tuple(replace(one, module="jit_step__disco_4") for one in BESIDE.executions), (), "gpu")
+    assert pieces(STEP, {}, PLAN, numbered) == pieces(STEP, {}, PLAN, BESIDE)
+
+
+def test_waits_are_by_the_order_of_this_strategy_not_of_one_alike_seen_before() -> None:
+    pieces(STEP, {}, replace(PLAN, order=()), BESIDE)
+    assert pieces(STEP, {}, PLAN, BESIDE)[1].waited_ns == 4000
+
+
+def test_a_generated_kernel_in_a_command_buffer_goes_by_its_own_name() -> None:
+    executions = [
+        replace(one, op="command_buffer_1", kernel=one.op) if one.op == "g0_fusion" else one
+        for one in BESIDE.executions
+    ]
+    assert pieces(STEP, {}, PLAN, Trace(tuple(executions), (), "gpu")) == pieces(STEP, {}, PLAN, BESIDE)
 
 
 def test_a_trace_of_something_else_is_refused() -> None:

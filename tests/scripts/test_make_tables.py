@@ -11,7 +11,7 @@ from typing import Any
 import make_tables
 import pytest
 from evaluation import tables
-from evaluation.fidelity import Point, fidelity, kendall_tau
+from evaluation.fidelity import Point, days, fidelity, kendall_tau
 from evaluation.record import ALONE_XLA
 from evaluation.sharded_update import sharded_updates
 from evaluation.tables import markdown
@@ -141,6 +141,24 @@ def test_fidelity_of_predictions() -> None:
     assert fidelity([record()])[1][0] == (
         "bert, sockets, 2", "6", "4.3 %", "10.0 %", "XLA default", "1.00", "1.0 %", "4.3 %",
     )  # fmt: skip
+
+
+def test_a_day_s_cells_are_brought_together() -> None:
+    first, other = record(), record()
+    first["facts"]["date"] = other["facts"]["date"] = "2026-11-25"
+    other["cell"] = {**other["cell"], "link": "staged"}
+    other["facts"]["bounds"] = {
+        "full_overlap_ms": 60.0,
+        "bound_ms": 65.0,
+    }  # closed beyond the bound: 20 of 15 ms
+    day = days([first, other])[1]
+    assert day == [
+        (
+            "2026-11-25, 2", "2", "12", "4.3 %", "10.0 %", "XLA default", "bert 1.00", "2", "100.0 %", "83.3 %",
+        )
+    ]  # fmt: skip
+    first["facts"]["date"] = "2026-11-24"
+    assert [row[0] for row in days([first, other])[1]] == ["2026-11-24, 2", "2026-11-25, 2"]
 
 
 def test_a_link_that_changed_breaks_the_promise_and_not_the_prediction() -> None:

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
@@ -34,6 +35,17 @@ MACHINES = [
 ]
 
 
+def run(bench: Bench) -> tuple[int, Strategy]:
+    """What the engine says of the state's order, and the strategy with that order."""
+    graph, machine = bench.graph, bench.machine
+    stage = new_stage(len(graph), machine)
+    ranked = np.array(graph.all_reduces, np.int64)
+    cost_ns, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
+    started = stage.order[:entries].astype(np.int64)
+    strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
+    return int(cost_ns), strategy
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -46,16 +58,12 @@ def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, 
     graph = random_step(random, count, backend=machine.name)
     bench = Bench(graph, machine, costs)
     bench.random_moves(random, 2 * count, methods=8)
-    stage = new_stage(len(graph), machine)
-    ranked = np.array(graph.all_reduces, np.int64)
-    cost, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
-    started = stage.order[:entries].astype(np.int64)
-    strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
+    cost_ns, strategy = run(bench)
     units = unit_graph(graph, strategy)
     check_order(units, strategy.order, machine.asynchronous)
     # Moves by dice may leave an op that all its readers recompute: the state runs it, the strategy does not.
     assume(len(units.units) == bench.state.word[at.TOTAL, at.UNITS])
-    assert simulate(build(graph, strategy, bench.model, machine).problem).makespan_ns == cost
+    assert simulate(build(graph, strategy, bench.model, machine).problem).makespan_ns == cost_ns
 
 
 def test_an_op_that_all_its_readers_recompute_is_in_no_order() -> None:
@@ -63,11 +71,7 @@ def test_an_op_that_all_its_readers_recompute_is_in_no_order() -> None:
     graph = random_step(random, 41, backend=machine.name)
     bench = Bench(graph, machine)
     bench.random_moves(random, 82, methods=8)
-    stage = new_stage(len(graph), machine)
-    ranked = np.array(graph.all_reduces, np.int64)
-    _, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
-    started = stage.order[:entries].astype(np.int64)
-    strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
+    _, strategy = run(bench)
     units = unit_graph(graph, strategy)
     assert len(units.units) < bench.state.word[at.TOTAL, at.UNITS]
     check_order(units, strategy.order, machine.asynchronous)

@@ -270,3 +270,17 @@ def test_what_xla_computes_again_counts_as_part_of_what_runs_next() -> None:
     assert found.pop("n5")[0] == without.pop("n5")[0] + 10 + 3
     assert found.pop("n7")[0] == without.pop("n7")[0] + 20 + 3
     assert found == without
+
+
+def test_a_gradient_that_xla_cuts_out_of_its_bucket_is_copied_before_its_first_reader() -> None:
+    strategy, cut = Strategy(buckets=SEPARATE), (Repeat((), (STEP.all_reduces[0],), before=5),)
+    copied_bytes = STEP.nodes[STEP.all_reduces[0]].shape.size_bytes
+    shortest_ns = min(ns for ns in COSTS.nodes_ns(STEP).tolist() if ns)
+    for rate, copied_ns in (
+        (1, 2000 * copied_bytes),
+        (10**6, shortest_ns),
+    ):  # no kernel is shorter than the shortest
+        machine = replace(GPU, launch_ns=3, memory_bytes_per_us=rate)
+        without = listed(build(STEP, strategy, COSTS, machine).problem)
+        found = listed(build(STEP, strategy, COSTS, machine, repeats=cut).problem)
+        assert found["n5"][0] == without["n5"][0] + copied_ns + 3
