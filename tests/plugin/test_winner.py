@@ -51,6 +51,12 @@ def test_a_wild_candidate_does_not_hide_a_sure_gain() -> None:
     assert winning([default, wild, sure]) == 2
 
 
+def test_one_disturbed_round_of_the_default_does_not_hide_a_gain() -> None:
+    """Two H100s, resnet50: 7 % in four rounds of five were called noise."""
+    default = trial(120, 73.3, 50.0, 50.0, 50.5, 49.9)
+    assert winning([default, trial(110, 46.6, 46.6, 46.7, 46.6, 46.6)]) == 1
+
+
 def test_what_failed_or_never_ran_does_not_win() -> None:
     default = trial(120, 100, 100, 100)
     assert winning([default, trial(60), trial(60, 50, 50, 50, error="differs")]) == 0

@@ -39,6 +39,8 @@ from disco_hlo.plugin.xla.job import available_bytes
 
 DEFAULT = "XLA default"
 _ROUNDS = (5, 25)
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass
@@ -88,12 +90,14 @@ def ratio_to(trial: Trial, reference: Trial) -> float:
 
 
 def ratio_noise(trial: Trial, reference: Trial) -> float:
-    """How uncertain :func:`ratio_to` is: two standard errors, from the rounds' own spread."""
+    """How uncertain :func:`ratio_to` is: two standard errors, from the rounds' own spread. That is told by their median
+    absolute deviation, to which it does not matter if one of a few was disturbed."""
     ratios = [a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True)]
     if len(ratios) < 2:
         return 1.0
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return float(2 * (high - low) / 1.349 / len(ratios) ** 0.5)
+    middle = statistics.median(ratios)
+    deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
+    return float(2 * _NORMAL * deviation / len(ratios) ** 0.5)
 
 
 def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
