@@ -166,7 +166,8 @@ class MachineModel:
 
     def pace(self) -> Pace:
         """Speeds and wait of this machine's transfers and kernels, for whoever does not tell kernels apart."""
-        return Pace(self._speeds(self.compute_speed_ppm, self.compute_speed_ppm), self.wait_ns)
+        products = self.product_speed_ppm or self.compute_speed_ppm
+        return Pace(self._speeds(self.compute_speed_ppm, products), self.wait_ns)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Time of a kernel that copies so much: into a bucket, or out of it."""

@@ -21,6 +21,10 @@ and whatever ends, ends at the first whole nanosecond at which its work is done.
 A transfer at the head of its channel's queue is held until the compute stream goes on: it begins as soon as the stream
 waits, or as the kernel that runs has done its hold, all of its thread blocks having found a place. One that begins
 beside a kernel has its wait to do as well. So between two entries a channel may hold a transfer that runs nothing.
+
+A product loses beside transfers if one was there when it began. One that began before them goes at full speed; but
+where it held one, it has to do besides half of what it would have lost during its hold: on half of the devices that
+transfer had begun, and waited beside it.
 """
 
 from __future__ import annotations
@@ -198,8 +202,11 @@ def _pass(  # noqa: C901 - long for a reason, see below
             behind_hold = work - hold_ns[entry] * PPM
             if held > 0 and 0 < work <= behind_hold:
                 busy, held, nearest = _go_on(now, done, wait_ns, lane, queue, queued_ns, spans_ns)
+            is_first = products[entry] and busy == 0
             while busy + held > 0 and work > 0:
                 speed, transfer_speed = speed_ppm[kind, busy], speed_ppm[BESIDE_COMPUTE, busy]
+                if is_first:
+                    speed = np.int64(PPM)
                 to_do = work - behind_hold if held > 0 else work
                 elapsed = (to_do + speed - 1) // speed
                 if done + elapsed * transfer_speed >= nearest:
@@ -212,7 +219,13 @@ def _pass(  # noqa: C901 - long for a reason, see below
                 now += elapsed
                 done += elapsed * transfer_speed
                 work -= elapsed * speed
-                begun_ns = wait_ns if 0 < work <= behind_hold else NOT_YET
+                begun_ns = NOT_YET
+                if 0 < work <= behind_hold:
+                    begun_ns = wait_ns
+                    if is_first and held > 0:
+                        lost = hold_ns[entry] * (PPM - speed_ppm[kind, 1]) // 2
+                        work += lost
+                        behind_hold += lost
                 busy, held, nearest = _go_on(now, done, begun_ns, lane, queue, queued_ns, spans_ns)
             if work > 0:
                 now += (work + PPM - 1) // PPM

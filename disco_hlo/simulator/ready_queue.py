@@ -5,7 +5,7 @@ all-reduces run in the order in which their gradients are produced. Where severa
 at one instant, the rule is: (1) tasks that end are retired, all of them; (2) the tasks that
 become ready by it join their queues by ascending id; (3) every idle resource takes the head of
 its queue; (4) transfers begin, without a wait where the compute stream found nothing to take, with it where what that
-runs has done its hold; others are held.
+runs has done its hold; others are held. What products lose is as in ``engine``.
 A task without duration ends in the instant it starts, and the instant goes back to (1).
 
 Callable from Python and from functions compiled by numba::
@@ -45,6 +45,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
     head, tail = np.zeros(resources, np.int64), np.zeros(resources, np.int64)
     running, left = np.full(resources, NONE), np.zeros(resources, np.int64)
     begun = np.zeros(resources, np.bool_)
+    held, is_first, lost = False, False, np.int64(0)
     ready, ready_count = np.empty(tasks, np.int32), 0
     for task in range(tasks):
         if missing[task] == 0:
@@ -56,6 +57,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
             r = resource[ready[k]]
             queue[r, tail[r]] = ready[k]
             tail[r] += 1
+        begins = False
         for r in range(resources):
             if running[r] != NONE or head[r] == tail[r]:
                 continue
@@ -66,8 +68,15 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
             spans_ns[0, task] = now
             running[r], left[r] = task, duration_ns[task] * PPM
             begun[r] = r == 0
+            begins = begins or r == 0
         op = running[0]
-        hold = (left[0] - (duration_ns[op] - hold_ns[op]) * PPM) if op != NONE else np.int64(0)
+        if begins:
+            lost = np.int64(0)
+        kind = PRODUCT if op != NONE and products[op] else COMPUTE
+        hold = (left[0] - (duration_ns[op] - hold_ns[op]) * PPM - lost) if op != NONE else np.int64(0)
+        if held and is_first and not begins and op != NONE and left[0] > 0 and hold <= 0:
+            lost = hold_ns[op] * (PPM - speed_ppm[kind, 1]) // 2
+            left[0] += lost
         held = False
         for r in range(1, resources):
             if running[r] == NONE or begun[r]:
@@ -78,12 +87,16 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
                 spans_ns[0, running[r]] = now
                 left[r] += 0 if op == NONE else wait_ns * PPM
             held = held or not begun[r]
+        if begins:
+            is_first = kind == PRODUCT and busy == 0
         transfer_row = NO_COMPUTE if op == NONE else BESIDE_COMPUTE
-        kind = PRODUCT if op != NONE and products[op] else COMPUTE
+        op_speed = speed_ppm[kind, busy]
+        if is_first:
+            op_speed = np.int64(PPM)
         elapsed = np.int64(NONE)
         for r in range(resources):
             if running[r] != NONE and begun[r]:
-                speed = speed_ppm[transfer_row if r > 0 else kind, busy]
+                speed = speed_ppm[transfer_row, busy] if r > 0 else op_speed
                 to_do = hold if r == 0 and held and hold > 0 else left[r]
                 needed = (to_do + speed - 1) // speed
                 elapsed = needed if elapsed == NONE else min(elapsed, needed)
@@ -94,7 +107,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
         for r in range(resources):
             if running[r] == NONE or not begun[r]:
                 continue
-            left[r] -= elapsed * speed_ppm[transfer_row if r > 0 else kind, transfers]
+            left[r] -= elapsed * (speed_ppm[transfer_row, transfers] if r > 0 else op_speed)
             if left[r] > 0:
                 continue
             task = running[r]

@@ -33,7 +33,7 @@ from disco_hlo.search.times.running_sums import (
 from disco_hlo.search.times.timeline import hold_ns as unit_hold_ns
 
 from disco_hlo.compiled import inner
-from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, NOT_YET, TAIL
 
 _PLACE_BITS: Final = 24
@@ -228,7 +228,14 @@ def _compute(c: Any, work_ns: Any, hold_ns: Any) -> None:
         number[NOW] += elapsed
         number[DONE] += elapsed * transfer_speed
         work -= elapsed * speed
-        _go_on(c, c.wait_ns if 0 < work <= behind_hold else NOT_YET)
+        begun_ns: Any = NOT_YET
+        if 0 < work <= behind_hold:
+            begun_ns = c.wait_ns
+            if number[HELD] > 0:  # by a product, which loses by it
+                lost = hold_ns * (PPM - c.speed_ppm[PRODUCT * columns + 1]) // 2
+                work += lost
+                behind_hold += lost
+        _go_on(c, begun_ns)
     if work > 0:
         number[NOW] += _quotient(work, PPM)
 

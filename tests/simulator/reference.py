@@ -24,6 +24,12 @@ class Running:
     """Millionths of a nanosecond of work still to do."""
     held: bool = False
     """Whether it has its resource but does nothing yet."""
+    since: int = 0
+    """When it got its resource."""
+    is_first: bool = False
+    """Of a product: whether it began before the transfers beside it."""
+    lost: int = 0
+    """Of a product that held a transfer, what it has to do besides."""
 
 
 @dataclass
@@ -56,6 +62,7 @@ class Simulation:
 
     def begin(self, policy: ReadyQueue | InOrder) -> None:
         """Let every idle resource take what the policy has for it, then foresee what ends when."""
+        op_before = self.running.get(0)
         for resource in range(self.problem.channels + 1):
             if resource in self.running:
                 continue
@@ -64,8 +71,11 @@ class Simulation:
                 self.start[task] = self.now
                 self.started.append(task)
                 work = int(self.problem.duration_ns[task]) * FULL_SPEED
-                self.running[resource] = Running(task, work, held=resource > 0)
+                self.running[resource] = Running(task, work, held=resource > 0, since=self.now)
         self.let_go()
+        op = self.running.get(0)
+        if op is not None and op is not op_before:
+            op.is_first = self.is_product(op.task) and self.transfers() == 0
         self.version += 1
         for resource, running in self.running.items():
             if not running.held:
@@ -85,8 +95,23 @@ class Simulation:
             elif self.running[0].left > 0 and self.hold_left() <= 0:
                 running.held = False
                 running.left += self.problem.transfer_wait_ns * FULL_SPEED
+                self.charge(self.running[0], since=running.since)
             if not running.held:
                 self.start[running.task] = self.now
+
+    def charge(self, op: Running, since: int) -> None:
+        """A product has held a transfer: on half of the devices that waited beside it, and it lost by it."""
+        if op.is_first and since < self.now and not op.lost and self.problem.hold_ns is not None:
+            slower = FULL_SPEED - int(self.problem.speed_ppm[3, 1])
+            op.lost = int(self.problem.hold_ns[op.task]) * slower // 2
+            op.left += op.lost
+
+    def is_product(self, task: int) -> bool:
+        return self.problem.products is not None and bool(self.problem.products[task])
+
+    def transfers(self) -> int:
+        """Number of those under way."""
+        return sum(1 for resource, running in self.running.items() if resource > 0 and not running.held)
 
     def hold_left(self) -> int:
         """Of the task on the compute stream, what it must still do before a transfer begins beside it."""
@@ -94,15 +119,15 @@ class Simulation:
             return 0
         op = self.running[0]
         behind_ns = int(self.problem.duration_ns[op.task] - self.problem.hold_ns[op.task])
-        return op.left - behind_ns * FULL_SPEED
+        return op.left - behind_ns * FULL_SPEED - op.lost
 
     def speed(self, resource: int) -> int:
-        transfers = sum(1 for other, running in self.running.items() if other > 0 and not running.held)
         row = 0 if resource == 0 else 2 if 0 in self.running else 1
-        products = self.problem.products
-        if resource == 0 and products is not None and products[self.running[0].task]:
+        if resource == 0 and self.is_product(self.running[0].task):
             row = 3
-        return int(self.problem.speed_ppm[row, transfers])
+        if resource == 0 and self.running[0].is_first:
+            return FULL_SPEED
+        return int(self.problem.speed_ppm[row, self.transfers()])
 
     def advance(self, time: int) -> None:
         speeds = {resource: self.speed(resource) for resource in self.running}

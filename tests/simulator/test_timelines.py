@@ -243,6 +243,37 @@ def test_a_transfer_whose_turn_comes_beside_a_kernel_is_held_by_that_too() -> No
     assert drawn(problem(early, "a x y e b ~x ~y c", holds="b5")) == ["aeebbbbbb..c", ".xxx....yyy."]
 
 
+PRODUCT = "a 1\nx 4 on 1 after a\nb 1 after a\np 8 after a\nc 1 after x p"
+
+
+def test_a_product_that_began_beside_a_transfer_loses_more_than_one_that_began_before() -> None:
+    # 3 ns beside x at half speed.
+    assert drawn(problem(PRODUCT, "a x b p ~x c", product_speed=0.5)) == [
+        "abppppppppppc",
+        ".xxxx........",
+    ]
+    # x slips in: 4 ns at half speed.
+    assert drawn(problem(PRODUCT, "a x p ~x b c", product_speed=0.5)) == [
+        "appppppppppbc",
+        ".xxxx........",
+    ]
+    for order in ("a x p ~x b c", "a x p b ~x c"):
+        # It holds x for 4 ns, and so has one more to do: at half speed it would have lost 2, on half of the devices.
+        assert drawn(problem(PRODUCT, order, product_speed=0.5, holds="p4")) == [
+            "apppppppppbc",
+            ".....xxxx...",
+        ]
+
+
+def test_a_product_pays_once_for_several_transfers_that_it_holds() -> None:
+    several = "a 1\nx 2 on 1 after a\ny 3 on 2 after a\np 8 after a\nc 1 after x y p"
+    assert drawn(problem(several, "a x y p ~x ~y c", product_speed=0.5, shared_link=False, holds="p4")) == [
+        "apppppppppc",
+        ".....xx....",
+        ".....yyy...",
+    ]
+
+
 def test_a_held_transfer_waits_like_others_once_it_begins() -> None:
     assert drawn(problem(HELD, "a x b d ~x c", holds="b3", wait_ns=1)) == [
         "aabbbbbdd.c",
