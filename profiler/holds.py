@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from disco_hlo.profiler.contention import UNIT, Interval, by_place, is_transfer
+from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
 
 LEAST_NS = 20_000
 """Kernels shorter than this hold a transfer for less than it takes to launch it."""

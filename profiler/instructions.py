@@ -7,12 +7,12 @@ body included; several kernels of one instruction add up.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
@@ -21,8 +21,6 @@ MINIMUM_RUNS = 3
 """Fewer runs give no spread worth the name."""
 
 _COMMAND_BUFFER = "command_buffer"
-
-Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def time_in(trace: Trace, module_name: str, ops: Container[str]) -> dict[tuple[i
     by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for execution in _of_module(trace, module_name):
         by_place[execution.run, execution.device] += [execution] if execution.op in ops else []
-    return {place: _length(_union(items)) for place, items in by_place.items()}
+    return {place: length_ns(_union(items)) for place, items in by_place.items()}
 
 
 def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:
@@ -182,8 +180,8 @@ def overlap(timeline: Iterable[Span], is_communication: Callable[[Span], bool], 
     leaves = [span for span in own if span.op not in loops]
     communication = _union([span for span in leaves if is_communication(span)])
     compute = _union([span for span in leaves if not is_communication(span)])
-    hidden = _length(communication) + _length(compute) - _length(_merged(communication + compute))
-    return Overlap(_length(communication), _length(compute), hidden)
+    hidden = length_ns(communication) + length_ns(compute) - length_ns(merged(communication + compute))
+    return Overlap(length_ns(communication), length_ns(compute), hidden)
 
 
 def _of_module(trace: Trace, module_name: str) -> list[Execution]:
@@ -263,17 +261,17 @@ def _durations(
     blocked = _union([item for item in items if item.op in blocking])
     for item in items:
         if item.op not in owners:
-            hidden_ns = 0 if item.op in blocking else _shared(blocked, item.start_ns, item.end_ns)
+            hidden_ns = 0 if item.op in blocking else covered_ns((item.start_ns, item.end_ns), blocked)
             durations[item.op] += item.end_ns - item.start_ns - hidden_ns
     bodies: dict[str, list[Execution]] = defaultdict(list)
     for item in _without_owner_event(items, owners):
         bodies[owners[item.op]].append(item)
     for loop, parts in bodies.items():
         start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
-        hidden_ns = 0 if loop in blocking else _shared(blocked, start_ns, end_ns)
+        hidden_ns = 0 if loop in blocking else covered_ns((start_ns, end_ns), blocked)
         durations[loop] = end_ns - start_ns - hidden_ns
         if launch_ns is not None:
-            back_to_back_ns = _length(_union(parts)) + (len(parts) - 1) * launch_ns
+            back_to_back_ns = length_ns(_union(parts)) + (len(parts) - 1) * launch_ns
             durations[loop] = min(durations[loop], back_to_back_ns)
     return durations
 
@@ -308,33 +306,4 @@ def _wall_ns(trace: Trace, executions: Sequence[Execution]) -> dict[int, int]:
 
 
 def _union(items: Iterable[Execution | Span]) -> list[Interval]:
-    return _merged([(item.start_ns, item.end_ns) for item in items])
-
-
-def _merged(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _shared(intervals: Sequence[Interval], start: int, end: int) -> int:
-    """How much of the time from ``start`` to ``end`` lies in ``intervals``, which are disjoint and ascend."""
-    shared = 0
-    for position in range(bisect_right(intervals, start, key=_end_of), len(intervals)):
-        begin, until = intervals[position]
-        if begin >= end:
-            break
-        shared += min(end, until) - max(start, begin)
-    return shared
-
-
-def _end_of(interval: Interval) -> int:
-    return interval[1]
-
-
-def _length(intervals: Iterable[Interval]) -> int:
-    return sum(end - start for start, end in intervals)
+    return merged((item.start_ns, item.end_ns) for item in items)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.checks import Checker
@@ -20,7 +20,8 @@ from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
 
 from disco_hlo.sqlite_file import SqliteFile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 has times of GPU kernels outside of command buffers, which are others."""
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
@@ -41,6 +42,7 @@ _TABLES = (
     " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX step_plan ON step (platform, fingerprint, plan)",
 )
+_ON_GPU = "WHERE platform IN (SELECT id FROM platform WHERE backend = 'gpu')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class ProfileStore(SqliteFile):
     APPLICATION_ID = 0x64697363  # "disc"
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
+    UPGRADES: ClassVar[Mapping[int, Sequence[str]]] = {
+        1: (f"DELETE FROM op {_ON_GPU}", f"DELETE FROM step {_ON_GPU}")
+    }
     WRITE_AHEAD = True
 
     def __init__(self, path: Path) -> None:

@@ -13,10 +13,11 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -84,7 +85,7 @@ class Cell:
         self._kept: Kept | None = None
         self._inputs_of: Runner | None = None
         """Large models' inputs take seconds to make: all that runs shares them."""
-        self._looked_at: Trial | None = None
+        self._looked_at: Traceable | None = None
         self._compiling: set[str] = set()
         """Rows under way; threads add and remove their own."""
 

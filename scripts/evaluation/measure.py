@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.contention import by_place
+from disco_hlo.profiler.intervals import length_ns, merged
 from disco_hlo.profiler.trace import Execution
+from disco_hlo.profiler.transfers import by_place
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
@@ -166,16 +167,16 @@ def _discard(_value: object) -> None:
 
 
 def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:
-    compute = joined((i.start_ns, i.end_ns) for i in items if not is_collective(i, all_reduces))
-    communication = joined((i.start_ns, i.end_ns) for i in items if is_collective(i, all_reduces))
-    everything = joined((i.start_ns, i.end_ns) for i in items)
-    hidden = length(compute) + length(communication) - length(everything)
+    compute = merged((i.start_ns, i.end_ns) for i in items if not is_collective(i, all_reduces))
+    communication = merged((i.start_ns, i.end_ns) for i in items if is_collective(i, all_reduces))
+    everything = merged((i.start_ns, i.end_ns) for i in items)
+    hidden = length_ns(compute) + length_ns(communication) - length_ns(everything)
     return {
-        "compute_ms": length(compute) / 1e6,
-        "communication_ms": length(communication) / 1e6,
+        "compute_ms": length_ns(compute) / 1e6,
+        "communication_ms": length_ns(communication) / 1e6,
         "hidden_ms": hidden / 1e6,
-        "exposed_ms": (length(communication) - hidden) / 1e6,
-        "idle_ms": (everything[-1][1] - everything[0][0] - length(everything)) / 1e6,
+        "exposed_ms": (length_ns(communication) - hidden) / 1e6,
+        "idle_ms": (everything[-1][1] - everything[0][0] - length_ns(everything)) / 1e6,
         "span_ms": (everything[-1][1] - everything[0][0]) / 1e6,
     }
 
@@ -185,22 +186,6 @@ def is_collective(item: Execution, all_reduces: Container[str]) -> bool:
     if item.kernel:
         return "nccl" in item.kernel.lower() or "all_reduce" in item.kernel.lower()
     return item.op in all_reduces
-
-
-def joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    """The union of intervals, disjoint and ascending."""
-    found: Spans = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def length(spans: Spans) -> int:
-    """Total length of disjoint intervals."""
-    return sum(end - start for start, end in spans)
 
 
 # --- PGLE -----------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def _baselines(context: Context) -> list[Row]:
     """What a jax user has without us; none of it needs a plan."""
     return [
         Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
-        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0)),
+        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0), traced=True),
         Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
         Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
         Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),

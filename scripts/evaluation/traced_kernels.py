@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from disco_hlo.profiler.contention import UNIT, Interval, by_place, covered_ns, is_transfer
+from disco_hlo.profiler.intervals import Interval, covered_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -21,7 +22,6 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from evaluation.measure import joined
 
 TRANSFER = "transfer"
 KINDS = ("while", "custom-call", "convolution", "dot", "scatter", "gather", "sort", "reduce")
@@ -127,9 +127,9 @@ def _seen_at(
     graph: Graph, units: UnitGraph, order: Sequence[str], ran: Mapping[str, Sequence[Execution]]
 ) -> dict[str, _Seen]:
     """In one run on one device."""
-    spans = {token: joined((one.start_ns, one.end_ns) for one in parts) for token, parts in ran.items()}
-    transfers = joined(span for token, own in spans.items() if token[0] == "b" for span in own)
-    kernels = joined(span for token, own in spans.items() if token[0] != "b" for span in own)
+    spans = {token: merged((one.start_ns, one.end_ns) for one in parts) for token, parts in ran.items()}
+    transfers = merged(span for token, own in spans.items() if token[0] == "b" for span in own)
+    kernels = merged(span for token, own in spans.items() if token[0] != "b" for span in own)
     waits = _waits(graph, units, order, spans)
     found = {}
     for token, own in spans.items():

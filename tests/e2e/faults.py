@@ -137,15 +137,15 @@ def no_look() -> None:
 
 def plan_crashes_xla() -> None:
     """XLA takes the process with it when it compiles the search's own plan."""
-    from disco_hlo.plugin.measuring import candidates
+    from disco_hlo.plugin.measuring import candidates, cores
     from disco_hlo.plugin.xla import compiles
 
     compile_one, compile_module = candidates._compile, compiles.compile_module
     plans: list[Any] = []
 
-    def noting_the_plan(session: Any, source: Any, trial: Any, options: Any) -> Any:
+    def noting_the_plan(session: Any, source: Any, trial: Any) -> Any:
         plans.extend([trial] if trial.name == "plan" else [])
-        return compile_one(session, source, trial, options)
+        return compile_one(session, source, trial)
 
     def crashing(request: Any, module: Any, *more: Any) -> Any:
         if module is not None and any(trial.module == module for trial in plans):
@@ -153,7 +153,7 @@ def plan_crashes_xla() -> None:
         return compile_module(request, module, *more)
 
     candidates._compile = noting_the_plan
-    candidates._COMPILES_AT_ONCE = 1
+    cores._COMPILES_AT_ONCE = 1
     compiles.compile_module = crashing
 
 

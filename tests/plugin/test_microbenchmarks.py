@@ -62,10 +62,18 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
 
 
 @pytest.mark.parametrize("gap_ns", [100, 900])
-def test_the_launch_cost_of_a_traced_step_takes_the_place_of_a_chains(gap_ns: int) -> None:
-    times = as_times(CONSTANTS) | gap_as_times(gap_ns)
+def test_the_launch_cost_of_a_timed_step_takes_the_place_of_a_chains(gap_ns: int) -> None:
+    times = as_times(CONSTANTS) | gap_as_times("f00d" * 16, gap_ns)
     assert all(is_constant(key) for key in times)
-    found = constants_in(times)
-    assert found is not None
-    assert found.launch_ns == gap_ns
-    assert constants_in(gap_as_times(gap_ns)) is None
+    for fingerprint in ("", "f00d" * 16):
+        found = constants_in(times, fingerprint)
+        assert found is not None
+        assert found.launch_ns == gap_ns
+    assert constants_in(gap_as_times("f00d" * 16, gap_ns)) is None
+
+
+def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others() -> None:
+    mine, others = gap_as_times("f00d" * 16, 100), gap_as_times("cafe" * 16, 700)
+    times = as_times(CONSTANTS) | mine | others
+    found = [constants_in(times, fingerprint) for fingerprint in ("f00d" * 16, "cafe" * 16, "beef" * 16)]
+    assert [one.launch_ns for one in found if one is not None] == [100, 700, 700]

@@ -157,7 +157,8 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 ) -> None:
     """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend)))
-    unfused_step, _ = _to_trace(session, step, read(step), {"ops": True, "contention": False}, None)
+    modules = _to_trace(session, step, read(step), {"ops": True, "contention": False}, None)
+    unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
     assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()
     assert unfused_step.strategy.buckets == expected(step.graph).buckets
@@ -167,7 +168,8 @@ def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: Canon
     """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu")))
     xla = one_bucket(step.graph, read(step).groups)
-    alone, beside = _to_trace(session, step, xla, {"ops": False, "contention": True}, None)
+    modules = _to_trace(session, step, xla, {"ops": False, "contention": True}, None)
+    alone, beside = (module.trial for module in modules)
     assert alone.strategy is not None
     assert beside.strategy is not None
     assert alone.strategy.buckets == beside.strategy.buckets == varied_buckets(xla).buckets

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from disco_hlo.profiler.contention import HOST_IS_AHEAD_NS, bucket_totals_ns, contention, launch_gap_ns
+from disco_hlo.profiler.contention import bucket_totals_ns, contention, gap_in_step_ns, launch_gap_ns
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 
@@ -183,26 +183,20 @@ def test_kernels_that_overlap_leave_no_gap() -> None:
     assert launch_gap_ns(trace(("g0", 0, 10), ("g1", 5, 8), ("g2", 12, 30)), "jit_step") == 2000
 
 
-def test_short_kernels_that_wait_for_the_host_do_not_count_beside_long_ones() -> None:
-    kernels, now = [], 0
-    for i in range(40):
-        is_long = i % 4 == 0
-        kernels.append((f"g{i}", now, now + (30 if is_long else 2)))
-        now += 31 if is_long else 9  # the host needs 7 us for a kernel, and has them while a long one runs
-    assert launch_gap_ns(trace(*kernels), "jit_step", HOST_IS_AHEAD_NS) == 1000
-
-
-def test_a_step_with_few_long_kernels_does_not_tell_what_lies_behind_them() -> None:
-    kernels = [(f"g{i}", 3 * i, 3 * i + 1) for i in range(20)]
-    long = [("g20", 60, 90), ("g21", 99, 129), ("g22", 138, 150)]
-    with pytest.raises(
-        ProfileError, match="holds 2 gaps of jit_step behind kernels of 20000 ns and more, need 8"
-    ):
-        launch_gap_ns(trace(*kernels, *long), "jit_step", HOST_IS_AHEAD_NS)
+def test_what_a_step_takes_beyond_its_kernels_is_shared_out_among_them() -> None:
+    first = both(
+        trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 30)), trace(("g0", 0, 9), ("b0", 12, 20), device=1)
+    )
+    second = trace(("g0", 0, 14), ("b0", 14, 18), ("g1", 17, 25), run=1)  # as long together
+    third = trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 31), run=2)
+    assert gap_in_step_ns(both(first, second, third), "jit_step", 30_000) == 1333
+    assert gap_in_step_ns(third, "jit_step", 20_000) == 0
+    with pytest.raises(ProfileError, match="holds nothing of jit_other"):
+        gap_in_step_ns(third, "jit_other", 30_000)
 
 
 def test_a_trace_of_another_module_is_refused() -> None:
-    with pytest.raises(ProfileError, match="holds 0 gaps of jit_other"):
+    with pytest.raises(ProfileError, match="holds no two kernels of jit_other in a row"):
         launch_gap_ns(ALONE, "jit_other")
 
 

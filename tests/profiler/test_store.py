@@ -167,8 +167,27 @@ def test_a_foreign_database_is_refused_and_left_alone(path):
 def test_a_newer_store_is_refused(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ProfileError, match="is of version 7; this program reads version 1"):
+    with pytest.raises(ProfileError, match="is of version 7; this program reads version 2"):
         ProfileStore(path)
+
+
+def test_times_of_gpu_kernels_outside_of_command_buffers_are_measured_again(path):
+    """A store of the first version has them; a step's kernels take other times in command buffers."""
+    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
+    points = (SweepPoint(1024, 900, 10, 9),)
+    with ProfileStore(path) as store:
+        for platform in (CPU, gpu):
+            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
+            store.add_step(platform, "f00d", StepTime("unfused", OpTime(5000, 4, 10)))
+            store.add_sweep(platform, LINK, points)
+        store._connection.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        with ProfileStore(path) as store:
+            assert store.ops(gpu) == {}
+            assert store.steps(gpu, "f00d") == ()
+            assert store.sweep(gpu, LINK) == store.sweep(CPU, LINK) == points
+            assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
+            assert len(store.steps(CPU, "f00d")) == 1
 
 
 def test_nobody_is_told_to_remove_a_store_because_the_disk_is_full(path):

@@ -54,6 +54,8 @@ class Trial:
     module: bytes = b""
     marks: PlanSlot | None = None
     """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Debug options for this compile alone."""
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
     executable: Any = None
@@ -113,7 +115,6 @@ def compile_trials(
     trials: Sequence[Trial],
     *,
     tag: str,
-    extra_options: Mapping[str, str] | None = None,
 ) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
@@ -130,7 +131,7 @@ def compile_trials(
     if any(trial.marks is not None and trial.marks.suspects() for trial in waiting):
         at_once = 1
     with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(pool.map(lambda trial: _compile(session, source, trial, extra_options), waiting))
+        failures = list(pool.map(lambda trial: _compile(session, source, trial), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -163,21 +164,19 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
         trial.module, trial.error = sent.module, ""
 
 
-def _compile(
-    session: Session, source: CanonicalModule, trial: Trial, extra_options: Mapping[str, str] | None
-) -> Exception | None:
+def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Exception | None:
     """Compile a trial's module on this rank; returns what went wrong."""
     started = time.monotonic()
     try:
         if trial.strategy is None:
-            trial.executable = compiles.compile_module(session.request, None, extra_options)
+            trial.executable = compiles.compile_module(session.request, None, trial.options)
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
             verify(own, trial.module, trial.strategy)
             with marked(session, trial):
                 trial.executable = compiles.compile_module(
-                    session.request, trial.module, extra_options, trial.structure
+                    session.request, trial.module, trial.options, trial.structure
                 )
     except Exception as error:
         return error

@@ -123,19 +123,18 @@ class KnownTimes:
         wanted = sweep_sizes(1 << 10, _largest_bytes(source), per_octave=1)
         return [size for size in wanted if size > known] if len(self._points) >= 3 else list(wanted)
 
-    @property
-    def launch_ns(self) -> int:
-        """Launch cost; 0 as long as the device's constants are not known."""
-        constants = constants_in(self._ops)
+    def launch_ns(self, fingerprint: str) -> int:
+        """Launch cost in the step with this fingerprint; 0 as long as the device's constants are not known."""
+        constants = constants_in(self._ops, fingerprint)
         return 0 if constants is None else constants.launch_ns
 
     def add_constants(self, constants: DeviceConstants) -> None:
         """Take in the device's constants, measured now."""
         self._add(as_times(constants))
 
-    def add_gap(self, gap_ns: int) -> None:
-        """Take in what lies between two kernels of a step."""
-        self._add(gap_as_times(gap_ns))
+    def add_gap(self, fingerprint: str, gap_ns: int) -> None:
+        """Take in what one step takes beyond its kernels and transfers, for each of them."""
+        self._add(gap_as_times(fingerprint, gap_ns))
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
@@ -182,7 +181,7 @@ class KnownTimes:
             sizes_bytes: of each of its all-reduces.
             together_bytes: of each bucket of the trace in which they were together.
         """
-        constants = constants_in(self._ops)
+        constants = constants_in(self._ops, fingerprint)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
             platform=self._platform,

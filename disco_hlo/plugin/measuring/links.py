@@ -18,8 +18,8 @@ import numpy as np
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring.runner import Chain, Runner, Together, all_reduce_runner
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.contention import is_transfer
 from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import is_transfer
 
 REPEATS = 7
 AFTER_COMPUTE = "after compute"

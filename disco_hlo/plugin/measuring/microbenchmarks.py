@@ -43,8 +43,7 @@ _GPU_SIZES: Mapping[str, Sequence[int]] = {
 _GPU_CALLS = 8
 _LINK_ELEMENTS, _GPU_LINK_ELEMENTS = 4, 1 << 24
 """Elements of the chain whose launches are traced. On a GPU a link must take longer (here some 30 us) than the host
-needs to launch the next one: XLA uses no command buffers under the profiler, and after a shorter link the device
-waits for the host, in a real step it does not."""
+needs to launch the next one: after a shorter link the device waits for the host, in a real step it does not."""
 
 
 def measure_constants(session: Session) -> DeviceConstants | None:
@@ -78,22 +77,26 @@ def as_times(constants: DeviceConstants) -> dict[str, OpTime]:
     return {key: OpTime(ns, round(ns * constants.noise), _REPEATS) for key, ns in times.items()}
 
 
-def gap_as_times(gap_ns: int) -> dict[str, OpTime]:
-    """What lies between two kernels of a training step, as a time."""
-    return {_GAP: OpTime(gap_ns, 0, 1)}
+def gap_as_times(fingerprint: str, gap_ns: int) -> dict[str, OpTime]:
+    """What lies between two kernels of a training step, as a time: of this step, and of the device."""
+    return dict.fromkeys((_gap_key(fingerprint), _GAP), OpTime(gap_ns, 0, 1))
 
 
-def constants_in(times: Mapping[str, OpTime]) -> DeviceConstants | None:
+def _gap_key(fingerprint: str) -> str:
+    return f"{_GAP} {fingerprint[:16]}"
+
+
+def constants_in(times: Mapping[str, OpTime], fingerprint: str = "") -> DeviceConstants | None:
     """The constants among stored times; None where they are not (all) there.
 
-    The launch cost is that of training steps, where one with long kernels was traced, else the chain's: on H200s its
-    links lay 0.0 to 2.1 us apart where a step's kernels lay 0.2 to 0.9.
+    The launch cost is that of the step with this fingerprint, where it was timed, else of other steps, else the
+    chain's: on H200s its links lay 0.0 to 2.1 us apart where a step's kernels lay 0.2 to 0.9.
     """
     launch, move, compute = (times.get(key) for key in (_LAUNCH, _MOVE, _COMPUTE))
     if launch is None or move is None or compute is None or 0 in (move.median_ns, compute.median_ns):
         return None
     return DeviceConstants(
-        launch_ns=times.get(_GAP, launch).median_ns,
+        launch_ns=times.get(_gap_key(fingerprint), times.get(_GAP, launch)).median_ns,
         memory_bandwidth=2**30 * 1e9 / move.median_ns,
         flops_per_s=2**40 * 1e9 / compute.median_ns,
         noise=compute.spread_ns / compute.median_ns,
@@ -102,7 +105,7 @@ def constants_in(times: Mapping[str, OpTime]) -> DeviceConstants | None:
 
 def is_constant(key: str) -> bool:
     """Whether a stored time is one of the device's constants, or tells of one of its links."""
-    return key in (_LAUNCH, _MOVE, _COMPUTE, _GAP) or key.startswith(_LINK)
+    return key in (_LAUNCH, _MOVE, _COMPUTE) or key.startswith((_GAP, _LINK))
 
 
 def contention_as_times(contention: Contention, link: Link, fingerprint: str) -> dict[str, OpTime]:

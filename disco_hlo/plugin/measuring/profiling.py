@@ -8,9 +8,10 @@ the store already knows of this platform is not measured again, so a second mode
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
 
-On GPU both modules run their transfers alone, so that no kernel is slowed by one; a third run of
-XLA's kernels, transfers beside them, tells by how much they slow each other. Every other of XLA's buckets is taken
-apart in both, since only transfers of different sizes tell what each waits from what slows it.
+On GPU each module is traced twice, in command buffers for the times and without for the names. Both modules run
+their transfers alone, so that no kernel is slowed by one; a third run of XLA's kernels, transfers beside them, tells by
+how much they slow each other. Every other of XLA's buckets is taken apart in both, since only transfers of different
+sizes tell what each waits from what slows it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import (
     AFTER_COMPUTE,
@@ -45,15 +46,14 @@ from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import (
-    RUNS,
+    Traceable,
     Traced,
     lack_of_memory,
-    profiling_options,
     ranks_block,
-    runner_with,
+    take,
     told,
+    traceable,
     traced,
-    traced_on_all,
 )
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
@@ -85,7 +85,7 @@ class Kept:
     """What was compiled for the profiling of a step: ahead of it, or by an earlier one of the same step, to see how a
     machine changes."""
 
-    trials: list[Trial] = field(default_factory=list)
+    modules: list[Traceable] = field(default_factory=list)
     chains: Chains = field(default_factory=dict)
     constants: DeviceConstants | None = None
     runner: Runner | None = None
@@ -137,16 +137,14 @@ def profile_step(
                 known.add_constants(constants)
         if kept is not None:
             kept.constants = constants
-    trials = kept.trials if kept is not None else []
-    if not trials:
-        trials = _to_trace(session, source, xla, wanted, marks)
-        for trial in trials:
-            trial.restructured = restructured
-        compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
-    launch_ns = known.launch_ns if known is not None else 0
-    taken = _trace(session, source, trials, launch_ns, kept)
+    modules = kept.modules if kept is not None else []
+    if not modules:
+        modules = _to_trace(session, source, xla, wanted, marks, restructured)
+        _compile(session, source, modules, tag="profile")
+    launch_ns = known.launch_ns(source.graph.fingerprint) if known is not None else 0
+    taken = _trace(session, source, modules, launch_ns, kept)
     if kept is not None:
-        kept.trials = trials
+        kept.modules = modules
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     with session.stage("times of ops"):
         if known is not None:
@@ -169,9 +167,13 @@ def compile_ahead(
 ) -> Kept:
     """Compile what :func:`profile_step` will trace, which needs no devices to itself: of several steps at once."""
     _, wanted = _known_and_wanted(session, source, xla, store)
-    trials = _to_trace(session, source, xla, wanted, None)
-    compile_trials(session, source, trials, tag="profile", extra_options=profiling_options(session))
-    return Kept(trials)
+    modules = _to_trace(session, source, xla, wanted, None)
+    _compile(session, source, modules, tag="profile")
+    return Kept(modules)
+
+
+def _compile(session: Session, source: CanonicalModule, modules: Sequence[Traceable], *, tag: str) -> None:
+    compile_trials(session, source, [trial for module in modules for trial in module.trials], tag=tag)
 
 
 def _known_and_wanted(
@@ -188,22 +190,23 @@ def _known_and_wanted(
 
 def kernels_of(
     session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
-) -> Trial:
+) -> Traceable:
     """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it.
 
     Args:
         marks: as for :func:`profile_step`.
     """
     gpu = session.facts.backend == "gpu"
-    trial = Trial(_PLANS_KERNELS, one_at_a_time(source.graph, plan) if gpu else plan, 0, marks=marks)
-    compile_trials(session, source, [trial], tag="look", extra_options=profiling_options(session))
-    return trial
+    strategy = one_at_a_time(source.graph, plan) if gpu else plan
+    module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
+    _compile(session, source, [module], tag="look")
+    return module
 
 
 def kernel_times(
     session: Session,
     source: CanonicalModule,
-    trial: Trial,
+    module: Traceable,
     launch_ns: int,
     inputs_of: Runner | None = None,
 ) -> dict[str, OpTime]:
@@ -217,18 +220,14 @@ def kernel_times(
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
     """
     with session.stage("look: compile"):
-        if trial.error:
-            raise ProfileError(trial.error)
-    if reason := lack_of_memory(session, trial):
+        if module.error:
+            raise ProfileError(module.error)
+    if reason := lack_of_memory(session, module.trial):
         raise ProfileError(reason)
-    first_runs = FirstRuns(session, "inputs for the look")
-    with session.stage("look: memory"):
-        runner = runner_with(session, trial, inputs_of, first_runs)
-    with session.stage("look: profile"), marked(session, trial):
-        trace, walls = traced_on_all(session, trial.name, runner, RUNS[session.facts.backend], first_runs)
-        if not session.leads:
-            return {}
-        return dict(told(source.graph, trial, trace, walls, launch_ns, blocks=False).times)
+    taken = take(session, module, inputs_of, FirstRuns(session, "inputs for the look"))
+    if not session.leads:
+        return {}
+    return dict(told(source.graph, module.trial, taken, launch_ns, blocks=False).times)
 
 
 def _to_trace(
@@ -237,7 +236,8 @@ def _to_trace(
     xla: Strategy,
     wanted: Mapping[str, Any],
     marks: PlanSlot | None,
-) -> list[Trial]:
+    restructured: Restructured | None = None,
+) -> list[Traceable]:
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     gpu = session.facts.backend == "gpu"
@@ -247,42 +247,51 @@ def _to_trace(
         strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
     if wanted["ops"] or wanted["contention"]:
         strategies[_ALONE] = xla
-    if gpu:
-        strategies = {name: one_at_a_time(source.graph, one) for name, one in strategies.items()}
+    if gpu:  # XLA's kernels first: their step tells what lies between two kernels
+        strategies = {name: one_at_a_time(source.graph, one) for name, one in reversed(strategies.items())}
     if wanted["contention"]:
         strategies[_BESIDE] = beside_transfers(source.graph, xla)
-    return [Trial(name, strategy, 0, marks=marks) for name, strategy in strategies.items()]
+    trials = [
+        Trial(name, strategy, 0, marks=marks, restructured=restructured)
+        for name, strategy in strategies.items()
+    ]
+    return [traceable(session, trial) for trial in trials]
 
 
 def _trace(
-    session: Session, source: CanonicalModule, trials: Sequence[Trial], launch_ns: int, kept: Kept | None
+    session: Session,
+    source: CanonicalModule,
+    modules: Sequence[Traceable],
+    launch_ns: int,
+    kept: Kept | None,
 ) -> dict[str, Traced]:
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
-    for trial in trials:
-        trial.error = trial.error or lack_of_memory(session, trial)
+    for module in modules:
+        trial = module.trial
+        trial.error = module.error or lack_of_memory(session, trial)
         if trial.error:
             session.say("%s: not profiled: %s", trial.name, trial.error)
             continue
-        with session.stage(f"memory for the {trial.name}"):
-            runner = runner_with(session, trial, runner, first_runs)
-        with session.stage(f"profile {trial.name}"), marked(session, trial):
-            runs = RUNS[session.facts.backend]
-            trace, walls = traced_on_all(session, trial.name, runner, runs, first_runs)
+        taken = take(session, module, runner, first_runs, timed=trial.name == _ALONE)
+        runner = taken.runner
+        with session.stage(f"what the {trial.name} shows"):
             one = told(
-                source.graph, trial, trace, walls, launch_ns,
+                source.graph, trial, taken, launch_ns,
                 blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
             )  # fmt: skip
         found[trial.name] = one
+        launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
         if kept is None:
-            trial.executable = None
+            for done in module.trials:
+                done.executable = None
         else:
             kept.runner = runner
             if one.trace is not None and trial.name != _UNFUSED:
                 kept.traces[trial.name] = one.trace
-    wanted_times = any(trial.name == _UNFUSED for trial in trials)
+    wanted_times = any(module.trial.name == _UNFUSED for module in modules)
     with session.stage("profile"):
         if session.leads and wanted_times and not _op_times(found):
             raise ProfileError("neither the unfused step nor XLA's own could be profiled")
@@ -299,9 +308,8 @@ def _take_in(
 ) -> None:
     """What the traces tell, on rank 0."""
     fingerprint = source.graph.fingerprint
-    gaps = [one.gap_ns for one in taken.values() if one.gap_ns is not None]
-    if gaps:
-        known.add_gap(min(gaps))
+    if (gap_ns := taken[_ALONE].gap_ns) is not None:
+        known.add_gap(fingerprint, gap_ns)
     if wanted["ops"]:
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
     if wanted["ops"] and blocks:

@@ -52,10 +52,13 @@ def _with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequen
     if not options:
         return trials
     again = [
-        Trial(one.name, one.strategy, one.predicted_ns, marks=one.marks, restructured=one.restructured)
+        Trial(
+            one.name, one.strategy, one.predicted_ns,
+            marks=one.marks, restructured=one.restructured, options=options,
+        )
         for one in trials
-    ]
-    compile_trials(session, step.source, again, tag="timelines", extra_options=options)
+    ]  # fmt: skip
+    compile_trials(session, step.source, again, tag="timelines")
     for trial in again:
         if trial.error:
             raise ProfileError(f"{trial.name}: {trial.error}")

@@ -1,33 +1,37 @@
 """One compiled module under the profiler, on all ranks, and what its trace tells (DisCo, sections 4.2 and 5.2).
 
 A GPU computes for a second before it is traced: one that was idle is faster than in the middle of a training. Command
-buffers, which hide which kernel belongs to which instruction, are off meanwhile.
+buffers hide which kernel belongs to which instruction; so a module is compiled and traced without them, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
 
 from disco_hlo.activation.channel import name_ranks
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.links import TransferChains
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, run_on_all
 from disco_hlo.plugin.measuring.runner import Runner, Together, memory
+from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.plugin.xla.job import available_bytes
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
-from disco_hlo.profiler.contention import HOST_IS_AHEAD_NS, bucket_totals_ns, launch_gap_ns
+from disco_hlo.profiler.command_buffers import with_names
+from disco_hlo.profiler.contention import bucket_totals_ns, gap_in_step_ns
 from disco_hlo.profiler.costs import group_times
-from disco_hlo.profiler.instructions import Coverage, coverage, instruction_times, time_in
+from disco_hlo.profiler.instructions import MINIMUM_RUNS, Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
 
@@ -38,9 +42,30 @@ _WARM_NS = 1_000_000_000
 """How long a GPU computes before a trace: cool, it runs kernels faster than in the middle of a training."""
 _MOST_WARM_UPS = 30
 GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
-"""Command buffers hide which kernel belongs to which instruction; they are off while profiling only."""
+"""Command buffers hide which kernel belongs to which instruction; without them kernels take other times."""
+_TIMES = 3
+"""Measurements of a step, each of several in a row."""
 _USABLE = 0.9
 """Part of the free memory that one module may take: what is free lies in pieces."""
+
+
+@dataclass
+class Traceable:
+    """A module to be traced."""
+
+    trial: Trial
+    by_name: Trial | None = None
+    """The same module without command buffers, whose trace has the names of kernels; None where nothing hides them."""
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What is to be compiled."""
+        return [self.trial] if self.by_name is None else [self.trial, self.by_name]
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be traced."""
+        return next((trial.error for trial in self.trials if trial.error), "")
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,7 @@ class Traced:
     waits_ns: Sequence[int] = ()
     """By run, how long all-reduces ran, where they block (CPU)."""
     gap_ns: int | None = None
-    """Between two kernels (GPU); None where none followed another."""
+    """What the step takes beyond its kernels and transfers, for each of them (GPU); None where it was not timed."""
     buckets_ns: Sequence[int] = ()
     """By run, how long all buckets ran (GPU)."""
 
@@ -63,6 +88,14 @@ class Traced:
 def profiling_options(session: Session) -> dict[str, str]:
     """Compile options without which a trace does not name every kernel."""
     return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
+
+
+def traceable(session: Session, trial: Trial) -> Traceable:
+    """A trial, and on a GPU the same without command buffers."""
+    options = profiling_options(session)
+    if not options:
+        return Traceable(trial)
+    return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
 
 
 def lack_of_memory(session: Session, trial: Trial) -> str:
@@ -85,21 +118,91 @@ def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, togeth
 
 
 def traced_on_all(
-    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns
+    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns, *, warm: bool = True
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
 
     Args:
         first_runs: what ``runner`` makes its inputs with.
+        warm: whether a GPU computes for a while before.
     """
     first_runs.begin(_WARM_UPS)
     step_ns = run_on_all(
         session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
     )
     more = 0
-    if session.facts.backend == "gpu":
+    if warm and session.facts.backend == "gpu":
         more = session.tell(min(_MOST_WARM_UPS, _WARM_NS // max(1, step_ns)), "warm-ups")
     return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A module's trace, in which every kernel has a name."""
+
+    trace: tracing.Trace
+    walls_ns: Sequence[int]
+    executable: Any
+    """In whose names."""
+    runner: Runner
+    """Whose inputs do for other modules of the step."""
+    step_ns: int = 0
+    """What it took untraced, several in a row; 0 where that was not asked for, or failed."""
+
+
+def take(
+    session: Session,
+    module: Traceable,
+    inputs_of: Runner | None,
+    first_runs: FirstRuns,
+    *,
+    timed: bool = False,
+) -> Taken:
+    """Trace a compiled module, on all ranks.
+
+    Args:
+        timed: whether to time it untraced, too (GPU).
+
+    Where the trace of a step in command buffers cannot be told by the one without, that one counts, with a line in
+    the log.
+
+    Raises:
+        ActivationError, ProfileError: on all ranks alike, where it cannot be run or traced.
+    """
+    trial, by_name = module.trial, module.by_name
+    with session.stage(f"memory for the {trial.name}"):
+        runner = runner_with(session, trial, inputs_of, first_runs)
+    with session.stage(f"profile {trial.name}"), marked(session, trial):
+        runs = RUNS[session.facts.backend]
+        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
+    if by_name is None:
+        return Taken(trace, walls_ns, trial.executable, runner)
+    step_ns = _untraced_ns(session, trial, runner) if timed else 0
+    with session.stage(f"memory for the {by_name.name}"):
+        other = runner_with(session, by_name, runner, first_runs)
+    with session.stage(f"profile {by_name.name}"), marked(session, by_name):
+        named, _ = traced_on_all(session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False)
+    modules = [module_name(executables.read_executable(one.executable)) for one in module.trials]
+    try:
+        trace = with_names(trace, modules[0], named, modules[1])
+    except ProfileError as error:
+        session.say("%s: times are those without command buffers: %s", trial.name, one_line(error))
+        trace = named
+    return Taken(trace, walls_ns, by_name.executable, runner, step_ns)
+
+
+def _untraced_ns(session: Session, trial: Trial, runner: Runner) -> int:
+    try:
+        with session.stage(f"time {trial.name}"), marked(session, trial):
+            at_once = steps_in_a_row(session, runner)
+            return run_on_all(
+                session,
+                f"steps of {trial.name}",
+                lambda: round(median(time_once(runner, at_once) for _ in range(_TIMES))),
+            )
+    except Exception as error:  # the same on every rank, by the stages it goes through
+        session.say("%s: not timed: %s", trial.name, one_line(error))
+        return 0
 
 
 def traced(
@@ -123,8 +226,7 @@ def traced(
 def told(
     graph: Graph,
     trial: Trial,
-    taken: tracing.Trace,
-    walls_ns: Sequence[int],
+    taken: Taken,
     launch_ns: int,
     *,
     blocks: bool,
@@ -138,32 +240,32 @@ def told(
         blocks: whether all-reduces block (:func:`ranks_block`).
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
     """
-    executed = executables.read_executable(trial.executable)
-    name = module_name(executed)
-    gap_ns = _gap_ns(taken, name)
+    executed = executables.read_executable(taken.executable)
+    trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
+    on_cpu = trace.backend == "cpu"
+    gap_ns = gap_in_step_ns(trace, name, taken.step_ns) if taken.step_ns and not on_cpu else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
     if not by_itself:
-        return Traced(taken, name, walls_ns, gap_ns=gap_ns)
+        return Traced(trace, name, walls_ns)
     written, inside = canonicalize(executed), owners(executed)
-    on_cpu = taken.backend == "cpu"
     talks = _talks(written) if on_cpu else frozenset()
-    times = instruction_times(taken, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
-    seen: Coverage = coverage(taken, name, inside)
+    times = instruction_times(trace, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
+    seen: Coverage = coverage(trace, name, inside)
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
     if on_cpu:
-        factor = stretch(taken, name, talks, launch_ns, walls_ns, inside)
+        factor = stretch(trace, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
-    waits_ns = [ns for _, ns in sorted(time_in(taken, name, talks).items())] if blocks else ()
+    waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
     buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
-    buckets_ns = bucket_totals_ns(taken, name, buckets) if buckets else ()
-    return Traced(taken, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
+    buckets_ns = bucket_totals_ns(trace, name, buckets) if buckets else ()
+    return Traced(trace, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
@@ -178,13 +280,3 @@ def _communicates(module: CanonicalModule, origin: Origin) -> bool:
 def ranks_block(session: Session) -> bool:
     """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
     return session.facts.backend == "cpu" and session.facts.process_count > 1
-
-
-def _gap_ns(trace: tracing.Trace, name: str) -> int | None:
-    """What lies between kernels of a training step, where it has long ones."""
-    if trace.backend != "gpu":
-        return None
-    try:
-        return launch_gap_ns(trace, name, HOST_IS_AHEAD_NS)
-    except ProfileError:
-        return None

@@ -1,0 +1,88 @@
+"""A trace of the step as training runs it, with a name for every kernel.
+
+DisCo measures ops in the step itself (section 4.2). A GPU's step runs its kernels in command buffers (CUDA graphs),
+and there a trace tells the buffer's name, not the instruction's. Started one by one, kernels have their names, but
+each takes up to a microsecond longer, what lies between two is another time, and what they lose beside transfers, too.
+So a module is compiled and traced twice, with command buffers for the times and without for the names: on each
+device its kernels run in the same order in both, and so do its transfers, copies and memsets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+
+from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import by_place, is_transfer
+
+from disco_hlo.errors import ProfileError
+
+_LEAST_NAMED = 0.98
+"""Of the time of all kernels; a trace that leaves more without a name is of something else."""
+_NUMBER = re.compile(r"[._]\d+$")
+"""What XLA may add to the name of a kernel that it generates, in one compile and not in the other."""
+_MEMORY = re.compile(r"mem(set|cpy)", re.IGNORECASE)
+"""Copies and memsets are kernels of CUDA's in a command buffer (``memcpy32_post``), and events of a kind of their own
+outside (``MemcpyD2D``)."""
+
+
+def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> Trace:
+    """What ran in ``timed``, under the instruction names that ``named`` has for it, and as its module.
+
+    Args:
+        timed: a trace of a module that runs in command buffers.
+        named: a trace of the same module, compiled without.
+
+    Raises:
+        ProfileError: too little of the one is found in the other, by the names of kernels and their order.
+    """
+    known = {
+        (device, lane): ones
+        for (_, device), items in by_place(named, named_module).items()
+        for lane, ones in _lanes(items).items()
+    }
+    found: list[Execution] = []
+    all_ns = 0
+    for (_, device), items in by_place(timed, timed_module).items():
+        all_ns += sum(map(_length_ns, items))
+        for lane, ones in _lanes(items).items():
+            for one, name in _aligned(ones, known.get((device, lane), [])):
+                found.append(replace(one, op=name.op, module=named_module))
+    named_ns = sum(map(_length_ns, found))
+    if named_ns < _LEAST_NAMED * all_ns or not found:
+        raise ProfileError(
+            f"{named_ns / 1e6:.2f} of {all_ns / 1e6:.2f} ms of {timed_module} have a name in the trace of "
+            f"{named_module} without command buffers, need {_LEAST_NAMED:.0%}"
+        )
+    return Trace(
+        tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns))), timed.windows, timed.backend
+    )
+
+
+def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
+    """By what runs in one order with its like: kernels, transfers, copies, memsets. Outside of command buffers a loop's
+    copies have streams of their own."""
+    found: dict[str, list[Execution]] = defaultdict(list)
+    for item in items:
+        memory = _MEMORY.match(item.kernel)
+        found["transfer" if is_transfer(item) else memory[0].lower() if memory else "kernel"].append(item)
+    return found
+
+
+def _length_ns(execution: Execution) -> int:
+    return execution.end_ns - execution.start_ns
+
+
+def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[tuple[Execution, Execution]]:
+    """Pairs of the same kernel, of one lane: where one has more than the other, the longest runs that both have."""
+    ours, theirs = ([_sort_of(one.kernel) for one in side] for side in (timed, named))
+    for block in SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
+        yield from zip(timed[block.a :][: block.size], named[block.b :][: block.size], strict=True)
+
+
+def _sort_of(kernel: str) -> str:
+    """What the name of a kernel says of it in both traces alike."""
+    return "" if _MEMORY.match(kernel) else _NUMBER.sub("", kernel)

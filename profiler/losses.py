@@ -1,0 +1,156 @@
+"""What kernels lose beside transfers, on one GPU.
+
+DisCo's simulator lets compute run at full speed beside communication. They share memory bandwidth and
+multiprocessors, and a matrix product whose thread blocks just fill these takes another round of them where a transfer
+has a few: it loses much, if the transfer was there when it began, and little if the transfer came later.
+
+A transfer moves data once it runs on all devices; on one that is there sooner it waits, beside kernels that lose by it
+all the same. The simulator's devices are never apart. So all that kernels lost is held against the time in which data
+moved beside them. Read on two traces of the same kernels: one in which every transfer runs alone, and one in which they
+run under the compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from disco_hlo.profiler.intervals import Interval, covered_ns, merged
+from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
+
+_LONG_NS = 5_000
+"""Kernels shorter than this are launches rather than work; their times say little."""
+_SOME = 0.05
+"""Of a kernel's time: of one that had a transfer beside it for less, what it took longer is mostly noise."""
+_DRIFT_NS = 1_000_000
+"""Kernels with nothing beside them, taking less than this together, do not tell what the machine did between two
+traces."""
+_ENOUGH_NS = 20_000
+"""Less time than this at once, all kernels of a step together, says nothing."""
+MOST = 10.0
+"""The largest slow-down that is believed."""
+_ANOTHER_ROUND = 2.0
+"""The largest of products: one whose thread blocks fill the multiprocessors once takes two rounds where a transfer has
+some of them, no more, however long it lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDowns:
+    """Time of kernels while data moves beside them, over their time alone, at least 1; None where too few did."""
+
+    all_kernels: float | None
+    products: float | None
+    """Of kernels that hold a product and began beside a transfer."""
+    others: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a kernel took once, on one device."""
+
+    place: tuple[str, int]
+    """Unit and device."""
+    length_ns: int
+    beside_ns: int
+    """How much of it had a transfer beside it, waiting or not."""
+    moved_ns: int
+    """And how much had data moving."""
+    began_beside: bool
+
+
+def slow_downs(
+    alone: Trace, beside: Trace, alone_module: str, beside_module: str, products: Container[str]
+) -> SlowDowns:
+    """What kernels lose.
+
+    Args:
+        products: tokens of kernels that hold a product.
+    """
+    was: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for ran in _all(_by_run(alone, alone_module)):
+        was[ran.place].append(ran.length_ns)
+    alone_ns = {place: ns for place, lengths in was.items() if (ns := median(lengths)) >= _LONG_NS}
+    runs = [[ran for ran in run if ran.place in alone_ns] for run in _by_run(beside, beside_module).values()]
+    drift = _drift(alone_ns, [ran for run in runs for ran in run])
+
+    def of(counts: Callable[[_Ran], bool], most: float = MOST) -> float | None:
+        found = [_slow_down(alone_ns, drift, [ran for ran in run if counts(ran)]) for run in runs]
+        known = [factor for factor in found if factor is not None]
+        return min(median(known), most) if known else None
+
+    return SlowDowns(
+        of(lambda _: True),
+        of(lambda ran: ran.place[0] in products and ran.began_beside, _ANOTHER_ROUND),
+        of(lambda ran: ran.place[0] not in products),
+    )
+
+
+def _all(by_run: Mapping[int, Sequence[_Ran]]) -> Iterator[_Ran]:
+    return (ran for run in by_run.values() for ran in run)
+
+
+def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
+    places = by_place(trace, module_name)
+    moving = _moving(places)
+    found: dict[int, list[_Ran]] = defaultdict(list)
+    for (run, device), items in places.items():
+        there = merged(map(span, filter(is_transfer, items)))
+        kernels: dict[str, list[Execution]] = defaultdict(list)
+        for item in items:
+            if not is_transfer(item):
+                kernels[unit_of(item)].append(item)
+        for unit, parts in kernels.items():
+            spans = [span(part) for part in parts]
+            begins_ns = spans[0][0]
+            found[run].append(
+                _Ran(
+                    (unit, device),
+                    sum(end - start for start, end in spans),
+                    sum(covered_ns(one, there) for one in spans),
+                    sum(covered_ns(one, moving[run, device]) for one in spans),
+                    covered_ns((begins_ns - 1, begins_ns + 1), there) > 0,
+                )
+            )
+    return found
+
+
+def _moving(places: Mapping[tuple[int, int], Sequence[Execution]]) -> dict[tuple[int, int], list[Interval]]:
+    """When data moved, by run and device: from when the last device had begun."""
+    begun: dict[tuple[int, str, int], int] = {}
+    for (run, _), items in places.items():
+        for name, item in _numbered(items):
+            begun[run, *name] = max(begun.get((run, *name), item.start_ns), item.start_ns)
+    return {
+        (run, device): merged(
+            (min(begun[run, *name], item.end_ns), item.end_ns) for name, item in _numbered(items)
+        )
+        for (run, device), items in places.items()
+    }
+
+
+def _numbered(items: Iterable[Execution]) -> Iterator[tuple[tuple[str, int], Execution]]:
+    """Transfers, each by what it is called on all devices, and how often it was there before."""
+    seen: Counter[str] = Counter()
+    for item in filter(is_transfer, items):
+        yield (unit_of(item), seen[unit_of(item)]), item
+        seen[unit_of(item)] += 1
+
+
+def _drift(alone_ns: Mapping[tuple[str, int], float], ran: Sequence[_Ran]) -> float:
+    """By how much the machine was slower in the second trace, as kernels tell that had nothing beside them."""
+    free = [one for one in ran if not one.beside_ns]
+    free_ns = sum(alone_ns[one.place] for one in free)
+    return sum(one.length_ns for one in free) / free_ns if free_ns >= _DRIFT_NS else 1.0
+
+
+def _slow_down(alone_ns: Mapping[tuple[str, int], float], drift: float, ran: Sequence[_Ran]) -> float | None:
+    """Of all these kernels of one run together; None where too little moved beside them."""
+    shared = [one for one in ran if one.beside_ns >= _SOME * one.length_ns]
+    moved_ns = sum(one.moved_ns for one in shared)
+    if moved_ns < _ENOUGH_NS:
+        return None
+    lost_ns = sum(one.length_ns - drift * alone_ns[one.place] for one in shared)
+    return min(max(1.0, moved_ns / max(moved_ns - lost_ns, moved_ns / MOST)), MOST)

@@ -1,0 +1,102 @@
+"""A module under the profiler: on a GPU in command buffers for the times and without for the names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from disco_hlo.profiler.trace import Trace
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin.measuring import traced_modules
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF, Taken, Traceable, take, traceable
+from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
+
+said: list[str] = []
+
+
+def session(backend: str = "gpu") -> Any:
+    return SimpleNamespace(
+        facts=SimpleNamespace(backend=backend),
+        stage=lambda _what: contextlib.nullcontext(),
+        say=lambda text, *values: said.append(text % values),
+    )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
+    """Take a module whose two executables are the names of their modules in the traces given."""
+    said.clear()
+    asked: list[tuple[str, int, bool]] = []
+
+    def of(traces: dict[str, Trace], *, timed: bool = False, untraced: Any = lambda: 40_000) -> Taken:
+        def traced_on_all(
+            _session: Any, name: str, _runner: Any, runs: int, _first: Any, *, warm: bool = True
+        ) -> tuple[Trace, list[int]]:
+            asked.append((name, runs, warm))
+            return traces[name], [70_000]
+
+        monkeypatch.setattr(traced_modules, "traced_on_all", traced_on_all)
+        monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run: run())
+        monkeypatch.setattr(traced_modules, "time_once", lambda _runner, _at_once: untraced())
+        monkeypatch.setattr(traced_modules, "steps_in_a_row", lambda _session, _runner: 3)
+        monkeypatch.setattr(
+            traced_modules, "runner_with", lambda _session, trial, _inputs, _first: trial.name
+        )
+        monkeypatch.setattr(traced_modules, "marked", lambda _session, _trial: contextlib.nullcontext())
+        monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
+        monkeypatch.setattr(traced_modules, "module_name", lambda executed: executed)
+        module = traceable(session(), Trial("step", None, 0))
+        assert module.by_name is not None
+        module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
+        found = take(session(), module, None, None, timed=timed)  # type: ignore[arg-type]
+        assert asked == [("step", 5, True), ("step, by name", 3, False)]
+        return found
+
+    return of
+
+
+def test_on_a_gpu_a_module_is_compiled_without_command_buffers_too() -> None:
+    module = traceable(session(), Trial("step", None, 0))
+    assert [(one.name, one.options) for one in module.trials] == [("step", {}), ("step, by name", GRAPHS_OFF)]
+    assert [one.options for one in traceable(session("cpu"), Trial("step", None, 0)).trials] == [{}]
+
+
+def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
+    module = Traceable(Trial("step", None, 0), Trial("step, by name", None, 0, error="no room"))
+    assert module.error == "no room"
+    assert Traceable(Trial("step", None, 0)).error == ""
+
+
+def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., Taken]) -> None:
+    found = run(
+        {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}, timed=True
+    )
+    assert found.executable == "jit_b"
+    assert {one.module for one in found.trace.executions} == {"jit_b"}
+    assert len({one.run for one in found.trace.executions}) == 5
+    assert (found.step_ns, found.walls_ns, found.runner) == (40_000, [70_000], "step")
+    assert not said
+
+
+def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., Taken]) -> None:
+    other = [(op, "cutlass_gemm", *at) for op, _, *at in BUFFERED]
+    named = trace("jit_b", *[NAMED] * 3)
+    found = run({"step": trace("jit_a", *[other] * 5), "step, by name": named})
+    assert found.trace is named
+    assert found.step_ns == 0
+    assert len(said) == 1
+    assert said[0].startswith("step: times are those without command buffers: ")
+
+
+def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callable[..., Taken]) -> None:
+    def fails() -> int:
+        raise ProfileError("no memory for the copies")
+
+    traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
+    assert run(traces, timed=True, untraced=fails).step_ns == 0
+    assert said == ["step: not timed: no memory for the copies"]

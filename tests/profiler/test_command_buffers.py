@@ -1,0 +1,102 @@
+"""Names of kernels in command buffers, from a trace without: traces drawn by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from disco_hlo.profiler.command_buffers import with_names
+from disco_hlo.profiler.contention import launch_gap_ns
+from disco_hlo.profiler.instructions import instruction_times
+from disco_hlo.profiler.trace import Execution, RunWindow, Trace
+
+from disco_hlo.errors import ProfileError
+
+Row = tuple[str, str, int, int]
+"""Instruction, kernel, start and end in us."""
+
+NAMED: Sequence[Row] = [
+    ("g0_fusion", "g0_fusion", 0, 12),
+    ("n1_dot", "nvjet_128", 13, 51),
+    ("n1_dot", "splitk_reduce", 52, 55),
+    ("b0_all-reduce", "ncclDevKernel", 56, 70),
+    ("n2_dot", "nvjet_128", 71, 91),
+    ("b1_all-reduce", "ncclDevKernel", 92, 96),
+    ("g3_fusion.1", "g0_fusion", 97, 109),
+]
+BUFFERED: Sequence[Row] = [
+    ("command_buffer_1", "g0_fusion_1", 0, 10),
+    ("command_buffer_1", "nvjet_128", 11, 48),
+    ("command_buffer_1", "splitk_reduce", 49, 51),
+    ("all-reduce.7", "ncclDevKernel", 49, 65),
+    ("command_buffer_2", "nvjet_128", 66, 85),
+    ("all-reduce.8", "ncclDevKernel", 80, 90),
+    ("g3_fusion", "g0_fusion_1", 91, 101),
+]
+
+
+def trace(module: str, *runs: Sequence[Row], device: int = 0) -> Trace:
+    executions = [
+        Execution(op, module, run, device, 1000 * start, 1000 * end, "stream", 1000 * end, kernel)
+        for run, rows in enumerate(runs)
+        for op, kernel, start, end in rows
+    ]
+    return Trace(tuple(executions), (RunWindow(0, 1),) * len(runs), "gpu")
+
+
+def test_kernels_go_by_the_names_of_those_in_their_places_and_transfers_by_theirs() -> None:
+    found = with_names(trace("jit_a", BUFFERED, BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b")
+    assert {one.module for one in found.executions} == {"jit_b"}
+    assert len(found.windows) == 2
+    assert [
+        (one.op, one.start_ns // 1000, one.end_ns // 1000) for one in found.executions if one.run == 1
+    ] == [
+        ("g0_fusion", 0, 10),
+        ("n1_dot", 11, 48),
+        ("b0_all-reduce", 49, 65),
+        ("n1_dot", 49, 51),
+        ("n2_dot", 66, 85),
+        ("b1_all-reduce", 80, 90),
+        ("g3_fusion.1", 91, 101),
+    ]
+
+
+def test_times_are_those_in_command_buffers() -> None:
+    found = with_names(trace("jit_a", *[BUFFERED] * 3), "jit_a", trace("jit_b", *[NAMED] * 3), "jit_b")
+    times = {op: time.median_ns for op, time in instruction_times(found, "jit_b").items()}
+    assert times == {
+        "g0_fusion": 10_000, "n1_dot": 39_000, "b0_all-reduce": 16_000, "n2_dot": 19_000,
+        "b1_all-reduce": 10_000, "g3_fusion.1": 10_000,
+    }  # fmt: skip
+    assert launch_gap_ns(found, "jit_b") == 1000
+
+
+def test_each_device_has_names_of_its_own() -> None:
+    other = [(op.replace("n2", "n5"), *rest) for op, *rest in NAMED]
+    both = [trace("jit_b", NAMED), trace("jit_b", other, device=1)]
+    named = Trace(tuple(one for part in both for one in part.executions), (), "gpu")
+    found = with_names(trace("jit_a", BUFFERED, device=1), "jit_a", named, "jit_b")
+    assert "n5_dot" in {one.op for one in found.executions}
+    assert "n2_dot" not in {one.op for one in found.executions}
+
+
+def test_a_kernel_that_one_of_the_two_has_alone_is_left_out() -> None:
+    copied = [*BUFFERED[:3], ("command_buffer_1", "MemcpyD2D", 51, 52), *BUFFERED[3:]]
+    found = with_names(trace("jit_a", copied), "jit_a", trace("jit_b", NAMED), "jit_b")
+    assert (
+        found.executions
+        == with_names(trace("jit_a", BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b").executions
+    )
+
+
+def test_a_trace_of_other_kernels_tells_no_names() -> None:
+    other = [
+        ("command_buffer_1", "cutlass_gemm" if kernel == "nvjet_128" else kernel, *at)
+        for _, kernel, *at in BUFFERED
+    ]
+    with pytest.raises(
+        ProfileError, match=r"0.05 of 0.10 ms of jit_a have a name in the trace of jit_b without"
+    ):
+        with_names(trace("jit_a", other), "jit_a", trace("jit_b", NAMED), "jit_b")
+    with pytest.raises(ProfileError, match=r"0.00 of 0.00 ms of jit_c have a name"):
+        with_names(trace("jit_a", BUFFERED), "jit_c", trace("jit_b", NAMED), "jit_b")
