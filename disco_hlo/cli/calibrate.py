@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -106,6 +107,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
         if slowed is None or slowed.products is None
         else [slowed.products, slowed.others],
         "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
+        "holds": dict(profile.holds),
         "all_reduce": None
         if fitted is None
         else {
@@ -144,5 +146,11 @@ def _print(profile: Profile, aside: bool = False) -> None:
         if profile.contention.transfer_wait_ns:
             wait_us = profile.contention.transfer_wait_ns / 1e3
             add_row(rows, "wait of a transfer beside kernels", f"{wait_us:.1f} µs")
+    if profile.holds:
+        held = [share for share in profile.holds.values() if share]
+        share = f", {100 * median(held):.0f} % of their time" if held else ""
+        add_row(
+            rows, "products that hold transfers", f"{len(held)} of {len(profile.holds)} kinds seen{share}"
+        )
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
     show(rows, aside=aside)

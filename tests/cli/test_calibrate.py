@@ -59,6 +59,19 @@ def test_what_products_and_others_lose_is_told_where_it_was_measured(
     assert _facts(plans.sockets_profile())["contention_by_kind"] is None
 
 
+def test_what_holds_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    holding = replace(plans.sockets_profile(), holds={"dot": 0.75, "other dot": 0.85, "convolution": 0.0})
+    _print(holding)
+    assert "2 of 3 kinds seen, 80 % of their time" in capsys.readouterr().out
+    assert _facts(holding)["holds"] == holding.holds
+    _print(replace(holding, holds={"convolution": 0.0}))
+    out = capsys.readouterr().out
+    assert "0 of 1 kinds seen " in out
+    assert "% of their time" not in out
+    _print(plans.sockets_profile())
+    assert "hold transfers" not in capsys.readouterr().out
+
+
 def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
     message = refused("calibrate", "-o", output, "--", sys.executable, "-c", "raise SystemExit(7)")
