@@ -33,6 +33,7 @@ from evaluation.rounds import Rounds
 from evaluation.rows import (
     BASELINE,
     PGLE,
+    PLAN,
     Context,
     Row,
     chosen_names,
@@ -88,6 +89,8 @@ class Cell:
         self._looked_at: Traceable | None = None
         self._compiling: set[str] = set()
         """Rows under way; threads add and remove their own."""
+        self.planned_rows = 0
+        """How many rows will need plans that are still searched for, and matter more than most baselines."""
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -216,6 +219,8 @@ class Cell:
             fdo_profile=self.fdo_profile,
         )
         self._predict_default()
+        names = chosen_names(self.asked.rows)
+        self.planned_rows = self.asked.settings.finalists + 1 if not names or PLAN in names else 0
         return self._left()
 
     def choose_rows(self) -> list[Row]:
@@ -225,6 +230,7 @@ class Cell:
             DiscoError: there are no plans.
         """
         plans, profile = self._found()
+        self.planned_rows = 0
         self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
         costs = step.costs(profile, self.captured, plans)
         self.context = replace(self.context, costs=costs, found=plans)
@@ -274,9 +280,9 @@ class Cell:
         predict_cell(self.files, self.record, self.captured)
 
     def measuring_s(self) -> float:
-        """About what measuring all rows that are, or are being, compiled takes in as few rounds as tell anything, by
-        the predicted step; nothing for none. More rounds are run if there is time."""
-        count = len(self.compiled) + len(self._compiling)
+        """About what measuring all rows that are, or are being, compiled, or will have plans, takes in as few rounds as
+        tell anything, by the predicted step; nothing for none. More rounds are run if there is time."""
+        count = len(self.compiled) + len(self._compiling) + self.planned_rows
         if not count:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3

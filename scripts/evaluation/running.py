@@ -36,6 +36,8 @@ COMPILES = 4
 """Models captured at once: each takes gigabytes of host memory, and autotunes on the devices."""
 _ENDING_S, _TRACE_S, _CHECK_S = 3.0, 12.0, 20.0
 """What the end of a run, a trace, and the plugin's comparison may take, which makes all inputs anew."""
+_LOOK_S = 60.0
+"""What a look and the search behind it may take, all cells at once."""
 _LAST = object()
 
 
@@ -140,8 +142,10 @@ class _Stages:
         others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
         started = time.monotonic()
 
+        looks = self._args.looks if any(cell.planned_rows for cell, _ in rows) else 0
+
         def left_s() -> float:
-            return self._asked.left_s() - sum(cell.measuring_s() for cell, _ in rows)
+            return self._asked.left_s() - looks * _LOOK_S - sum(cell.measuring_s() for cell, _ in rows)
 
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
             shapes = {shape for cell, _ in rows for shape in shapes_of(cell.default)}

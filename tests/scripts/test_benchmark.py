@@ -310,16 +310,24 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
     one.record, one.files, one.default, one.default_s = Record.open(tmp_path, CELL), None, None, 8.0
     one.record.note("predicted_default", {"step_ms": 140.0})
     one.asked, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
-    one.context = Namespace(on_gpu=False)
+    one.context, one.planned_rows = Namespace(on_gpu=False), 0
     monkeypatch.setattr(
         cell, "try_row", lambda _c, _r, _f, row, left_s, takes_s: row if left_s() > takes_s else None
     )
     monkeypatch.setattr(running, "shapes_of", lambda _executable: set())
     stages: Any = object.__new__(running._Stages)
     stages._asked = Namespace(left_s=lambda: 60.0)
-    stages._compile([one], lambda _cell: [Namespace(name=f"row {number}") for number in range(40)])
-    assert 5 < len(one.compiled) < 20
+    rows = [Namespace(name=f"row {number}") for number in range(40)]
+    stages._compile([one], lambda _cell: rows)
+    assert 5 < (count := len(one.compiled)) < 20
     assert one.measuring_s() < 60.0
+    # And once, on two H100s, baselines took all the time, and no plan was compiled.
+    one.compiled, one.planned_rows, stages._args = [], 3, Namespace(looks=0)
+    stages._compile([one], lambda _cell: rows)
+    assert len(one.compiled) == count - 3
+    one.compiled, stages._args = [], Namespace(looks=1)
+    stages._compile([one], lambda _cell: rows)
+    assert not one.compiled
 
 
 class LoggedRounds:
