@@ -160,11 +160,11 @@ def take(
 ) -> Taken:
     """Trace a compiled module, on all ranks.
 
+    Where the kernels of a step in command buffers do not find their names in the trace without, that one counts, with a
+    line in the log.
+
     Args:
         timed: whether to time it untraced, too (GPU).
-
-    Where the trace of a step in command buffers cannot be told by the one without, that one counts, with a line in
-    the log.
 
     Raises:
         ActivationError, ProfileError: on all ranks alike, where it cannot be run or traced.
@@ -236,7 +236,7 @@ def told(
 
     Args:
         graph: whose nodes the trial's strategy speaks of.
-        launch_ns: launch cost, as far as it is known, where the trace does not show it.
+        launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
         blocks: whether all-reduces block (:func:`ranks_block`).
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
     """
