@@ -99,8 +99,8 @@ def instruction_times(
     allow (GPU traces have no event for a loop, and list its body's kernels instead).
 
     ``launch_ns`` is what lies between two kernels that the host is ahead of. A loop without an event of its own
-    takes at most what its kernels take and that between them: with command buffers off, as they are in a trace, the
-    host starts each kernel by itself, and short ones wait for it as they do not in a training step. Where it is not
+    takes at most what its kernels take and that between them: in a trace more lies between short ones, which the host
+    starts one by one where command buffers are off, and of which the profiler writes down each. Where it is not
     given, such a loop lasts from its first kernel to its last.
 
     Raises :class:`ProfileError` when the trace has fewer than ``minimum_runs`` of the module.

@@ -13,7 +13,7 @@ How XLA writes the events (read on jax 0.10.2, 0.11.2 and 0.12):
 * GPU: the planes ``/device:GPU:<n>`` have one event per kernel or copy, with ``hlo_op`` and
   ``hlo_module``, no run id, and no event for a loop itself. Runs are told apart by the marks that
   :func:`collect` leaves on the host's timeline. Kernels inside a command buffer carry the name of
-  the buffer, not of their instruction, so command buffers have to be off while profiling.
+  the buffer, not of their instruction: ``command_buffers.py`` finds their names.
 """
 
 from __future__ import annotations
