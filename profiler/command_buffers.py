@@ -3,9 +3,8 @@
 DisCo measures ops in the step itself (section 4.2). A GPU's step runs its kernels in command buffers (CUDA graphs),
 and there a trace tells the buffer's name, not the instruction's. Started one by one, kernels have their names, but
 short ones take about a microsecond longer, what lies between two is another time, and what they lose beside transfers,
-too.
-So a module is compiled and traced twice, with command buffers for the times and without for the names: on each
-device its kernels run in the same order in both, and so do its transfers, copies and memsets.
+too. So a module is compiled and traced twice, with command buffers for the times and without for the names: on each
+device its kernels run in the same order in both, and so do its transfers, its copies and its memsets.
 """
 
 from __future__ import annotations
