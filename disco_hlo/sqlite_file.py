@@ -1,7 +1,7 @@
 """An SQLite file of this package's own: how it is opened, recognised, written and closed.
 
 Several processes may use one file at once. A file that is something else, is damaged or of a version that
-nothing upgrades is refused and left as it is.
+nothing upgrades is refused and left as it is; so is an older one that cannot be written.
 """
 
 from __future__ import annotations

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
+from disco_hlo.profiler.intervals import length_ns
 from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import by_place, is_transfer
+from disco_hlo.profiler.transfers import by_place, is_transfer, span
 
 from disco_hlo.errors import ProfileError
 
 _LEAST_NAMED = 0.98
-"""Of the time of all kernels; a trace that leaves more without a name is of something else."""
+"""Of the time of all kernels and transfers; a trace that leaves more without a name is of something else."""
 _NUMBER = re.compile(r"[._]\d+$")
 """What XLA may add to the name of a kernel that it generates, in one compile and not in the other."""
 _MEMORY = re.compile(r"mem(set|cpy)", re.IGNORECASE)
@@ -47,11 +48,11 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
     found: list[Execution] = []
     all_ns = 0
     for (_, device), items in by_place(timed, timed_module).items():
-        all_ns += sum(map(_length_ns, items))
+        all_ns += length_ns(map(span, items))
         for lane, ones in _lanes(items).items():
             for one, name in _aligned(ones, known.get((device, lane), [])):
                 found.append(replace(one, op=name.op, module=named_module))
-    named_ns = sum(map(_length_ns, found))
+    named_ns = length_ns(map(span, found))
     if named_ns < _LEAST_NAMED * all_ns or not found:
         raise ProfileError(
             f"{named_ns / 1e6:.2f} of {all_ns / 1e6:.2f} ms of {timed_module} have a name in the trace of "
@@ -70,10 +71,6 @@ def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
         memory = _MEMORY.match(item.kernel)
         found["transfer" if is_transfer(item) else memory[0].lower() if memory else "kernel"].append(item)
     return found
-
-
-def _length_ns(execution: Execution) -> int:
-    return execution.end_ns - execution.start_ns
 
 
 def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[tuple[Execution, Execution]]:

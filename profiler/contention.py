@@ -20,7 +20,7 @@ from statistics import mean, median
 
 import numpy as np
 from disco_hlo.profiler.intervals import covered_ns, length_ns, merged
-from disco_hlo.profiler.losses import MOST, slow_downs
+from disco_hlo.profiler.losses import MOST, believed, slow_downs
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
@@ -182,8 +182,7 @@ def _beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside |
 
 def _slow_down(shared: NDArray[np.float64], without: NDArray[np.float64]) -> float:
     """Of all together."""
-    total = float(shared.sum())
-    return min(max(1.0, total / max(float(without.sum()), total / MOST)), MOST)
+    return believed(float(shared.sum()), float(without.sum()))
 
 
 def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) -> tuple[float, float]:

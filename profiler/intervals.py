@@ -21,7 +21,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length_ns(intervals: Iterable[Interval]) -> int:
-    """Of all together; they are disjoint."""
+    """Of all together; what several cover counts for each."""
     return sum(end - start for start, end in intervals)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from statistics import median
 
-from disco_hlo.profiler.intervals import Interval, covered_ns, merged
+from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
 
@@ -70,8 +70,9 @@ def slow_downs(
         products: tokens of kernels that hold a product.
     """
     was: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for ran in _all(_by_run(alone, alone_module)):
-        was[ran.place].append(ran.length_ns)
+    for run in _by_run(alone, alone_module).values():
+        for ran in run:
+            was[ran.place].append(ran.length_ns)
     alone_ns = {place: ns for place, lengths in was.items() if (ns := median(lengths)) >= _LONG_NS}
     runs = [[ran for ran in run if ran.place in alone_ns] for run in _by_run(beside, beside_module).values()]
     drift = _drift(alone_ns, [ran for run in runs for ran in run])
@@ -86,10 +87,6 @@ def slow_downs(
         of(lambda ran: ran.place[0] in products and ran.began_beside, _ANOTHER_ROUND),
         of(lambda ran: ran.place[0] not in products),
     )
-
-
-def _all(by_run: Mapping[int, Sequence[_Ran]]) -> Iterator[_Ran]:
-    return (ran for run in by_run.values() for ran in run)
 
 
 def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
@@ -108,7 +105,7 @@ def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
             found[run].append(
                 _Ran(
                     (unit, device),
-                    sum(end - start for start, end in spans),
+                    length_ns(spans),
                     sum(covered_ns(one, there) for one in spans),
                     sum(covered_ns(one, moving[run, device]) for one in spans),
                     covered_ns((begins_ns - 1, begins_ns + 1), there) > 0,
@@ -153,4 +150,9 @@ def _slow_down(alone_ns: Mapping[tuple[str, int], float], drift: float, ran: Seq
     if moved_ns < _ENOUGH_NS:
         return None
     lost_ns = sum(one.length_ns - drift * alone_ns[one.place] for one in shared)
-    return min(max(1.0, moved_ns / max(moved_ns - lost_ns, moved_ns / MOST)), MOST)
+    return believed(moved_ns, moved_ns - lost_ns)
+
+
+def believed(shared_ns: float, without_ns: float) -> float:
+    """The slow-down of what shared so much time, and would have taken ``without_ns`` of it alone: from 1 to a limit."""
+    return min(max(1.0, shared_ns / max(without_ns, shared_ns / MOST)), MOST)

@@ -78,8 +78,8 @@ class Contention:
     transfer_wait_ns: int = 0
     """What a collective that begins while compute runs takes longer besides, whatever its size. 0: unknown, or none."""
     products: float | None = None
-    """As ``compute``, of kernels that hold a product (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) alone. Both of these are
-    known, or neither."""
+    """As ``compute``, of kernels that hold a product (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) and began beside a
+    collective. Both of these are known, or neither."""
     others: float | None = None
     """And of the other kernels."""
     hold: float = 0.0

@@ -10,6 +10,9 @@ where kernels and transfers slow each other down, what hides costs the other sid
 (``tight_bound_ns``). The paper's full overlap, FO = max(C, M), is looser. Where collectives block the
 compute stream nothing overlaps, and the bound is C + M.
 
+Known fault: it takes kernels beside transfers for slowed down, which products that began before them are not. Where
+kernels hold transfers the bound may lie above a plan's time (docs/simulator.md, "What kernels hold").
+
 C depends on the kernels, that is on the op groups. For a bound over several plans take the
 lowest of theirs; compute of the faster of XLA's plan and ours is the usual choice.
 """

@@ -25,7 +25,7 @@ PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
 COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT = 0, 1, 2, 3
 """Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
-of them while the compute stream idles, of each of them while it computes, and of products beside them."""
+of them while the compute stream idles, of each of them while it computes, and of products that began beside them."""
 MIN_SPEED_PPM = 100_000
 """The slowest a task may become. With :data:`MAX_TOTAL_NS` it keeps the engine inside 64 bits."""
 MAX_TOTAL_NS = 800_000_000_000

@@ -100,7 +100,8 @@ class Problem:
     """``[4, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
     while the compute stream idles, of each transfer while it computes, and of :attr:`products`."""
     products: NDArray[np.bool_] | None = None
-    """``[tasks]``: tasks on the compute stream that go at the speeds of the last row; None: none does."""
+    """``[tasks]``: tasks on the compute stream that go at the speeds of the last row if a transfer ran when they began,
+    at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.engine`); None: none does."""
     hold_ns: NDArray[np.int64] | None = None
     """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin beside it,
     at most all; None: nothing."""

@@ -10,7 +10,7 @@ from typing import Any
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.intervals import length_ns, merged
 from disco_hlo.profiler.trace import Execution
-from disco_hlo.profiler.transfers import by_place
+from disco_hlo.profiler.transfers import by_place, span
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
@@ -23,7 +23,6 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation.record import OK, Record
 
-Spans = list[tuple[int, int]]
 TRACED_RUNS = 3
 _TRANSFERS = tuple(sorted(TRANSFERS))
 
@@ -167,9 +166,9 @@ def _discard(_value: object) -> None:
 
 
 def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:
-    compute = merged((i.start_ns, i.end_ns) for i in items if not is_collective(i, all_reduces))
-    communication = merged((i.start_ns, i.end_ns) for i in items if is_collective(i, all_reduces))
-    everything = merged((i.start_ns, i.end_ns) for i in items)
+    compute = merged(span(i) for i in items if not is_collective(i, all_reduces))
+    communication = merged(span(i) for i in items if is_collective(i, all_reduces))
+    everything = merged(map(span, items))
     hidden = length_ns(compute) + length_ns(communication) - length_ns(everything)
     return {
         "compute_ms": length_ns(compute) / 1e6,

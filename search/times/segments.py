@@ -7,7 +7,8 @@ The engine lets every kernel that runs beside a transfer end at a whole nanoseco
 does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
 by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
 stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, not one that
-runs when a transfer's turn comes. A climb compares such scores with each other alone;
+runs when a transfer's turn comes; the rest of that segment is slowed down here, which the engine does not slow down, so
+behind a hold this clock says more. A climb compares such scores with each other alone;
 what is noted as best and what is promised is what the engine says (``timeline``).
 """
 

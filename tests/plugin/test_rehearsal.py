@@ -53,7 +53,6 @@ def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.Monkey
     )
     # How much it evaluates in its time is another matter: on a busy machine, compiling takes all of it.
     assert found[0].result.strategy.groups
-    assert found[0].prediction
 
 
 def test_the_search_waits_for_its_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

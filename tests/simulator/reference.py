@@ -100,7 +100,7 @@ class Simulation:
                 self.start[running.task] = self.now
 
     def charge(self, op: Running, since: int) -> None:
-        """A product has held a transfer: on half of the devices that waited beside it, and it lost by it."""
+        """A product has held a transfer, which on half of the devices had begun and waited beside it: that cost it."""
         if op.is_first and since < self.now and not op.lost and self.problem.hold_ns is not None:
             slower = FULL_SPEED - int(self.problem.speed_ppm[3, 1])
             op.lost = int(self.problem.hold_ns[op.task]) * slower // 2

@@ -276,10 +276,8 @@ def test_a_gradient_that_xla_cuts_out_of_its_bucket_is_copied_before_its_first_r
     strategy, cut = Strategy(buckets=SEPARATE), (Repeat((), (STEP.all_reduces[0],), before=5),)
     copied_bytes = STEP.nodes[STEP.all_reduces[0]].shape.size_bytes
     shortest_ns = min(ns for ns in COSTS.nodes_ns(STEP).tolist() if ns)
-    for rate, copied_ns in (
-        (1, 2000 * copied_bytes),
-        (10**6, shortest_ns),
-    ):  # no kernel is shorter than the shortest
+    # No kernel is shorter than the shortest.
+    for rate, copied_ns in ((1, 2000 * copied_bytes), (10**6, shortest_ns)):
         machine = replace(GPU, launch_ns=3, memory_bytes_per_us=rate)
         without = listed(build(STEP, strategy, COSTS, machine).problem)
         found = listed(build(STEP, strategy, COSTS, machine, repeats=cut).problem)

@@ -225,9 +225,10 @@ def kernel_times(
     if reason := lack_of_memory(session, module.trial):
         raise ProfileError(reason)
     taken = take(session, module, inputs_of, FirstRuns(session, "inputs for the look"))
-    if not session.leads:
-        return {}
-    return dict(told(source.graph, module.trial, taken, launch_ns, blocks=False).times)
+    with session.stage("look: what it shows"):
+        if not session.leads:
+            return {}
+        return dict(told(source.graph, module.trial, taken, launch_ns, blocks=False).times)
 
 
 def _to_trace(
