@@ -10,9 +10,6 @@ where kernels and transfers slow each other down, what hides costs the other sid
 (``tight_bound_ns``). The paper's full overlap, FO = max(C, M), is looser. Where collectives block the
 compute stream nothing overlaps, and the bound is C + M.
 
-Known fault: it takes kernels beside transfers for slowed down, which products that began before them are not. Where
-kernels hold transfers the bound may lie above a plan's time (docs/simulator.md, "What kernels hold").
-
 C depends on the kernels, that is on the op groups. For a bound over several plans take the
 lowest of theirs; compute of the faster of XLA's plan and ours is the usual choice.
 """
@@ -25,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.costs import PPM, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import PPM, PRODUCT, LinearPieces, MachineModel
 from disco_hlo.simulator.problem import Problem
 
 
@@ -98,6 +95,9 @@ def tight_bound_ns(
     the same way all transfers together cost the compute stream at least M times the smaller of
     (1 - compute speed) / transfer speed and 1. The compute speed is that of the kernels which lose least.
 
+    A product that holds a transfer which begins beside it then goes at full speed, and pays for its hold: each saves
+    some of either cost, once (:func:`_saved_ns`).
+
     Nor do the other, earlier transfers come for nothing. Such a one runs before r, slows what computes there, and needs
     what is computed for it alone by then, which could else run beside the late ones; or it runs after r and takes its
     time of the link there, unless that lies behind the last of the late ones, beside their q.
@@ -120,7 +120,9 @@ def tight_bound_ns(
     compute_speed, transfer_speed = machine.fastest_ppm / PPM, machine.transfer_speed_ppm / PPM
     held_up = min(1.0, (1 - transfer_speed) / compute_speed)
     slowed = min(1.0, (1 - compute_speed) / transfer_speed)
-    found = total_ns + int(slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest))
+    saved_ns = _saved_ns(problem, held_up, slowed, transfer_speed)
+    hidden_ns = slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest)
+    found = total_ns + max(0, int(hidden_ns - saved_ns))
     for release in np.unique(before).tolist():
         late = before >= release
         link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
@@ -128,9 +130,27 @@ def tight_bound_ns(
         beside_ns = total_ns - release - last_ns
         early_ns = np.minimum(more_ns, slowed * more_ns + (1 - held_up) * own)[~late].sum()
         behind_ns = (1 - held_up) * (last_ns - int(after.min()))
-        cost_ns = held_up * beside_ns + max(0.0, early_ns - behind_ns)
-        found = max(found, release + link_ns + last_ns + int(cost_ns))
+        cost_ns = held_up * beside_ns + max(0.0, early_ns - behind_ns) - saved_ns
+        found = max(found, release + link_ns + last_ns + int(max(cost_ns, (1 - transfer_speed) * beside_ns)))
     return found
+
+
+def _saved_ns(problem: Problem, held_up: float, slowed: float, transfer_speed: float) -> float:
+    """What all products together can at most save of what contention costs, by holding transfers.
+
+    One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p beside the transfer at its full
+    speed. It neither loses what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up``
+    of its time, but by h, in which nothing is transferred, and what the transfer loses by its speed in the rest.
+    """
+    if problem.products is None or problem.hold_ns is None:
+        return 0.0
+    first = problem.products & (problem.hold_ns > 0)
+    long_ns, held_ns = problem.duration_ns[first], problem.hold_ns[first]
+    paid_ns = held_ns * (PPM - problem.speed_ppm[PRODUCT, 1:2]) // 2 / PPM
+    at_once_ns = long_ns - held_ns + paid_ns
+    of_compute_ns = slowed * transfer_speed * at_once_ns - paid_ns
+    of_link_ns = held_up * long_ns - held_ns - (1 - transfer_speed) * at_once_ns
+    return float(np.maximum(0.0, np.maximum(of_compute_ns, of_link_ns)).sum())
 
 
 def _least_ns_per_byte(

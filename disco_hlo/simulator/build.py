@@ -158,7 +158,7 @@ def _tasks(
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
         tasks.products[tasks.main[i]] = holds_product(graph, unit)
         longest_ns = int(hold_ns[list(unit.nodes)].max())
-        tasks.hold_ns[tasks.main[i]] = min(tasks.duration_ns[tasks.main[i]], longest_ns)
+        tasks.hold_ns[tasks.main[i]] = max(0, min(tasks.duration_ns[tasks.main[i]] - 1, longest_ns))
     return tasks
 
 

@@ -104,7 +104,7 @@ class Problem:
     at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.engine`); None: none does."""
     hold_ns: NDArray[np.int64] | None = None
     """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin beside it,
-    at most all; None: nothing."""
+    less than all, so that one which is held to the end begins beside it, too; None: nothing."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""
     order: NDArray[np.int32] | None = None
@@ -186,11 +186,11 @@ def _check_durations(problem: Problem) -> None:
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
     if problem.hold_ns is not None:
-        wrong = np.flatnonzero((problem.hold_ns < 0) | (problem.hold_ns > problem.duration_ns))
+        wrong = np.flatnonzero((problem.hold_ns < 0) | (problem.hold_ns > np.maximum(problem.duration_ns - 1, 0)))
         if wrong.size:
             task = int(wrong[0])
             raise DiscoError(
-                f"{problem.name(task)} holds transfers for {problem.hold_ns[task]} ns, expected 0 to its "
+                f"{problem.name(task)} holds transfers for {problem.hold_ns[task]} ns, expected 0 or less than its "
                 f"{problem.duration_ns[task]} ns."
             )
     if not 0 <= problem.transfer_wait_ns <= MAX_WAIT_NS:

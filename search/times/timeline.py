@@ -133,7 +133,7 @@ def hold_ns(g: Any, s: Any, unit: Any) -> Any:
     while x != -1:
         longest = max(longest, g.hold_ns[x])
         x = s.next[x]
-    return min(longest, s.time_ns[at.TIME_COLUMNS * unit + at.MAIN])
+    return max(np.int64(0), min(longest, s.time_ns[at.TIME_COLUMNS * unit + at.MAIN] - 1))
 
 
 @inner

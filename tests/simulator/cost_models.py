@@ -33,3 +33,13 @@ class TableCosts:
 
     def _node_ns(self, node: int) -> int:
         return self.table_ns[node] if node < len(self.table_ns) else 10
+
+
+@dataclass(frozen=True)
+class HoldingCosts(TableCosts):
+    """And every node holds transfers for its share of this, by turns."""
+
+    shares: tuple[float, ...] = (0.0,)
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        return np.resize(self.shares, len(graph))

@@ -20,11 +20,12 @@ OPCODES = {
 }
 
 
-def random_step(random: Random, count: int) -> tuple[Graph, TableCosts]:
-    """A graph of ``count`` nodes between a parameter and the root, and what its nodes cost."""
+def random_step(random: Random, count: int, *, dots: int = 0) -> tuple[Graph, TableCosts]:
+    """A graph of ``count`` nodes between a parameter and the root, and what its nodes cost; the more ``dots``, the more
+    of them."""
     nodes = [Node(0, "parameter", Shape("f32", (8,)), (), Kind.PARAMETER, key="")]
     for i in range(1, count + 1):
-        opcode = random.choice([*OPCODES, "add", "exp"])
+        opcode = random.choice([*OPCODES, "add", "exp", *["dot"] * dots])
         operands = random.sample(range(i), min(i, 2 if opcode == "add" else 1))
         shape = Shape("f32", (random.randint(1, 20),))
         nodes.append(Node(i, opcode, shape, tuple(operands), OPCODES[opcode], key=""))

@@ -14,6 +14,7 @@ from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tigh
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate
+from tests.simulator.cost_models import HoldingCosts
 from tests.simulator.drawing import problem
 from tests.simulator.random_steps import random_step, random_strategy
 
@@ -95,6 +96,24 @@ def test_what_is_computed_for_an_early_transfer_alone_delays_the_late_ones() -> 
     assert tight_bound_ns(problem(early), [10, 50], LINE, GPU) == pytest.approx(403 + 110 + 6 + 20, abs=1)
 
 
+def test_a_product_that_holds_a_transfer_saves_what_it_loses_to_others() -> None:
+    # p holds x for 4 ns and pays 1 for it; the 80 ns that x takes at half speed, from 5 on, lie beside the rest of p.
+    # Before p or behind it x takes 40 ns of its own; beside p from p's beginning it would cost p 40.
+    step = "a 1\nx 40 on 1 after a\np 100 after a\nb 1 after x p"
+    order = "a p x ~x b", "a x p ~x b", "a x ~x p b"
+    drawn = [
+        problem(step, one, compute_speed=0.5, product_speed=0.5, transfer_speed=0.5, holds="p4")
+        for one in order
+    ]
+    assert [simulate(one).makespan_ns for one in drawn] == [142, 103, 142]
+    half = replace(GPU, compute_speed_ppm=500_000, transfer_speed_ppm=500_000)
+    line = LinearPieces((0,), (0.0,), (40.0,))
+    assert tight_bound_ns(drawn[0], [1], line, half) == pytest.approx(102, abs=1)
+    # One that holds nothing saves nothing.
+    held_by_none = replace(drawn[0], hold_ns=None)
+    assert tight_bound_ns(held_by_none, [1], line, half) == pytest.approx(142, abs=1)
+
+
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
     assert least_communication_ns([100, 300], LINE, GPU) == pytest.approx(2 * 400 + 10, abs=1)
 
@@ -122,7 +141,7 @@ def test_channels_with_links_of_their_own_share_the_work() -> None:
 @settings(max_examples=300)
 def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     random = Random(seed)
-    step, costs = random_step(random, nodes)
+    step, table = random_step(random, nodes, dots=random.choice((0, 8)))
     machine = replace(
         random.choice((CPU, GPU)),
         channels=random.choice((1, 1, 2)),
@@ -131,7 +150,7 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
         launch_ns=random.choice((0, 2)),
         memory_bytes_per_us=random.choice((0, 9000)),
         compute_speed_ppm=random.choice((1_000_000, 700_000)),
-        transfer_speed_ppm=random.choice((1_000_000, 600_000)),
+        transfer_speed_ppm=random.choice((1_000_000, 600_000, 200_000)),
         transfer_wait_ns=random.choice((0, 3, 40)),
         product_speed_ppm=random.choice((0, 300_000, 1_000_000)),
         other_speed_ppm=random.choice((0, 900_000)),
@@ -143,7 +162,8 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
             LinearPieces((0, 40, 90), (2.0, 0.1, 0.5), (0.0, 70.0, 33.3)),
         )
     )
-    costs = replace(costs, all_reduce=pieces)
+    shares = random.choice(((0.0,), (0.0, 0.1, 0.5, 0.9, 1.0), tuple(random.random() for _ in range(nodes))))
+    costs = HoldingCosts(table.table_ns, pieces, shares)
     groups = random_strategy(random, step, asynchronous=machine.asynchronous).groups
     apart = Strategy(groups, tuple(Bucket((node,)) for node in step.all_reduces))
     sizes = [step.nodes[node].shape.size_bytes for node in step.all_reduces]

@@ -218,10 +218,10 @@ def test_a_kernel_holds_a_transfer_until_its_thread_blocks_have_their_places() -
             "aabbbbbddc",
             ".....xxxx.",
         ]
-    # Behind all of b it is d's turn to hold it; the stream that waits holds nothing.
-    assert drawn(problem(HELD, "a x b d ~x c", holds="b5 d1")) == [
-        "aabbbbbdd...c",
-        "........xxxx.",
+    # Held to b's end it begins in its last nanosecond: d does not hold it again. The stream that waits holds nothing.
+    assert drawn(problem(HELD, "a x b d ~x c", holds="b4 d1")) == [
+        "aabbbbbdd.c",
+        "......xxxx.",
     ]
     assert drawn(problem(HELD, "a x ~x b d c", holds="b3")) == [
         "aa....bbbbbddc",
@@ -263,6 +263,14 @@ def test_a_product_that_began_beside_a_transfer_loses_more_than_one_that_began_b
             "apppppppppbc",
             ".....xxxx...",
         ]
+
+
+def test_a_product_that_holds_to_its_end_pays_for_all_of_it() -> None:
+    # At half speed it would have lost 3.5 ns, on half of the devices: 1.75, which takes until 11.
+    assert drawn(problem(PRODUCT, "a x p ~x b c", product_speed=0.5, holds="p7")) == [
+        "apppppppppp.bc",
+        "........xxxx..",
+    ]
 
 
 def test_a_product_pays_once_for_several_transfers_that_it_holds() -> None:
