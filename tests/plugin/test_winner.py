@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from disco_hlo.plugin.measuring.candidates import Trial
+from random import Random
+from statistics import mean, pstdev
+
+import pytest
+
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.phases.winner import winning
 
 
@@ -55,6 +60,24 @@ def test_one_disturbed_round_of_the_default_does_not_hide_a_gain() -> None:
     """Two H100s, resnet50: 7 % in four rounds of five were called noise."""
     default = trial(120, 73.3, 50.0, 50.0, 50.5, 49.9)
     assert winning([default, trial(110, 46.6, 46.6, 46.7, 46.6, 46.6)]) == 1
+
+
+def test_of_few_rounds_two_alike_do_not_hide_the_third() -> None:
+    """The median absolute deviation of these is 0, and so was the noise."""
+    assert ratio_noise(trial(60, 95, 95, 105), trial(120, 100, 100, 100)) == pytest.approx(0.083, abs=0.002)
+    assert winning([trial(120, 100, 100, 100), trial(60, 95, 95, 105)]) == 0
+    assert ratio_noise(trial(60, 95), trial(120, 100)) == 1.0
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 5, 8, 13, 25])
+def test_the_noise_is_two_standard_errors_of_the_median(rounds: int) -> None:
+    random, noises, medians = Random(0), [], []
+    default = trial(120, *[1000] * rounds)
+    for _ in range(4000):
+        other = trial(60, *(random.gauss(1000, 10) for _ in range(rounds)))
+        noises.append(ratio_noise(other, default))
+        medians.append(ratio_to(other, default))
+    assert 0.95 <= mean(noises) / (2 * pstdev(medians)) <= 1.25
 
 
 def test_what_failed_or_never_ran_does_not_win() -> None:
