@@ -6,10 +6,10 @@ stream, and all that matters of them is their sum (``running_sums``).
 The engine lets every kernel that runs beside a transfer end at a whole nanosecond, here a whole segment
 does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
 by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
-stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, not one that
-runs when a transfer's turn comes; the rest of that segment is slowed down here, which the engine does not slow down, so
-behind a hold this clock says more. A climb compares such scores with each other alone;
-what is noted as best and what is promised is what the engine says (``timeline``).
+stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, which runs by
+itself as in the engine, not one that runs when a transfer's turn comes. All others go at one speed beside transfers,
+products or not. A climb compares such scores with each other alone; what is noted as best and what is promised is what
+the engine says (``timeline``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from disco_hlo.search.times.running_sums import (
     NOW,
     SLICED,
 )  # fmt: skip
-from disco_hlo.search.times.timeline import hold_ns as unit_hold_ns
+from disco_hlo.search.times.timeline import has_product, hold_ns
 
 from disco_hlo.compiled import inner
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
@@ -147,7 +147,6 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         c.lane[lane + HEAD] = c.lane[lane + TAIL] = 0
         c.lane[lane + ENDS_AT] = IDLE
     work_ns: Any = np.int64(0)
-    hold_ns: Any = np.int64(0)
     reached: Any = np.int64(0)
     issued: Any = np.int64(0)
     for k in range(KINDS * c.buckets):
@@ -156,7 +155,7 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
             break
         slot, rank = c.key[event] >> (_PLACE_BITS + _KIND_BITS), event // KINDS
         if work_ns == 0 and c.number[HELD] > 0:
-            hold_ns = _first_hold_ns(g, s, c, reached, slot)
+            reached = _behind_holding(g, s, c, reached, slot)
         work_ns += _sum_ns(c, reached, slot)
         reached = slot
         times = at.TIME_COLUMNS * c.ranked[rank]
@@ -165,29 +164,34 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         elif event % KINDS == ISSUED:
             work_ns += max(0, s.time_ns[times + at.PACK])
             if s.time_ns[times + at.ON_CHANNEL]:
-                _compute(c, work_ns, hold_ns)
-                work_ns = hold_ns = 0
+                _compute(c, work_ns)
+                work_ns = 0
                 _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
                 issued += 1
             else:
                 work_ns += s.time_ns[times + at.MAIN]
         elif c.lane[3 * c.channel[rank] + HEAD] <= c.turn[rank]:
-            _compute(c, work_ns, hold_ns)
-            work_ns = hold_ns = 0
+            _compute(c, work_ns)
+            work_ns = 0
             _wait(c, rank)
     if work_ns == 0 and c.number[HELD] > 0:
-        hold_ns = _first_hold_ns(g, s, c, reached, s.total[at.SLOTS])
-    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]), hold_ns)
+        reached = _behind_holding(g, s, c, reached, s.total[at.SLOTS])
+    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]))
     return c.number[NOW]
 
 
 @inner
-def _first_hold_ns(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
-    """What the first kernel of these slots holds: later ones do not matter to a transfer that has begun."""
+def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
+    """Run the first kernel of these slots if it holds what is held: later ones do not matter to a transfer that has
+    begun. The slot from which on the rest is to be run."""
     for slot in range(start, end):
         if c.time_ns[slot] > 0:
-            return min(unit_hold_ns(g, s, c.unit[slot]), c.time_ns[slot])
-    return np.int64(0)
+            held_ns = hold_ns(g, s, c.unit[slot])
+            if held_ns == 0:
+                return start
+            _compute_holding(c, c.time_ns[slot], held_ns, has_product(g, s, c.unit[slot]))
+            return slot + 1
+    return start
 
 
 @inner
@@ -209,15 +213,39 @@ def _sum_ns(c: Any, start: Any, end: Any) -> Any:
 
 
 @inner
-def _compute(c: Any, work_ns: Any, hold_ns: Any) -> None:
-    """Let the compute stream work for so long, counted in time of running alone; held transfers begin behind
-    ``hold_ns`` of that."""
+def _compute(c: Any, work_ns: Any) -> None:
+    """Let the compute stream work for so long, counted in time of running alone, beside all that was issued."""
     number, work, columns = c.number, work_ns * PPM, c.channels + 1
-    behind_hold = work - hold_ns * PPM
-    if number[HELD] > 0 and 0 < work <= behind_hold:
+    if number[HELD] > 0 and work > 0:
         _go_on(c, c.wait_ns)
+    while number[BUSY] > 0 and work > 0:
+        speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
+        transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
+        elapsed = _quotient(work, speed)
+        if number[DONE] + elapsed * transfer_speed < number[NEAREST]:
+            number[NOW] += elapsed
+            number[DONE] += elapsed * transfer_speed
+            return
+        elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
+        number[NOW] += elapsed
+        number[DONE] += elapsed * transfer_speed
+        work -= elapsed * speed
+        _go_on(c, c.wait_ns if work > 0 else NOT_YET)
+    if work > 0:
+        number[NOW] += _quotient(work, PPM)
+
+
+@inner
+def _compute_holding(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
+    """Let a kernel work that holds transfers until ``held_ns`` of it are done; a product that came first goes at full
+    speed, and has more to do for that."""
+    number, work, columns = c.number, work_ns * PPM, c.channels + 1
+    behind_hold = work - held_ns * PPM
+    is_first = is_product and number[BUSY] == 0
     while number[BUSY] + number[HELD] > 0 and work > 0:
         speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
+        if is_first:
+            speed = np.int64(PPM)
         transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
         elapsed = _quotient(work - behind_hold if number[HELD] > 0 else work, speed)
         if number[DONE] + elapsed * transfer_speed >= number[NEAREST]:
@@ -232,8 +260,8 @@ def _compute(c: Any, work_ns: Any, hold_ns: Any) -> None:
         begun_ns: Any = NOT_YET
         if 0 < work <= behind_hold:
             begun_ns = c.wait_ns
-            if number[HELD] > 0:  # by a product, which loses by it
-                lost = hold_ns * (PPM - c.speed_ppm[PRODUCT * columns + 1]) // 2
+            if is_first and number[HELD] > 0:
+                lost = held_ns * (PPM - c.speed_ppm[PRODUCT * columns + 1]) // 2
                 work += lost
                 behind_hold += lost
         _go_on(c, begun_ns)

@@ -102,7 +102,7 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
         unit = s.order[slot] if 0 <= slot < end else -1
         if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
             duration[3 * unit + at.MAIN] = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
-            stage.tables.products[3 * unit + at.MAIN] = _has_product(g, s, unit)
+            stage.tables.products[3 * unit + at.MAIN] = has_product(g, s, unit)
             stage.tables.hold_ns[3 * unit + at.MAIN] = hold_ns(g, s, unit)
             order[count] = 3 * unit + at.MAIN
             count += 1
@@ -137,7 +137,8 @@ def hold_ns(g: Any, s: Any, unit: Any) -> Any:
 
 
 @inner
-def _has_product(g: Any, s: Any, unit: Any) -> Any:
+def has_product(g: Any, s: Any, unit: Any) -> Any:
+    """Whether one of a unit's ops is a product."""
     x = unit
     while x != -1:
         if g.flags[x] & at.PRODUCT:

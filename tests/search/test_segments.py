@@ -14,9 +14,11 @@ from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segm
 from disco_hlo.search.times.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
-from tests.search.cost_models import TrafficCosts
+from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
 from tests.search.steps import chain
@@ -158,6 +160,47 @@ def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
     assert (contended.engine_ns(), contended.follow(0)) == (277, 275)
     free = Followed(Bench(graph, ALONE, costs))
     assert free.engine_ns() == free.follow(0) == 243
+
+
+def holding(product_ppm: int, compute_ppm: int = PPM, **more: int) -> Followed:
+    """43 ns in front of a transfer of 100; beside it a product of 43, of which 20 hold it, and two more of 43."""
+
+    class Held(TrafficCosts):
+        def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+            return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
+
+    graph = chain("param\nnegate 0\nall-reduce 1\ndot 0\nnegate 3\nnegate 4\ntuple 2 5", backend="gpu")
+    machine = replace(ALONE, product_speed_ppm=product_ppm, compute_speed_ppm=compute_ppm, **more)
+    return Followed(Bench(graph, machine, Held(LinearPieces((0,), (0.0,), (100.0,)))))
+
+
+def test_a_product_that_holds_a_transfer_is_charged_for_it_once_and_goes_at_full_speed() -> None:
+    # The transfer begins at 63 and ends at 163, before the third kernel behind it does, at 172.
+    free = holding(PPM)
+    assert free.engine_ns() == free.follow(0) == 4 * 43
+    # The product would have lost 20 * 0.5, on half of the devices.
+    paying = holding(500_000)
+    assert paying.engine_ns() == paying.follow(0) == 4 * 43 + 5
+    # Where the others lose, too, they run from 91 on at 0.8 of their speed; 28.4 of 86 are left at 163.
+    slowed = holding(500_000, 800_000)
+    assert slowed.engine_ns() == slowed.follow(0) == 163 + 29
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, count=st.integers(8, 60), wait=st.sampled_from((0, 25)))
+def test_one_transfer_is_held_as_in_the_engine(seed: int, count: int, wait: int) -> None:
+    random = Random(seed)
+    step = random_step(random, count, backend="gpu")
+    gradients = step.all_reduces
+    nodes = tuple(
+        replace(node, kind=Kind.FUSIBLE, opcode="negate", collective="") if node.id in gradients[1:] else node
+        for node in step.nodes
+    )
+    costs = HoldingCosts(LinearPieces((0,), (0.02,), (30.0,)))
+    machine = replace(ALONE, transfer_speed_ppm=900_000, transfer_wait_ns=wait)
+    followed = Followed(Bench(replace(step, nodes=nodes), machine, costs))
+    for mark in followed_moves(followed, random, count):
+        assert followed.follow(mark) == followed.engine_ns()
 
 
 def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
