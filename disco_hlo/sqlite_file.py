@@ -1,7 +1,7 @@
 """An SQLite file of this package's own: how it is opened, recognised, written and closed.
 
 Several processes may use one file at once. A file that is something else, is damaged or of a version that
-nothing upgrades is refused and left as it is; so is an older one that cannot be written.
+nothing upgrades is refused and left as it is. An older one that cannot be written is upgraded in memory.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class SqliteFile:
         ((version,),) = self._rows("PRAGMA user_version")
         if application != self.APPLICATION_ID:
             raise ProfileError(f"{self.path} is an SQLite file, but is no {self.KIND}; name another file")
-        if version in self.UPGRADES and self.writable:
+        if version in self.UPGRADES:
+            if not self.writable:
+                self._read_into_memory()
             version = self._upgraded()
         if version != self.VERSION:
             raise ProfileError(
@@ -123,7 +125,7 @@ class SqliteFile:
 
     def _upgraded(self) -> int:
         """The file's version, as new as its upgrades make it."""
-        with self._writing() as connection:  # in it, since someone else may have been first
+        with self._transaction() as connection:  # in it, since someone else may have been first
             ((version,),) = self._rows("PRAGMA user_version")
             while version in self.UPGRADES:
                 for statement in self.UPGRADES[version]:
@@ -131,6 +133,12 @@ class SqliteFile:
                 version += 1
             connection.execute(f"PRAGMA user_version = {version}")
         return int(version)
+
+    def _read_into_memory(self) -> None:
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        self._connection.backup(copy)
+        self._connection.close()
+        self._connection = copy
 
     def _is_empty(self) -> bool:
         ((objects,),) = self._rows("SELECT count(*) FROM sqlite_master")
@@ -145,6 +153,11 @@ class SqliteFile:
         """A transaction: all of the body's changes, or none."""
         if not self.writable:
             raise ProfileError(f"the {self.KIND} {self.path} is read-only here; nothing is added to it")
+        with self._transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:

@@ -10,7 +10,7 @@ device its kernels run in the same order in both, and so do its transfers, its c
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -22,7 +22,9 @@ from disco_hlo.profiler.transfers import by_place, is_transfer, span
 from disco_hlo.errors import ProfileError
 
 _LEAST_NAMED = 0.98
-"""Of the time of all kernels and transfers; a trace that leaves more without a name is of something else."""
+"""Of the time of all kernels, and of all transfers; a trace that leaves more without a name is of something else."""
+_FEW_NS = 20_000
+"""In a run: of copies and memsets there may be hardly any, and so much without a name does not matter."""
 _NUMBER = re.compile(r"[._]\d+$")
 """What XLA may add to the name of a kernel that it generates, in one compile and not in the other."""
 _MEMORY = re.compile(r"mem(set|cpy)", re.IGNORECASE)
@@ -46,18 +48,23 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
         for lane, ones in _lanes(items).items()
     }
     found: list[Execution] = []
-    all_ns = 0
-    for (_, device), items in by_place(timed, timed_module).items():
-        all_ns += length_ns(map(span, items))
+    all_ns: Counter[str] = Counter()
+    named_ns: Counter[str] = Counter()
+    places = by_place(timed, timed_module)
+    for (_, device), items in places.items():
         for lane, ones in _lanes(items).items():
-            for one, name in _aligned(ones, known.get((device, lane), [])):
-                found.append(replace(one, op=name.op, module=named_module))
-    named_ns = length_ns(map(span, found))
-    if named_ns < _LEAST_NAMED * all_ns or not found:
-        raise ProfileError(
-            f"{named_ns / 1e6:.2f} of {all_ns / 1e6:.2f} ms of {timed_module} have a name in the trace of "
-            f"{named_module} without command buffers, need {_LEAST_NAMED:.0%}"
-        )
+            pairs = list(_aligned(ones, known.get((device, lane), [])))
+            found += [replace(one, op=name.op, module=named_module) for one, name in pairs]
+            all_ns[lane] += length_ns(map(span, ones))
+            named_ns[lane] += length_ns(span(one) for one, _ in pairs)
+    for lane, lane_ns in all_ns.items():
+        if lane_ns - named_ns[lane] > max((1 - _LEAST_NAMED) * lane_ns, _FEW_NS * len(places)):
+            raise ProfileError(
+                f"{named_ns[lane] / 1e6:.2f} of {lane_ns / 1e6:.2f} ms of {timed_module}, {lane}s, have a name in the "
+                f"trace of {named_module} without command buffers, need {_LEAST_NAMED:.0%}"
+            )
+    if not found:
+        raise ProfileError(f"nothing of {timed_module} has a name in the trace of {named_module}")
     return Trace(
         tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns))), timed.windows, timed.backend
     )

@@ -13,14 +13,15 @@ two apart; from few, or from sizes alike, only a factor can be read, and the wai
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
+from types import MappingProxyType
 
 import numpy as np
 from disco_hlo.profiler.intervals import covered_ns, length_ns, merged
-from disco_hlo.profiler.losses import MOST, believed, slow_downs
+from disco_hlo.profiler.losses import MOST, MOST_OF_PRODUCTS, believed, slow_downs
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
@@ -45,6 +46,8 @@ _BETTER = 0.75
 """Nor those from which a wait and a factor miss, in the median, more than this share of what the factor alone does."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
+_MUCH_MOVED = 1 / 3
+"""Of a step: where transfers take more, what they take longer in one run than in another hides the launches."""
 
 
 def contention(
@@ -52,7 +55,7 @@ def contention(
     beside: Trace,
     alone_module: str,
     beside_module: str | None = None,
-    products: Container[str] = (),
+    products: Collection[str] = (),
 ) -> Contention | None:
     """Slow-down of compute beside transfers and of transfers beside compute, each at least 1, and the wait of
     transfers that begin beside compute, 0 where it cannot be told from their slow-down.
@@ -62,8 +65,9 @@ def contention(
         beside: a trace of the same kernels, by the same names, in an order that does.
         alone_module: the name of the first module.
         beside_module: the name of the second; by default the same.
-        products: tokens of kernels that hold a product; what these and what others lose is told apart where both share
-            enough time with transfers.
+        products: tokens of kernels that hold a product; what these and what others lose is told apart. The kind that
+            shares too little time with transfers goes by all kernels together, products as ever at most at twice
+            their time.
 
     Returns:
         None where too little ran at the same time to tell (a fast link).
@@ -74,13 +78,17 @@ def contention(
     if lost.all_kernels is None and transfers is None:
         return None
     factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
-    known = lost.products is not None and lost.others is not None
-    by_kind = (lost.products, lost.others) if known else ()
-    return Contention(lost.all_kernels or 1.0, factor, round(wait_ns), *by_kind)
+    all_kernels = lost.all_kernels or 1.0
+    by_kind = (
+        (lost.products or min(all_kernels, MOST_OF_PRODUCTS), lost.others or all_kernels) if products else ()
+    )
+    return Contention(all_kernels, factor, round(wait_ns), *by_kind)
 
 
-def gap_in_step_ns(trace: Trace, module_name: str, step_ns: int) -> int:
-    """What a step takes beyond its kernels and transfers, for each of them; at least 0.
+def gap_in_step_ns(
+    trace: Trace, module_name: str, step_ns: int, owners: Mapping[str, str] = MappingProxyType({})
+) -> int | None:
+    """What a step takes beyond its kernels and transfers, for each kernel that the launch cost is added to; at least 0.
 
     A profiler writes down when every kernel begins and ends, which takes time between them. So the kernels' own times
     are taken from the trace, and the step's from runs that were not traced.
@@ -88,17 +96,30 @@ def gap_in_step_ns(trace: Trace, module_name: str, step_ns: int) -> int:
     Args:
         trace: of a module in which nothing runs beside anything else.
         step_ns: what it took untraced.
+        owners: by instruction inside a loop the entry instruction that runs it (``keys.owners``). An entry instruction
+            has one launch, whatever kernels it has; a loop one for each of its kernels.
+
+    Returns:
+        None where that says little of launches: transfers, which never take the same, are much of the step, or what is
+        left is more than a launch can be.
 
     Raises:
         ProfileError: the trace holds nothing of the module.
     """
-    by_run: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    by_run: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for (run, _), items in by_place(trace, module_name).items():
-        by_run[run].append((length_ns(map(span, items)), len(items)))
+        kernels = [item for item in items if not is_transfer(item)]
+        looped = sum(item.op in owners for item in kernels)
+        entries = len({item.op for item in kernels if item.op not in owners})
+        moved_ns = length_ns(span(item) for item in items if is_transfer(item))
+        by_run[run].append((length_ns(map(span, items)), moved_ns, looped + entries))
     if not by_run:
         raise ProfileError(f"the trace holds nothing of {module_name}")
     slowest = [max(devices) for devices in by_run.values()]
-    return max(0, round(median((step_ns - all_ns) / count for all_ns, count in slowest)))
+    if median(moved_ns for _, moved_ns, _ in slowest) > _MUCH_MOVED * step_ns:
+        return None
+    gap_ns = round(median((step_ns - all_ns) / max(1, launches) for all_ns, _, launches in slowest))
+    return max(0, gap_ns) if gap_ns <= _WAIT_NS else None
 
 
 def launch_gap_ns(trace: Trace, module_name: str) -> int:

@@ -32,7 +32,7 @@ _ENOUGH_NS = 20_000
 """Less time than this at once, all kernels of a step together, says nothing."""
 MOST = 10.0
 """The largest slow-down that is believed."""
-_ANOTHER_ROUND = 2.0
+MOST_OF_PRODUCTS = 2.0
 """The largest of products: one whose thread blocks fill the multiprocessors once takes two rounds where a transfer has
 some of them, no more, however long it lasts."""
 
@@ -75,7 +75,7 @@ def slow_downs(
             was[ran.place].append(ran.length_ns)
     alone_ns = {place: ns for place, lengths in was.items() if (ns := median(lengths)) >= _LONG_NS}
     runs = [[ran for ran in run if ran.place in alone_ns] for run in _by_run(beside, beside_module).values()]
-    drift = _drift(alone_ns, [ran for run in runs for ran in run])
+    drift = _drift(alone_ns, runs)
 
     def of(counts: Callable[[_Ran], bool], most: float = MOST) -> float | None:
         found = [_slow_down(alone_ns, drift, [ran for ran in run if counts(ran)]) for run in runs]
@@ -84,7 +84,7 @@ def slow_downs(
 
     return SlowDowns(
         of(lambda _: True),
-        of(lambda ran: ran.place[0] in products and ran.began_beside, _ANOTHER_ROUND),
+        of(lambda ran: ran.place[0] in products and ran.began_beside, MOST_OF_PRODUCTS),
         of(lambda ran: ran.place[0] not in products),
     )
 
@@ -136,11 +136,16 @@ def _numbered(items: Iterable[Execution]) -> Iterator[tuple[tuple[str, int], Exe
         seen[unit_of(item)] += 1
 
 
-def _drift(alone_ns: Mapping[tuple[str, int], float], ran: Sequence[_Ran]) -> float:
-    """By how much the machine was slower in the second trace, as kernels tell that had nothing beside them."""
-    free = [one for one in ran if not one.beside_ns]
-    free_ns = sum(alone_ns[one.place] for one in free)
-    return sum(one.length_ns for one in free) / free_ns if free_ns >= _DRIFT_NS else 1.0
+def _drift(alone_ns: Mapping[tuple[str, int], float], runs: Iterable[Sequence[_Ran]]) -> float:
+    """By how much the machine was slower in the second trace, as kernels tell that had nothing beside them: the median
+    run."""
+    free = [[one for one in run if not one.beside_ns] for run in runs]
+    free_ns = [sum(alone_ns[one.place] for one in run) for run in free]
+    if sum(free_ns) < _DRIFT_NS:
+        return 1.0
+    return median(
+        sum(one.length_ns for one in run) / ns for run, ns in zip(free, free_ns, strict=True) if ns > 0
+    )
 
 
 def _slow_down(alone_ns: Mapping[tuple[str, int], float], drift: float, ran: Sequence[_Ran]) -> float | None:

@@ -138,9 +138,9 @@ def tight_bound_ns(
 def _saved_ns(problem: Problem, held_up: float, slowed: float, transfer_speed: float) -> float:
     """What all products together can at most save of what contention costs, by holding transfers.
 
-    One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p beside the transfer at its full
-    speed. It neither loses what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up``
-    of its time, but by h, in which nothing is transferred, and what the transfer loses by its speed in the rest.
+    One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p beside the transfer. It does
+    not lose what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up`` of its time,
+    but by h, in which nothing is transferred, and by what the transfer loses of its speed in the rest.
     """
     if problem.products is None or problem.hold_ns is None:
         return 0.0

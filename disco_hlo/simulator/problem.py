@@ -186,7 +186,9 @@ def _check_durations(problem: Problem) -> None:
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
     if problem.hold_ns is not None:
-        wrong = np.flatnonzero((problem.hold_ns < 0) | (problem.hold_ns > np.maximum(problem.duration_ns - 1, 0)))
+        wrong = np.flatnonzero(
+            (problem.hold_ns < 0) | (problem.hold_ns > np.maximum(problem.duration_ns - 1, 0))
+        )
         if wrong.size:
             task = int(wrong[0])
             raise DiscoError(

@@ -17,7 +17,7 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
 from disco_hlo.plugin.measuring.runner import Runner, memory
-from disco_hlo.plugin.measuring.step_time import at_once_of
+from disco_hlo.plugin.measuring.step_time import at_once_of, waited_for_ns
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -51,7 +51,7 @@ def at_once(record: Record, default: Runner) -> int:
     if noted is None and any(row.get("status") == OK for row in record.rows().values()):
         noted = 1  # measured before records said so
     if noted is None:
-        noted = at_once_of(default)
+        noted = at_once_of(default, waited_for_ns(default))
     record.note("steps_at_once", noted)
     return int(noted)
 

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import microbenchmarks
 from disco_hlo.plugin.measuring.microbenchmarks import as_times, constants_in, gap_as_times, is_constant
 
+NVLINK, SOCKETS = Link(2, 1, "nvlink"), Link(2, 1, "sockets")
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
 
 
@@ -63,17 +65,23 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
 
 @pytest.mark.parametrize("gap_ns", [100, 900])
 def test_the_launch_cost_of_a_timed_step_takes_the_place_of_a_chains(gap_ns: int) -> None:
-    times = as_times(CONSTANTS) | gap_as_times("f00d" * 16, gap_ns)
+    times = as_times(CONSTANTS) | gap_as_times(NVLINK, "f00d" * 16, gap_ns)
     assert all(is_constant(key) for key in times)
     for fingerprint in ("", "f00d" * 16):
-        found = constants_in(times, fingerprint)
+        found = constants_in(times, NVLINK, fingerprint)
         assert found is not None
         assert found.launch_ns == gap_ns
-    assert constants_in(gap_as_times("f00d" * 16, gap_ns)) is None
+    assert constants_in(gap_as_times(NVLINK, "f00d" * 16, gap_ns)) is None
 
 
 def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others() -> None:
-    mine, others = gap_as_times("f00d" * 16, 100), gap_as_times("cafe" * 16, 700)
-    times = as_times(CONSTANTS) | mine | others
-    found = [constants_in(times, fingerprint) for fingerprint in ("f00d" * 16, "cafe" * 16, "beef" * 16)]
-    assert [one.launch_ns for one in found if one is not None] == [100, 700, 700]
+    times = as_times(CONSTANTS)
+    for link, fingerprint, gap_ns in ((NVLINK, "f00d", 100), (SOCKETS, "f00d", 300), (NVLINK, "cafe", 700)):
+        times |= gap_as_times(link, 16 * fingerprint, gap_ns)
+
+    def launch_ns(link: Link, fingerprint: str) -> int:
+        found = constants_in(times, link, 16 * fingerprint)
+        return 0 if found is None else found.launch_ns
+
+    steps = (NVLINK, "f00d"), (SOCKETS, "f00d"), (NVLINK, "cafe"), (NVLINK, "beef"), (SOCKETS, "cafe")
+    assert [launch_ns(*step) for step in steps] == [100, 300, 700, 700, 700]

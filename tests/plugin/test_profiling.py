@@ -31,12 +31,13 @@ from disco_hlo.plugin.measuring.microbenchmarks import as_times
 from disco_hlo.plugin.measuring.profiling import (
     _ALONE,
     _BESIDE,
+    _alike,
     _slow_downs,
     _to_trace,
     profile_step,
 )
 from disco_hlo.plugin.measuring.runner import Memory
-from disco_hlo.plugin.measuring.traced_modules import Traced
+from disco_hlo.plugin.measuring.traced_modules import Findings
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
@@ -184,8 +185,8 @@ def test_every_other_bucket_of_several_is_taken_apart() -> None:
 
 
 def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:
-    def taken(name: str, *kernels: tuple[str, int, int]) -> Traced:
-        return Traced(
+    def taken(name: str, *kernels: tuple[str, int, int]) -> Findings:
+        return Findings(
             tracing.Trace(
                 tuple(
                     tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, "", 1000 * end, kernel)
@@ -201,6 +202,29 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
     alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
     beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
     assert _slow_downs({_ALONE: alone, _BESIDE: beside}, frozenset()) == Contention(100 / 80, 100 / 80)
+
+
+def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_each_other_without() -> None:
+    """Kernels in command buffers were held against the same without, which take longer."""
+    with_buffers, without, beside = (tracing.Trace((), (), "gpu") for _ in range(3))
+    alone = Findings(with_buffers, "jit_a", without)
+    fallen_back = Findings(beside, "jit_b", beside)
+    assert (alone.as_run, fallen_back.as_run, Findings(with_buffers, "jit_a").as_run) == (True, False, True)
+    alike = _alike({_ALONE: alone, _BESIDE: fallen_back})
+    assert [alike[name].trace for name in (_ALONE, _BESIDE)] == [without, beside]
+    assert _alike({_ALONE: alone})[_ALONE].trace is with_buffers
+
+
+def test_times_of_modules_that_did_not_run_as_in_training_are_not_kept(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    known = KnownTimes(PLATFORM, Link(1, 1), store)
+    known.add_constants(CONSTANTS)
+    known.keep_no_more()
+    known.add_ops(step.graph.fingerprint, {"dot": OpTime(5, 0, 1)}, [700])
+    assert known.profile(step.graph.fingerprint).ops["dot"] == OpTime(5, 0, 1)
+    assert "dot" not in store.ops(PLATFORM)
+    assert store.steps(PLATFORM, step.graph.fingerprint) == ()
 
 
 def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(

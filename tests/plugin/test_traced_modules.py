@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from disco_hlo.profiler.trace import Trace
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF, Taken, Traceable, take, traceable
+from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF, NamedTrace, Traceable, take, traceable
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 said: list[str] = []
@@ -28,12 +29,14 @@ def session(backend: str = "gpu") -> Any:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
     """Take a module whose two executables are the names of their modules in the traces given."""
     said.clear()
     asked: list[tuple[str, int, bool]] = []
 
-    def of(traces: dict[str, Trace], *, timed: bool = False, untraced: Any = lambda: 40_000) -> Taken:
+    def of(
+        traces: dict[str, Trace], *, timed: bool = False, untraced: Any = lambda: 40_000, in_a_row: int = 3
+    ) -> NamedTrace:
         def traced_on_all(
             _session: Any, name: str, _runner: Any, runs: int, _first: Any, *, warm: bool = True
         ) -> tuple[Trace, list[int]]:
@@ -43,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
         monkeypatch.setattr(traced_modules, "traced_on_all", traced_on_all)
         monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run: run())
         monkeypatch.setattr(traced_modules, "time_once", lambda _runner, _at_once: untraced())
-        monkeypatch.setattr(traced_modules, "steps_in_a_row", lambda _session, _runner: 3)
+        monkeypatch.setattr(traced_modules, "steps_in_a_row", lambda _session, _runner: in_a_row)
         monkeypatch.setattr(
             traced_modules, "runner_with", lambda _session, trial, _inputs, _first: trial.name
         )
@@ -53,7 +56,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
         module = traceable(session(), Trial("step", None, 0))
         assert module.by_name is not None
         module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
-        found = take(session(), module, None, None, timed=timed)  # type: ignore[arg-type]
+        agreed: list[float] = []
+        first_runs: Any = SimpleNamespace(begin=lambda runs=math.inf: agreed.append(runs))
+        found = take(session(), module, None, first_runs, timed=timed)
+        # Ranks agree on the inputs of whatever is timed: one without memory for copies must not leave the others.
+        assert agreed == ([math.inf] if timed else [])
         assert asked == [("step", 5, True), ("step, by name", 3, False)]
         return found
 
@@ -72,7 +79,7 @@ def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
     assert Traceable(Trial("step", None, 0)).error == ""
 
 
-def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., Taken]) -> None:
+def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
     found = run(
         {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}, timed=True
     )
@@ -83,20 +90,29 @@ def test_times_are_those_of_command_buffers_and_names_those_without(run: Callabl
     assert not said
 
 
-def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., Taken]) -> None:
+def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., NamedTrace]) -> None:
     other = [(op, "cutlass_gemm", *at) for op, _, *at in BUFFERED]
     named = trace("jit_b", *[NAMED] * 3)
     found = run({"step": trace("jit_a", *[other] * 5), "step, by name": named})
-    assert found.trace is named
+    assert found.trace is found.by_name is named
     assert found.step_ns == 0
     assert len(said) == 1
-    assert said[0].startswith("step: times are those without command buffers: ")
+    assert said[0].startswith("step: times are those without command buffers, and not kept: ")
 
 
-def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callable[..., Taken]) -> None:
+def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callable[..., NamedTrace]) -> None:
     def fails() -> int:
         raise ProfileError("no memory for the copies")
 
     traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
     assert run(traces, timed=True, untraced=fails).step_ns == 0
     assert said == ["step: not timed: no memory for the copies"]
+
+
+def test_a_step_that_is_too_long_to_be_run_several_times_in_a_row_has_the_way_from_the_host_in_it(
+    run: Callable[..., NamedTrace],
+) -> None:
+    """Over 200 ms one was timed, and what lay between its kernels was the host's time."""
+    traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
+    assert run(traces, timed=True, in_a_row=1).step_ns == 0
+    assert not said

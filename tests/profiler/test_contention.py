@@ -68,7 +68,16 @@ def test_what_products_lose_is_told_apart_from_what_others_lose() -> None:
     little = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 100, 160), ("g2", 210, 270))
     unknown = contention(alone, little, "jit_step", products={"g1"})
     assert unknown is not None
-    assert (unknown.compute, unknown.products, unknown.others) == (70 / 40, None, None), "g2 shares 10 us"
+    # g2, with 10 us, says nothing of others: they go by all kernels, of which it is one.
+    assert (unknown.compute, unknown.products, unknown.others) == (70 / 40, 60 / 30, 70 / 40)
+
+
+def test_products_of_which_nothing_is_known_are_not_believed_to_lose_more_than_others_can() -> None:
+    # g1, no product, loses 48 of 60 us beside b0, and nothing else is there.
+    alone = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 200, 212), ("g2", 212, 290))
+    beside = trace(("g0", 0, 100), ("b0", 100, 160), ("g1", 100, 160), ("g2", 160, 238))
+    found = contention(alone, beside, "jit_step", products={"g2"})
+    assert found == Contention(5.0, 1.0, 0, products=2.0, others=5.0)
 
 
 def test_of_a_transfer_the_time_of_the_last_device_counts() -> None:
@@ -189,10 +198,24 @@ def test_what_a_step_takes_beyond_its_kernels_is_shared_out_among_them() -> None
     )
     second = trace(("g0", 0, 14), ("b0", 14, 18), ("g1", 17, 25), run=1)  # as long together
     third = trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 31), run=2)
-    assert gap_in_step_ns(both(first, second, third), "jit_step", 30_000) == 1333
-    assert gap_in_step_ns(third, "jit_step", 20_000) == 0
+    assert gap_in_step_ns(both(first, second, third), "jit_step", 30_000) == 2000
+    assert gap_in_step_ns(third, "jit_step", 26_000) == 0
     with pytest.raises(ProfileError, match="holds nothing of jit_other"):
         gap_in_step_ns(third, "jit_other", 30_000)
+
+
+def test_an_instruction_is_launched_once_and_a_loop_with_each_of_its_kernels() -> None:
+    # g0 has two kernels, the loop's body three: 1 + 3 launches of the 8 us that are left.
+    one = trace(("g0", 0, 10), ("g0", 11, 20), ("in_0", 22, 24), ("in_0", 25, 27), ("in_1", 28, 30))
+    assert gap_in_step_ns(one, "jit_step", 33_000, {"in_0": "n3_while", "in_1": "n3_while"}) == 2000
+
+
+def test_what_is_no_launch_does_not_count_for_one() -> None:
+    # Of a step that is mostly transfers the rest says what these took longer; 30 us is a wait.
+    kernels = ("g0", 0, 10), ("g1", 20, 30)
+    assert gap_in_step_ns(trace(*kernels, ("b0", 30, 70)), "jit_step", 64_000) is None
+    assert gap_in_step_ns(trace(*kernels), "jit_step", 24_000) == 2000
+    assert gap_in_step_ns(trace(*kernels), "jit_step", 80_000) is None
 
 
 def test_a_trace_of_another_module_is_refused() -> None:

@@ -117,9 +117,7 @@ def test_a_process_that_dies_while_writing_leaves_the_last_whole_state(path):
         store.add_ops(CPU, {"b": OpTime(6, 0, 1)})
 
 
-def test_a_read_only_file_can_be_read(path, monkeypatch):
-    with ProfileStore(path) as store:
-        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+def refuse_to_write(monkeypatch):
     whole = ProfileStore._connected
 
     def refusing(self, mode):
@@ -128,6 +126,12 @@ def test_a_read_only_file_can_be_read(path, monkeypatch):
         return whole(self, mode)
 
     monkeypatch.setattr(ProfileStore, "_connected", refusing)
+
+
+def test_a_read_only_file_can_be_read(path, monkeypatch):
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
+    refuse_to_write(monkeypatch)
     with ProfileStore(path) as store:
         assert not store.writable
         assert store.ops(CPU) == {"a": OpTime(5, 0, 1)}
@@ -188,6 +192,24 @@ def test_times_of_gpu_kernels_outside_of_command_buffers_are_measured_again(path
             assert store.sweep(gpu, LINK) == store.sweep(CPU, LINK) == points
             assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
             assert len(store.steps(CPU, "f00d")) == 1
+
+
+def test_an_older_store_that_cannot_be_written_says_what_still_holds(path, monkeypatch):
+    """It was refused, and the times of CPUs in it with those of GPUs."""
+    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
+    with ProfileStore(path) as store:
+        for platform in (CPU, gpu):
+            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
+        store._connection.execute("PRAGMA user_version = 1")
+    before = path.read_bytes()
+    refuse_to_write(monkeypatch)
+    with ProfileStore(path) as store:
+        assert not store.writable
+        assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
+        assert store.ops(gpu) == {}
+        with pytest.raises(ProfileError, match="read-only"):
+            store.add_ops(CPU, {"dot": OpTime(100, 4, 10)})
+    assert path.read_bytes() == before
 
 
 def test_nobody_is_told_to_remove_a_store_because_the_disk_is_full(path):

@@ -45,7 +45,8 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
         speed_ppm=np.array(speeds, np.int64),
         products=np.array([random.random() < 0.3 for _ in range(tasks)], np.bool_),
         hold_ns=np.array(
-            [random.randint(0, max(0, ns - 1)) if random.random() < holding else 0 for ns in durations_ns], np.int64
+            [random.randint(0, max(0, ns - 1)) if random.random() < holding else 0 for ns in durations_ns],
+            np.int64,
         ),
         transfer_wait_ns=random.choice((0, 1, 17, 3000)),
         buffers=Buffers.of(
@@ -62,7 +63,9 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
 def with_durations(posed: Problem, duration_ns: NDArray[np.int64]) -> Problem:
     """The same tasks with other durations, and holds no longer than these."""
     assert posed.hold_ns is not None
-    return replace(posed, duration_ns=duration_ns, hold_ns=np.minimum(posed.hold_ns, np.maximum(duration_ns - 1, 0)))
+    return replace(
+        posed, duration_ns=duration_ns, hold_ns=np.minimum(posed.hold_ns, np.maximum(duration_ns - 1, 0))
+    )
 
 
 def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -32,7 +32,7 @@ from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
-from disco_hlo.plugin.measuring.step_time import at_once_of, time_once
+from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles
@@ -96,8 +96,8 @@ def ratio_noise(trial: Trial, reference: Trial) -> float:
     """How uncertain :func:`ratio_to` is: two standard errors of a median, from the rounds' own spread.
 
     That is the distance of their quartiles, over what it is among so many from a normal distribution (Blom, Statistical
-    Estimates and Transformed Beta-Variables, 1958): from five on, one that was disturbed does not matter to it; of fewer
-    it is the distance of the ends, for these do not tell which is.
+    Estimates and Transformed Beta-Variables, 1958): from five on, one that was disturbed does not matter to it. Fewer
+    do not tell which was; there it is the distance of the ends.
     """
     ratios = sorted(a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True))
     count = len(ratios)
@@ -302,12 +302,15 @@ def _outputs(session: Session, trial: Trial, inputs_of: Runner | None) -> Output
 
 
 def steps_in_a_row(session: Session, default: Runner | None) -> int:
-    """How many steps each measurement takes, by what XLA's default takes; the same on every rank."""
+    """How many steps each measurement takes, by what XLA's default takes: on every rank the same, by rank 0's clock,
+    and no more than all have memory for."""
     if default is None or session.facts.backend != "gpu":
         return 1
+    step_ns = session.tell(run_on_all(session, "first runs", lambda: waited_for_ns(default)), "a step's time")
     free_bytes = available_bytes(session.request)
-    mine = run_on_all(session, "first runs", lambda: at_once_of(default, free_bytes))
-    return int(session.tell(mine if session.leads else None, "steps at once"))
+    mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes))
+    counts = session.channel.all_gather(b"%d" % mine, tag="steps at once", timeout_s=session.timeout_s)
+    return min(map(int, counts))
 
 
 def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: float) -> int:

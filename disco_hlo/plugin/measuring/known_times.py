@@ -125,8 +125,12 @@ class KnownTimes:
 
     def launch_ns(self, fingerprint: str) -> int:
         """Launch cost in the step with this fingerprint; 0 as long as the device's constants are not known."""
-        constants = constants_in(self._ops, fingerprint)
+        constants = constants_in(self._ops, self._link, fingerprint)
         return 0 if constants is None else constants.launch_ns
+
+    def keep_no_more(self) -> None:
+        """Let the store be: what is added from now on is not as training runs it, and nobody else's."""
+        self._store = None
 
     def add_constants(self, constants: DeviceConstants) -> None:
         """Take in the device's constants, measured now."""
@@ -134,7 +138,7 @@ class KnownTimes:
 
     def add_gap(self, fingerprint: str, gap_ns: int) -> None:
         """Take in what one step takes beyond its kernels and transfers, for each of them."""
-        self._add(gap_as_times(fingerprint, gap_ns))
+        self._add(gap_as_times(self._link, fingerprint, gap_ns))
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
@@ -181,7 +185,7 @@ class KnownTimes:
             sizes_bytes: of each of its all-reduces.
             together_bytes: of each bucket of the trace in which they were together.
         """
-        constants = constants_in(self._ops, fingerprint)
+        constants = constants_in(self._ops, self._link, fingerprint)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
             platform=self._platform,

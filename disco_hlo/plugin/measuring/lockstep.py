@@ -9,6 +9,7 @@ the all-reduces of its training would meet theirs and add up the wrong numbers. 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -47,10 +48,10 @@ class FirstRuns:
     def __init__(self, session: Session, what: str) -> None:
         self._session = session
         self._what = what
-        self._left = 0
+        self._left = 0.0
 
-    def begin(self, runs: int) -> None:
-        """Agree on the next ``runs``, on every rank."""
+    def begin(self, runs: float = math.inf) -> None:
+        """Agree on the next ``runs``, on every rank; on all that follow where it is not said on how many."""
         self._left = runs
 
     def __call__(self) -> contextlib.AbstractContextManager[None]:

@@ -26,6 +26,7 @@ _ATTEMPTS = 4
 _LAUNCH, _MOVE, _COMPUTE = "device:launch", "device:2^30 bytes", "device:2^40 flops"
 """Keys under which a store of times keeps the constants: as times of a fixed amount of work."""
 _GAP = "device:launch in steps"
+_NO_LINK = Link(1, 1)
 _LINK = "link:"
 _CHAIN_MODULE = "jit_links"
 _CHAINS = (8, 32, 128)
@@ -77,26 +78,28 @@ def as_times(constants: DeviceConstants) -> dict[str, OpTime]:
     return {key: OpTime(ns, round(ns * constants.noise), _REPEATS) for key, ns in times.items()}
 
 
-def gap_as_times(fingerprint: str, gap_ns: int) -> dict[str, OpTime]:
-    """What lies between two kernels of a training step, as a time: of this step, and of the device."""
-    return dict.fromkeys((_gap_key(fingerprint), _GAP), OpTime(gap_ns, 0, 1))
+def gap_as_times(link: Link, fingerprint: str, gap_ns: int) -> dict[str, OpTime]:
+    """What lies between two kernels of a training step, as a time: of this step on this link, and of the device."""
+    return dict.fromkeys((_gap_key(link, fingerprint), _GAP), OpTime(gap_ns, 0, 1))
 
 
-def _gap_key(fingerprint: str) -> str:
-    return f"{_GAP} {fingerprint[:16]}"
+def _gap_key(link: Link, fingerprint: str) -> str:
+    return f"{_GAP} {_step_on(link, fingerprint)}"
 
 
-def constants_in(times: Mapping[str, OpTime], fingerprint: str = "") -> DeviceConstants | None:
+def constants_in(
+    times: Mapping[str, OpTime], link: Link = _NO_LINK, fingerprint: str = ""
+) -> DeviceConstants | None:
     """The constants among stored times; None where they are not (all) there.
 
-    The launch cost is that of the step with this fingerprint, where it was timed, else of other steps, else the
-    chain's: on H200s its links lay 0.0 to 2.1 us apart where a step's kernels lay 0.2 to 0.9.
+    The launch cost is that of the step with this fingerprint on ``link``, where it was timed, else of other steps, else
+    the chain's: on H200s its links lay 0.0 to 2.1 us apart where a step's kernels lay 0.2 to 0.9.
     """
     launch, move, compute = (times.get(key) for key in (_LAUNCH, _MOVE, _COMPUTE))
     if launch is None or move is None or compute is None or 0 in (move.median_ns, compute.median_ns):
         return None
     return DeviceConstants(
-        launch_ns=times.get(_gap_key(fingerprint), times.get(_GAP, launch)).median_ns,
+        launch_ns=times.get(_gap_key(link, fingerprint), times.get(_GAP, launch)).median_ns,
         memory_bandwidth=2**30 * 1e9 / move.median_ns,
         flops_per_s=2**40 * 1e9 / compute.median_ns,
         noise=compute.spread_ns / compute.median_ns,

@@ -46,12 +46,12 @@ from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import (
+    Findings,
     Traceable,
-    Traced,
+    findings,
     lack_of_memory,
     ranks_block,
     take,
-    told,
     traceable,
     traced,
 )
@@ -228,7 +228,10 @@ def kernel_times(
     with session.stage("look: what it shows"):
         if not session.leads:
             return {}
-        return dict(told(source.graph, module.trial, taken, launch_ns, blocks=False).times)
+        shown = findings(source.graph, module.trial, taken, launch_ns, blocks=False)
+        if not shown.as_run:
+            raise ProfileError("their times in command buffers have no names")
+        return dict(shown.times)
 
 
 def _to_trace(
@@ -265,9 +268,9 @@ def _trace(
     modules: Sequence[Traceable],
     launch_ns: int,
     kept: Kept | None,
-) -> dict[str, Traced]:
+) -> dict[str, Findings]:
     """Run each compiled module a few times under the profiler, on all ranks."""
-    found = {name: Traced() for name in (_UNFUSED, _ALONE, _BESIDE)}
+    found = {name: Findings() for name in (_UNFUSED, _ALONE, _BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
     for module in modules:
@@ -279,7 +282,7 @@ def _trace(
         taken = take(session, module, runner, first_runs, timed=trial.name == _ALONE)
         runner = taken.runner
         with session.stage(f"what the {trial.name} shows"):
-            one = told(
+            one = findings(
                 source.graph, trial, taken, launch_ns,
                 blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
             )  # fmt: skip
@@ -303,12 +306,14 @@ def _take_in(
     known: KnownTimes,
     source: CanonicalModule,
     xla: Strategy,
-    taken: Mapping[str, Traced],
+    taken: Mapping[str, Findings],
     wanted: Mapping[str, Any],
     blocks: bool,
 ) -> None:
     """What the traces tell, on rank 0."""
     fingerprint = source.graph.fingerprint
+    if not all(one.as_run for one in taken.values()):
+        known.keep_no_more()
     if (gap_ns := taken[_ALONE].gap_ns) is not None:
         known.add_gap(fingerprint, gap_ns)
     if wanted["ops"]:
@@ -316,14 +321,22 @@ def _take_in(
     if wanted["ops"] and blocks:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
-        held = _held_by_ops(source, xla, taken[_BESIDE])
+        alike = _alike(taken)
+        held = _held_by_ops(source, xla, alike[_BESIDE])
         known.add_holds(held)
-        slow_downs = _slow_downs(taken, _products(source, xla))
+        slow_downs = _slow_downs(alike, _products(source, xla))
         known.add_contention(replace(slow_downs, hold=median(held.values()) if held else 0.0), fingerprint)
         known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
 
 
-def _op_times(taken: Mapping[str, Traced]) -> dict[str, OpTime]:
+def _alike(taken: Mapping[str, Findings]) -> Mapping[str, Findings]:
+    """All traces as training runs the modules, or none: kernels take other times outside of command buffers."""
+    if all(one.as_run for one in taken.values()):
+        return taken
+    return {name: replace(one, trace=one.by_name) for name, one in taken.items()}
+
+
+def _op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
     return {**taken[_UNFUSED].times, **taken[_ALONE].times}
 
 
@@ -333,7 +346,7 @@ def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
 
 
-def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Traced) -> dict[str, float]:
+def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:
     """What products keep transfers from beginning beside them, by cost key; in the module traced buckets are varied."""
     if beside.trace is None:
         return {}
@@ -347,7 +360,7 @@ def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Traced) -> dict
     return {key: median(found[key]) for key in sorted(found)}
 
 
-def _slow_downs(taken: Mapping[str, Traced], products: frozenset[str]) -> Contention:
+def _slow_downs(taken: Mapping[str, Findings], products: frozenset[str]) -> Contention:
     """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
     alone, beside = taken[_ALONE], taken[_BESIDE]
     if alone.trace is None or beside.trace is None:

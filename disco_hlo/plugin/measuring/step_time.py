@@ -35,9 +35,18 @@ def steps_at_once(step_ns: int, donated_bytes: int, free_bytes: int | None = Non
     return max(1, count)
 
 
-def at_once_of(runner: Runner, free_bytes: int | None = None) -> int:
-    """The same for a runner that has run; runs it a few times more."""
-    step_ns = min(runner.run() for _ in range(_LOOKS))
+def waited_for_ns(runner: Runner) -> int:
+    """The least that a run takes which is waited for, of a few."""
+    return min(runner.run() for _ in range(_LOOKS))
+
+
+def at_once_of(runner: Runner, step_ns: int, free_bytes: int | None = None) -> int:
+    """How many runs of a step one measurement takes, of a runner that has run; runs it a few times more.
+
+    Args:
+        step_ns: of one run that is waited for: the same on all ranks, which run it as often as each other.
+        free_bytes: what is free on each device; None where nobody says.
+    """
     count = steps_at_once(step_ns, 0)
     if count > 1:
         runner.learn_handing_on(count + 1)

@@ -69,20 +69,27 @@ class Traceable:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Findings:
     """What a trace of one module shows; nothing where it could not be taken."""
 
     trace: tracing.Trace | None = None
     module_name: str = ""
     """Modules that are compiled at once go by different names."""
+    by_name: tracing.Trace | None = None
+    """The trace that the names are from, where it is another one (GPU)."""
     walls_ns: Sequence[int] = ()
     times: Mapping[str, OpTime] = field(default_factory=dict)
     waits_ns: Sequence[int] = ()
     """By run, how long all-reduces ran, where they block (CPU)."""
     gap_ns: int | None = None
-    """What the step takes beyond its kernels and transfers, for each of them (GPU); None where it was not timed."""
+    """Launch cost in the step (GPU); None where it was not timed, or does not tell."""
     buckets_ns: Sequence[int] = ()
     """By run, how long all buckets ran (GPU)."""
+
+    @property
+    def as_run(self) -> bool:
+        """Whether the times are of the module as training runs it."""
+        return self.by_name is None or self.trace is not self.by_name
 
 
 def profiling_options(session: Session) -> dict[str, str]:
@@ -137,7 +144,7 @@ def traced_on_all(
 
 
 @dataclass(frozen=True)
-class Taken:
+class NamedTrace:
     """A module's trace, in which every kernel has a name."""
 
     trace: tracing.Trace
@@ -146,6 +153,8 @@ class Taken:
     """In whose names."""
     runner: Runner
     """Whose inputs do for other modules of the step."""
+    by_name: tracing.Trace | None = None
+    """As of :class:`Findings`; ``trace`` itself where the other one did not find its names in it."""
     step_ns: int = 0
     """What it took untraced, several in a row; 0 where that was not asked for, or failed."""
 
@@ -157,7 +166,7 @@ def take(
     first_runs: FirstRuns,
     *,
     timed: bool = False,
-) -> Taken:
+) -> NamedTrace:
     """Trace a compiled module, on all ranks.
 
     Where the kernels of a step in command buffers do not find their names in the trace without, that one counts, with a
@@ -176,25 +185,32 @@ def take(
         runs = RUNS[session.facts.backend]
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
     if by_name is None:
-        return Taken(trace, walls_ns, trial.executable, runner)
-    step_ns = _untraced_ns(session, trial, runner) if timed else 0
+        return NamedTrace(trace, walls_ns, trial.executable, runner)
+    step_ns = _untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
     with session.stage(f"profile {by_name.name}"), marked(session, by_name):
         named, _ = traced_on_all(session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False)
-    modules = [module_name(executables.read_executable(one.executable)) for one in module.trials]
-    try:
-        trace = with_names(trace, modules[0], named, modules[1])
-    except ProfileError as error:
-        session.say("%s: times are those without command buffers: %s", trial.name, one_line(error))
-        trace = named
-    return Taken(trace, walls_ns, by_name.executable, runner, step_ns)
+    with session.stage(f"names of {trial.name}"):
+        modules = [module_name(executables.read_executable(one.executable)) for one in module.trials]
+        try:
+            trace = with_names(trace, modules[0], named, modules[1])
+        except ProfileError as error:
+            session.say(
+                "%s: times are those without command buffers, and not kept: %s", trial.name, one_line(error)
+            )
+            trace = named
+    return NamedTrace(trace, walls_ns, by_name.executable, runner, named, step_ns)
 
 
-def _untraced_ns(session: Session, trial: Trial, runner: Runner) -> int:
+def _untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns) -> int:
+    """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that."""
+    first_runs.begin()
     try:
         with session.stage(f"time {trial.name}"), marked(session, trial):
             at_once = steps_in_a_row(session, runner)
+            if at_once == 1:
+                return 0
             return run_on_all(
                 session,
                 f"steps of {trial.name}",
@@ -202,7 +218,7 @@ def _untraced_ns(session: Session, trial: Trial, runner: Runner) -> int:
             )
     except (
         Exception
-    ) as error:  # the step can be profiled without; what fails alone in an all-reduce ends the job
+    ) as error:  # the step can be profiled without; what fails alone while it runs ends the job
         session.say("%s: not timed: %s", trial.name, one_line(error))
         return 0
 
@@ -225,16 +241,16 @@ def traced(
     return tracing.read(trace), walls[-runs:]
 
 
-def told(
+def findings(
     graph: Graph,
     trial: Trial,
-    taken: Taken,
+    taken: NamedTrace,
     launch_ns: int,
     *,
     blocks: bool,
     by_itself: bool = True,
-) -> Traced:
-    """What a trace of a trial tells; where all-reduces block the ranks, how long they did too.
+) -> Findings:
+    """What a trace of a trial shows; where all-reduces block the ranks, how long they did too.
 
     Args:
         graph: whose nodes the trial's strategy speaks of.
@@ -244,12 +260,13 @@ def told(
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
-    on_cpu = trace.backend == "cpu"
-    gap_ns = gap_in_step_ns(trace, name, taken.step_ns) if taken.step_ns and not on_cpu else None
-    launch_ns = launch_ns if gap_ns is None else gap_ns
+    shown = Findings(trace, name, taken.by_name, walls_ns)
     if not by_itself:
-        return Traced(trace, name, walls_ns)
+        return shown
+    on_cpu = trace.backend == "cpu"
     written, inside = canonicalize(executed), owners(executed)
+    gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
+    launch_ns = launch_ns if gap_ns is None else gap_ns
     talks = _talks(written) if on_cpu else frozenset()
     times = instruction_times(trace, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
     seen: Coverage = coverage(trace, name, inside)
@@ -267,7 +284,7 @@ def told(
     waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
     buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
     buckets_ns = bucket_totals_ns(trace, name, buckets) if buckets else ()
-    return Traced(trace, name, walls_ns, found, waits_ns, gap_ns, buckets_ns)
+    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, buckets_ns=buckets_ns)
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
