@@ -13,7 +13,7 @@ from weakref import ref
 
 import numpy as np
 from disco_hlo.profiler.corrections import NONE, Corrections
-from disco_hlo.profiler.holds import LEAST_NS
+from disco_hlo.profiler.holds import AT_ONCE_NS, LEAST_NS
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
@@ -77,8 +77,9 @@ class MeasuredCosts:
             self.profile.holds.get(node.key, otherwise) if node.opcode in PRODUCTS else 0.0
             for node in (graph.nodes[x] for x in flat.example.tolist())
         ]
-        is_long = self.nodes_ns(graph) >= LEAST_NS
-        return np.where(is_long, np.array(found, np.float64)[flat.of_key], 0.0)
+        times_ns, shares = self.nodes_ns(graph), np.array(found, np.float64)[flat.of_key]
+        # Older profiles have launches for holds: a few us of kernels beside which transfers begin at once.
+        return np.where((times_ns >= LEAST_NS) & (shares * times_ns > AT_ONCE_NS), shares, 0.0)
 
     def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
         """Time of each op group as one kernel, ``[len(groups)]``."""

@@ -23,8 +23,9 @@ from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
 
 LEAST_NS = 20_000
 """Kernels shorter than this hold a transfer for less than it takes to launch it."""
-_AT_ONCE_NS = 10_000
-"""A transfer that waited no longer was not held."""
+AT_ONCE_NS = 10_000
+"""A transfer that waited no longer was not held: so long takes its launch, or that of the kernel. Taken for a hold, it
+made products come first beside which transfers ran from their beginning, and the search looked for these."""
 _LAUNCH_NS = 5_000
 """A kernel that begins so shortly behind the moment at which a transfer could was in line with it."""
 _AT_THE_END_NS = 500
@@ -103,10 +104,10 @@ def _share(transfers: Sequence[Sequence[_Seen]]) -> float | None:
     free: list[float] = []
     for seen in transfers:
         if all(one.could < _BEGINNING for one in seen):
-            held.append(max(one.began for one in seen))
+            held.append(max(one.began if one.waited_ns > AT_ONCE_NS else 0.0 for one in seen))
             continue
-        held += [one.began for one in seen if one.waited_ns > _AT_ONCE_NS]
-        free += [one.began for one in seen if one.waited_ns <= _AT_ONCE_NS]
+        held += [one.began for one in seen if one.waited_ns > AT_ONCE_NS]
+        free += [one.began for one in seen if one.waited_ns <= AT_ONCE_NS]
     if held:
         return min(max(0.0, median(held)), 1.0)
     # What begins at once late in a kernel may do so behind its hold.
