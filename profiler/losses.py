@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from statistics import median
 
+from disco_hlo.profiler.holds import AT_ONCE_NS
 from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
@@ -108,7 +109,7 @@ def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
                     length_ns(spans),
                     sum(covered_ns(one, there) for one in spans),
                     sum(covered_ns(one, moving[run, device]) for one in spans),
-                    covered_ns((begins_ns - 1, begins_ns + 1), there) > 0,
+                    covered_ns((begins_ns - 1, begins_ns + AT_ONCE_NS), there) > 0,
                 )
             )
     return found

@@ -23,6 +23,12 @@ def test_a_product_counts_if_a_transfer_was_there_when_it_began() -> None:
     assert later.all_kernels == pytest.approx(70 / (70 - 10))
 
 
+def test_a_transfer_is_there_when_a_product_begins_if_it_needs_but_its_launch() -> None:
+    """vgg19 over NVLink: 3 us behind a product whose time it took by 1.3 ms."""
+    found = read(both(*(trace(("p0", 0, 130), ("b0", 3, 83), device=device) for device in (0, 1))))
+    assert found.products == pytest.approx(80 / (80 - 30))
+
+
 def test_what_a_kernel_loses_to_a_transfer_that_waits_counts_by_the_time_in_which_data_moves() -> None:
     """The transfer is 60 us early on the first device, and costs its product 20 us there, nothing on the other."""
     early = trace(("b0", 0, 120), ("p0", 1, 121))
