@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from disco_hlo.profiler.intervals import length_ns
@@ -32,7 +32,16 @@ _MEMORY = re.compile(r"mem(set|cpy)", re.IGNORECASE)
 outside (``MemcpyD2D``)."""
 
 
-def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> Trace:
+@dataclass(frozen=True)
+class WithNames:
+    """A trace in command buffers, in which every execution has a name."""
+
+    trace: Trace
+    unnamed_ns: int
+    """What is left out of it for want of one, of a run on a device."""
+
+
+def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> WithNames:
     """What ran in ``timed``, under the instruction names that ``named`` has for it, and as its module.
 
     Args:
@@ -65,9 +74,9 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
             )
     if not found:
         raise ProfileError(f"nothing of {timed_module} has a name in the trace of {named_module}")
-    return Trace(
-        tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns))), timed.windows, timed.backend
-    )
+    ordered = tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns)))
+    unnamed_ns = round((all_ns.total() - named_ns.total()) / len(places))
+    return WithNames(Trace(ordered, timed.windows, timed.backend), unnamed_ns)
 
 
 def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
@@ -81,10 +90,31 @@ def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
 
 
 def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[tuple[Execution, Execution]]:
-    """Pairs of the same kernel, of one lane: where one has more than the other, the longest runs that both have."""
+    """Pairs of the same kernel, of one lane. Where one has more than the other: those from the beginning on and from
+    the end back, as far as both are alike, and of what lies between the longest runs that both have.
+
+    Copies, and memsets, are all alike: where there are more of them in one, nobody knows which it is.
+    """
+    if len(timed) != len(named) and timed and _MEMORY.match(timed[0].kernel):
+        return
     ours, theirs = ([_sort_of(one.kernel) for one in side] for side in (timed, named))
-    for block in SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks():
-        yield from zip(timed[block.a :][: block.size], named[block.b :][: block.size], strict=True)
+    first = _alike(ours, theirs)
+    last = _alike(ours[first:][::-1], theirs[first:][::-1])
+    middle = SequenceMatcher(
+        None, ours[first : len(ours) - last], theirs[first : len(theirs) - last], autojunk=False
+    )
+    yield from zip(timed[:first], named[:first], strict=True)
+    for block in middle.get_matching_blocks():
+        yield from zip(
+            timed[first + block.a :][: block.size], named[first + block.b :][: block.size], strict=True
+        )
+    yield from zip(timed[len(ours) - last :], named[len(theirs) - last :], strict=True)
+
+
+def _alike(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """How many are the same from the beginning on."""
+    both = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (one, other) in both if one != other), min(len(ours), len(theirs)))
 
 
 def _sort_of(kernel: str) -> str:

@@ -20,11 +20,11 @@ from statistics import mean, median
 from types import MappingProxyType
 
 import numpy as np
-from disco_hlo.profiler.intervals import covered_ns, length_ns, merged
+from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.losses import MOST, MOST_OF_PRODUCTS, believed, slow_downs
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
+from disco_hlo.profiler.transfers import Moved, by_place, is_transfer, moved_ns, moving, numbered, span
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
@@ -56,6 +56,7 @@ def contention(
     alone_module: str,
     beside_module: str | None = None,
     products: Collection[str] = (),
+    moved: tuple[Moved, Moved] | None = None,
 ) -> Contention | None:
     """Slow-down of compute beside transfers and of transfers beside compute, each at least 1, and the wait of
     transfers that begin beside compute, 0 where it cannot be told from their slow-down.
@@ -66,23 +67,31 @@ def contention(
         alone_module: the name of the first module.
         beside_module: the name of the second; by default the same.
         products: tokens of kernels that hold a product; what these and what others lose is told apart. The kind that
-            shares too little time with transfers goes by all kernels together, products as ever at most at twice
-            their time.
+            shares too little time with transfers goes by all kernels together, at most at twice its time.
+        moved: how long the transfers of either trace move data, where other processes have devices, too.
 
     Returns:
         None where too little ran at the same time to tell (a fast link).
     """
     beside_module = alone_module if beside_module is None else beside_module
-    lost = slow_downs(alone, beside, alone_module, beside_module, products)
-    transfers = _beside(_transfers(alone, alone_module), _transfers(beside, beside_module))
+    moved = moved or (moved_ns(alone, alone_module), moved_ns(beside, beside_module))
+    lost = slow_downs(alone, beside, alone_module, beside_module, products, moved[1])
+    transfers = _beside(
+        _transfers(alone, alone_module, moved[0]), _transfers(beside, beside_module, moved[1])
+    )
     if lost.all_kernels is None and transfers is None:
         return None
     factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
     all_kernels = lost.all_kernels or 1.0
-    by_kind = (
-        (lost.products or min(all_kernels, MOST_OF_PRODUCTS), lost.others or all_kernels) if products else ()
+    if not products:
+        return Contention(all_kernels, factor, round(wait_ns))
+    # All together lose no more than the kind that loses most: products were seen to lose more than they can.
+    of_products, of_others = (
+        min(all_kernels, MOST_OF_PRODUCTS) if one is None else one for one in (lost.products, lost.others)
     )
-    return Contention(all_kernels, factor, round(wait_ns), *by_kind)
+    return Contention(
+        min(all_kernels, max(of_products, of_others)), factor, round(wait_ns), of_products, of_others
+    )
 
 
 def gap_in_step_ns(
@@ -144,44 +153,46 @@ def launch_gap_ns(trace: Trace, module_name: str) -> int:
     return round(mean(gaps))
 
 
-def bucket_totals_ns(trace: Trace, module_name: str, buckets: int) -> list[int]:
-    """What the buckets of each run take together, each on the device that arrives last; runs that do not show all
+def bucket_totals_ns(moved: Moved, buckets: int) -> list[int]:
+    """What the buckets of each run take together, each on the device that comes last; runs that do not show all
     ``buckets`` are left out."""
-    found: dict[int, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
-    for (run, device), items in by_place(trace, module_name).items():
-        for item in items:
-            if is_transfer(item) and unit_of(item).startswith("b"):
-                found[run][unit_of(item)][device] += item.end_ns - item.start_ns
-    whole = [by_unit for _, by_unit in sorted(found.items()) if len(by_unit) == buckets]
-    return [sum(min(by_device.values()) for by_device in by_unit.values()) for by_unit in whole]
+    found: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for (run, unit, _), ns in moved.items():
+        if unit.startswith("b"):
+            found[run][unit] += ns
+    return [sum(by_unit.values()) for _, by_unit in sorted(found.items()) if len(by_unit) == buckets]
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a transfer took in one place and run."""
+    """What a transfer took in one place and run, less its waiting for other devices."""
 
     length_ns: int
     shared_ns: int
     """How much of it had kernels beside it."""
 
 
-def _transfers(trace: Trace, module_name: str) -> dict[str, _Work]:
-    """Of each transfer, which begins on the device that is there first, the median over the runs of its time on the
-    one that arrives last."""
-    found: dict[str, dict[int, list[_Work]]] = defaultdict(lambda: defaultdict(list))
+def _transfers(trace: Trace, module_name: str, moved: Moved) -> dict[str, _Work]:
+    """Of each transfer the median over the runs of the time in which it moves data, as the device has it that comes
+    last."""
+    found: dict[str, dict[int, list[tuple[int, _Work]]]] = defaultdict(lambda: defaultdict(list))
     for (run, _), items in by_place(trace, module_name).items():
         kernels = merged(span(item) for item in items if not is_transfer(item))
-        own: dict[str, list[Execution]] = defaultdict(list)
-        for item in filter(is_transfer, items):
-            own[unit_of(item)].append(item)
+        own: dict[str, list[tuple[Execution, Interval]]] = defaultdict(list)
+        for name, item in numbered(items):
+            own[name[0]].append((item, moving(item, (run, *name), moved)))
         for unit, parts in own.items():
-            found[unit][run].append(
-                _Work(length_ns(map(span, parts)), sum(covered_ns(span(item), kernels) for item in parts))
-            )
-    shortest = ([min(at, key=_length) for at in by_run.values()] for by_run in found.values())
+            moves = [part for _, part in parts]
+            work = _Work(length_ns(moves), sum(covered_ns(part, kernels) for part in moves))
+            found[unit][run].append((length_ns(span(item) for item, _ in parts), work))
+    last = ([min(at, key=_first)[1] for at in by_run.values()] for by_run in found.values())
     return {
-        unit: sorted(works, key=_length)[len(works) // 2] for unit, works in zip(found, shortest, strict=True)
+        unit: sorted(works, key=_length)[len(works) // 2] for unit, works in zip(found, last, strict=True)
     }
+
+
+def _first(timed: tuple[int, _Work]) -> int:
+    return timed[0]
 
 
 def _length(work: _Work) -> int:

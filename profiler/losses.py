@@ -4,23 +4,32 @@ DisCo's simulator lets compute run at full speed beside communication. They shar
 multiprocessors, and a matrix product whose thread blocks just fill these takes another round of them where a transfer
 has a few: it loses much, if the transfer was there when it began, and little if the transfer came later.
 
-A transfer moves data once it runs on all devices; on one that is there sooner it waits, beside kernels that lose by it
-all the same. The simulator's devices are never apart. So all that kernels lost is held against the time in which data
-moved beside them. Read on two traces of the same kernels: one in which every transfer runs alone, and one in which they
-run under the compute.
+A transfer moves data once it runs on all devices (``transfers.py``); on one that is there sooner it waits, beside
+kernels that lose by it all the same. The simulator's devices are never apart. So all that kernels lost is held against
+the time in which data moved beside them. Read on two traces of the same kernels: one in which every transfer runs
+alone, and one in which they run under the compute.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from disco_hlo.profiler.holds import AT_ONCE_NS
-from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
+from disco_hlo.profiler.intervals import covered_ns, length_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import by_place, is_transfer, span, unit_of
+from disco_hlo.profiler.transfers import (
+    Moved,
+    by_place,
+    is_transfer,
+    moved_ns,
+    moving,
+    numbered,
+    span,
+    unit_of,
+)
 
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""
@@ -63,19 +72,29 @@ class _Ran:
 
 
 def slow_downs(
-    alone: Trace, beside: Trace, alone_module: str, beside_module: str, products: Container[str]
+    alone: Trace,
+    beside: Trace,
+    alone_module: str,
+    beside_module: str,
+    products: Container[str],
+    moved: Moved | None = None,
 ) -> SlowDowns:
     """What kernels lose.
 
     Args:
         products: tokens of kernels that hold a product.
+        moved: how long the transfers of ``beside`` move data, where other processes have devices, too.
     """
+    moved = moved_ns(beside, beside_module) if moved is None else moved
     was: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for run in _by_run(alone, alone_module).values():
+    for run in _by_run(alone, alone_module, {}).values():
         for ran in run:
             was[ran.place].append(ran.length_ns)
     alone_ns = {place: ns for place, lengths in was.items() if (ns := median(lengths)) >= _LONG_NS}
-    runs = [[ran for ran in run if ran.place in alone_ns] for run in _by_run(beside, beside_module).values()]
+    runs = [
+        [ran for ran in run if ran.place in alone_ns]
+        for run in _by_run(beside, beside_module, moved).values()
+    ]
     drift = _drift(alone_ns, runs)
 
     def of(counts: Callable[[_Ran], bool], most: float = MOST) -> float | None:
@@ -90,12 +109,11 @@ def slow_downs(
     )
 
 
-def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
-    places = by_place(trace, module_name)
-    moving = _moving(places)
+def _by_run(trace: Trace, module_name: str, moved: Moved) -> dict[int, list[_Ran]]:
     found: dict[int, list[_Ran]] = defaultdict(list)
-    for (run, device), items in places.items():
+    for (run, device), items in by_place(trace, module_name).items():
         there = merged(map(span, filter(is_transfer, items)))
+        moves = merged(moving(item, (run, *name), moved) for name, item in numbered(items))
         kernels: dict[str, list[Execution]] = defaultdict(list)
         for item in items:
             if not is_transfer(item):
@@ -108,33 +126,11 @@ def _by_run(trace: Trace, module_name: str) -> dict[int, list[_Ran]]:
                     (unit, device),
                     length_ns(spans),
                     sum(covered_ns(one, there) for one in spans),
-                    sum(covered_ns(one, moving[run, device]) for one in spans),
+                    sum(covered_ns(one, moves) for one in spans),
                     covered_ns((begins_ns - 1, begins_ns + AT_ONCE_NS), there) > 0,
                 )
             )
     return found
-
-
-def _moving(places: Mapping[tuple[int, int], Sequence[Execution]]) -> dict[tuple[int, int], list[Interval]]:
-    """When data moved, by run and device: from when the last device had begun."""
-    begun: dict[tuple[int, str, int], int] = {}
-    for (run, _), items in places.items():
-        for name, item in _numbered(items):
-            begun[run, *name] = max(begun.get((run, *name), item.start_ns), item.start_ns)
-    return {
-        (run, device): merged(
-            (min(begun[run, *name], item.end_ns), item.end_ns) for name, item in _numbered(items)
-        )
-        for (run, device), items in places.items()
-    }
-
-
-def _numbered(items: Iterable[Execution]) -> Iterator[tuple[tuple[str, int], Execution]]:
-    """Transfers, each by what it is called on all devices, and how often it was there before."""
-    seen: Counter[str] = Counter()
-    for item in filter(is_transfer, items):
-        yield (unit_of(item), seen[unit_of(item)]), item
-        seen[unit_of(item)] += 1
 
 
 def _drift(alone_ns: Mapping[tuple[str, int], float], runs: Iterable[Sequence[_Ran]]) -> float:

@@ -1,9 +1,15 @@
-"""Transfers and kernels in the trace of a GPU, where an execution is one kernel and transfers are NCCL's."""
+"""Transfers and kernels in the trace of a GPU, where an execution is one kernel and transfers are NCCL's.
+
+A transfer begins on the device that is there first and waits for the others; it moves data once it runs on all, and
+ends on all together. So it moves for as long as it takes on the device that comes last. Where devices are of several
+processes, whose traces have clocks of their own, that is the shortest of its times on any of them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
@@ -35,3 +41,38 @@ def by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execu
         if item.module == module_name:
             found[item.run, item.device].append(item)
     return found
+
+
+Moved = Mapping[tuple[int, str, int], int]
+"""How long transfers move data, ns, by run, unit, and how often the unit was transferred before in that run."""
+
+
+def moved_ns(trace: Trace, module_name: str) -> Moved:
+    """As the devices of this trace have it."""
+    found: dict[tuple[int, str, int], int] = {}
+    for (run, _), items in by_place(trace, module_name).items():
+        for (unit, number), item in numbered(items):
+            length_ns = item.end_ns - item.start_ns
+            found[run, unit, number] = min(found.get((run, unit, number), length_ns), length_ns)
+    return found
+
+
+def least(of_all: Sequence[Moved]) -> Moved:
+    """As all devices have it, told by the traces of each process; what one does not show is left out."""
+    common = set(of_all[0]).intersection(*of_all[1:])
+    return {key: min(one[key] for one in of_all) for key in sorted(common)}
+
+
+def numbered(items: Iterable[Execution]) -> Iterator[tuple[tuple[str, int], Execution]]:
+    """Transfers of one run on one device, each by its unit and how often that was there before."""
+    seen: Counter[str] = Counter()
+    for item in filter(is_transfer, items):
+        unit = unit_of(item)
+        yield (unit, seen[unit]), item
+        seen[unit] += 1
+
+
+def moving(item: Execution, key: tuple[int, str, int], moved: Moved) -> Interval:
+    """The part of a transfer in which it moves data; all of it where nobody knows better."""
+    length_ns = item.end_ns - item.start_ns
+    return item.end_ns - min(length_ns, moved.get(key, length_ns)), item.end_ns

@@ -24,7 +24,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.plugin.measuring import traced_modules
+from disco_hlo.plugin.measuring import profiling, traced_modules
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
@@ -285,6 +285,39 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
         )
         == 1
     )
+
+
+def test_a_module_that_fails_is_done_without_and_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the search. And where another module was traced, what it would have shown was never asked for again."""
+    whole, fails = profiling.take, True
+
+    def take(session: Session, module: Any, *more: Any, **named: Any) -> Any:
+        if fails and module.trial.name == "XLA's kernels":
+            raise MemoryError("out of memory")
+        return whole(session, module, *more, **named)
+
+    monkeypatch.setattr(profiling, "take", take)
+    made, arguments = models.mlp()
+
+    def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:
+        source = canonicalize(compiles.capture(request))
+        session = join(request, Settings(search=True, directory=tmp_path))
+        with ProfileStore(tmp_path / "profile.sqlite") as store:
+            found = profile_step(session, source, read(source), store)
+        assert found is not None
+        return source, found.profile
+
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        source, first = intercept(made, arguments, body)
+    assert "XLA's kernels: not profiled: MemoryError: out of memory" in caplog.messages
+    xlas = {fused_key(source.graph, group) for group in read(source).groups}
+    assert first.ops
+    assert not xlas & set(first.ops)
+    fails = False
+    _, second = intercept(made, arguments, body)
+    assert xlas & set(second.ops)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,29 @@ from disco_hlo.profiler.trace import Trace
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF, NamedTrace, Traceable, take, traceable
+from disco_hlo.plugin.measuring.runner import Memory
+from disco_hlo.plugin.measuring.traced_modules import (
+    GRAPHS_OFF,
+    Findings,
+    NamedTrace,
+    Traceable,
+    as_all_have_it,
+    take,
+    traceable,
+)
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 said: list[str] = []
+others: list[bytes] = []
+"""What ranks beside this one say."""
 
 
 def session(backend: str = "gpu") -> Any:
     return SimpleNamespace(
-        facts=SimpleNamespace(backend=backend),
+        facts=SimpleNamespace(backend=backend, process_count=2),
         stage=lambda _what: contextlib.nullcontext(),
+        channel=SimpleNamespace(all_gather=lambda mine, **_: [mine, *others]),
+        timeout_s=1.0,
         say=lambda text, *values: said.append(text % values),
     )
 
@@ -32,6 +45,7 @@ def session(backend: str = "gpu") -> Any:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
     """Take a module whose two executables are the names of their modules in the traces given."""
     said.clear()
+    others.clear()
     asked: list[tuple[str, int, bool]] = []
 
     def of(
@@ -116,3 +130,39 @@ def test_a_step_that_is_too_long_to_be_run_several_times_in_a_row_has_the_way_fr
     traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
     assert run(traces, timed=True, in_a_row=1).step_ns == 0
     assert not said
+
+
+def test_what_has_no_name_is_no_launch(run: Callable[..., NamedTrace]) -> None:
+    """Of an untraced step it was left over, and shared out among the kernels that have one."""
+    copied = [*BUFFERED[:3], ("command_buffer_1", "MemcpyD2D", 51, 52), *BUFFERED[3:]]
+    traces = {"step": trace("jit_a", *[copied] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
+    assert run(traces, timed=True).step_ns == 39_000
+
+
+def test_where_one_rank_finds_no_names_all_go_without(run: Callable[..., NamedTrace]) -> None:
+    named = trace("jit_b", *[NAMED] * 3)
+    others.append(b"1")
+    assert run({"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": named}).trace is named
+    assert said == ["step: times are those without command buffers, and not kept"]
+
+
+def test_ranks_tell_each_other_how_long_transfers_move_data() -> None:
+    mine = Findings(moved={(0, "b0", 0): 170_000, (0, "b1", 0): 40_000}, moved_by_name={(0, "b0", 0): 9})
+    others[:] = [b'[[0, "b0", 0, 120000], [0, "b1", 0, 50000]]']
+    found = as_all_have_it(session(), mine)
+    assert found.moved == {(0, "b0", 0): 120_000, (0, "b1", 0): 40_000}
+    assert found.moved_by_name == {(0, "b0", 0): 9}
+    assert as_all_have_it(session("cpu"), mine) is mine
+
+
+def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were counted for every module of a step, and the second and third had no room."""
+    monkeypatch.setattr(traced_modules, "memory", lambda _executable: Memory(100 << 20, 0, 20 << 20, 0))
+    monkeypatch.setattr(traced_modules, "available_bytes", lambda _request: 60 << 20)
+    others.clear()
+    posed = SimpleNamespace(**vars(session()), request=None)
+    assert "needs 120 MiB" in traced_modules.lack_of_memory(posed, Trial("step", None, 0))  # type: ignore[arg-type]
+    for donated_mib, lacks in ((0, False), (30, False), (40, True)):
+        runner: Any = SimpleNamespace(donated_bytes=lambda mib=donated_mib: mib << 20)
+        found = traced_modules.lack_of_memory(posed, Trial("step", None, 0), runner)  # type: ignore[arg-type]
+        assert bool(found) == lacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from disco_hlo.profiler.command_buffers import with_names
+from disco_hlo.profiler.command_buffers import WithNames, _aligned, _lanes, with_names
 from disco_hlo.profiler.contention import launch_gap_ns
 from disco_hlo.profiler.instructions import instruction_times
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace
@@ -45,7 +45,7 @@ def trace(module: str, *runs: Sequence[Row], device: int = 0) -> Trace:
 
 
 def test_kernels_go_by_the_names_of_those_in_their_places_and_transfers_by_theirs() -> None:
-    found = with_names(trace("jit_a", BUFFERED, BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b")
+    found = with_names(trace("jit_a", BUFFERED, BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b").trace
     assert {one.module for one in found.executions} == {"jit_b"}
     assert len(found.windows) == 2
     assert [
@@ -62,7 +62,7 @@ def test_kernels_go_by_the_names_of_those_in_their_places_and_transfers_by_their
 
 
 def test_times_are_those_in_command_buffers() -> None:
-    found = with_names(trace("jit_a", *[BUFFERED] * 3), "jit_a", trace("jit_b", *[NAMED] * 3), "jit_b")
+    found = with_names(trace("jit_a", *[BUFFERED] * 3), "jit_a", trace("jit_b", *[NAMED] * 3), "jit_b").trace
     times = {op: time.median_ns for op, time in instruction_times(found, "jit_b").items()}
     assert times == {
         "g0_fusion": 10_000, "n1_dot": 39_000, "b0_all-reduce": 16_000, "n2_dot": 19_000,
@@ -75,7 +75,7 @@ def test_each_device_has_names_of_its_own() -> None:
     other = [(op.replace("n2", "n5"), *rest) for op, *rest in NAMED]
     both = [trace("jit_b", NAMED), trace("jit_b", other, device=1)]
     named = Trace(tuple(one for part in both for one in part.executions), (), "gpu")
-    found = with_names(trace("jit_a", BUFFERED, device=1), "jit_a", named, "jit_b")
+    found = with_names(trace("jit_a", BUFFERED, device=1), "jit_a", named, "jit_b").trace
     assert "n5_dot" in {one.op for one in found.executions}
     assert "n2_dot" not in {one.op for one in found.executions}
 
@@ -83,10 +83,47 @@ def test_each_device_has_names_of_its_own() -> None:
 def test_a_kernel_that_one_of_the_two_has_alone_is_left_out() -> None:
     copied = [*BUFFERED[:3], ("command_buffer_1", "MemcpyD2D", 51, 52), *BUFFERED[3:]]
     found = with_names(trace("jit_a", copied), "jit_a", trace("jit_b", NAMED), "jit_b")
-    assert (
-        found.executions
-        == with_names(trace("jit_a", BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b").executions
-    )
+    assert found.unnamed_ns == 1000
+    whole = with_names(trace("jit_a", BUFFERED), "jit_a", trace("jit_b", NAMED), "jit_b")
+    assert whole == WithNames(found.trace, 0)
+
+
+def row_of(kernels: str) -> list[Row]:
+    """A kernel a letter, of 10 us, each with an instruction of its own; M are copies."""
+    return [
+        (f"n{i}_op", "MemcpyD2D" if letter == "M" else letter, 10 * i, 10 * i + 10)
+        for i, letter in enumerate(kernels)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("timed", "named", "expected"),
+    [
+        (
+            "a" + 12 * "k" + "x" + 12 * "k",
+            "a" + 12 * "k" + "y" + 12 * "k",
+            {i: i for i in range(26) if i != 13},
+        ),
+        (4 * "abc", 2 * "abc" + "ab" + "abc", {i: i if i < 8 else i - 1 for i in range(12) if i != 8}),
+        ("abMcM", "aMbMcM", {0: 0, 1: 2, 3: 4}),
+        ("xabcx", "xcabx", {0: 0, 1: 2, 2: 3, 4: 4}),
+    ],
+)
+def test_kernels_that_are_alike_keep_their_places(timed: str, named: str, expected: dict[int, int]) -> None:
+    """The longest run that both have was named first, and where one kernel differed others had their neighbours' names.
+    Of copies, all alike, one more in one trace shifted the rest."""
+    mine, others = row_of(timed), row_of(named)
+    found = dict(_pairs_of(mine, others))
+    assert found == expected
+
+
+def _pairs_of(timed: Sequence[Row], named: Sequence[Row]) -> list[tuple[int, int]]:
+    lanes = [_lanes(trace("jit_step", rows).executions) for rows in (timed, named)]
+    return [
+        (one.start_ns // 10_000, int(other.op[1:].partition("_")[0]))
+        for lane, ones in lanes[0].items()
+        for one, other in _aligned(ones, lanes[1].get(lane, []))
+    ]
 
 
 def test_a_trace_of_other_kernels_tells_no_names() -> None:

@@ -9,6 +9,7 @@ import pytest
 from disco_hlo.profiler.contention import bucket_totals_ns, contention, gap_in_step_ns, launch_gap_ns
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import least, moved_ns
 
 from disco_hlo.errors import ProfileError
 
@@ -228,6 +229,23 @@ def test_buckets_take_what_they_take_on_the_device_that_arrives_last() -> None:
     late = trace(("g0", 0, 100), ("b0.all-reduce.3", 100, 220), ("b1", 290, 340), ("n7.all-gather", 400, 500))
     second = trace(("b0", 600, 700), ("b1", 700, 730), run=1)
     cut_off = trace(("b0", 900, 1000), run=2)
-    found = bucket_totals_ns(both(early, late, second, cut_off), "jit_step", buckets=2)
+    found = bucket_totals_ns(moved_ns(both(early, late, second, cut_off), "jit_step"), buckets=2)
     assert found == [(120 + 40) * 1000, (100 + 30) * 1000]
-    assert bucket_totals_ns(ALONE, "jit_other", buckets=1) == []
+    assert bucket_totals_ns(moved_ns(ALONE, "jit_other"), buckets=1) == []
+
+
+def test_processes_with_a_device_each_tell_one_another_how_long_transfers_wait() -> None:
+    """Rank 0's kernels are faster; its transfers waited for the other's, and were taken to be as long as that."""
+    alone = [
+        trace(("g0", 0, us), ("b0", us, 200), ("g1", 200, 240), ("g2", 240, 300), device=0)
+        for us in (90, 100)
+    ]
+    beside = [
+        trace(("b0", begins, 130), ("g1", 5, 55), ("g2", 55, 127), ("g0", 140, 140 + us), device=0)
+        for begins, us in ((-20, 90), (0, 100))
+    ]
+    moved = tuple(least([moved_ns(one, "jit_step") for one in traces]) for traces in (alone, beside))
+    assert [bucket_totals_ns(one, buckets=1) for one in moved] == [[100_000], [130_000]]
+    fast, slow = (contention(*pair, "jit_step", moved=moved) for pair in zip(alone, beside, strict=True))  # type: ignore[arg-type]
+    assert fast == slow == contention(alone[1], beside[1], "jit_step")
+    assert fast != contention(alone[0], beside[0], "jit_step")

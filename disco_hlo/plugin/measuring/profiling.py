@@ -48,6 +48,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
     Traceable,
+    as_all_have_it,
     findings,
     lack_of_memory,
     ranks_block,
@@ -59,7 +60,7 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import contention
+from disco_hlo.profiler.contention import bucket_totals_ns, contention
 from disco_hlo.profiler.holds import holds
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
@@ -275,26 +276,29 @@ def _trace(
     first_runs = FirstRuns(session, "inputs for profiling")
     for module in modules:
         trial = module.trial
-        trial.error = module.error or lack_of_memory(session, trial)
+        trial.error = module.error or lack_of_memory(session, trial, runner)
+        if not trial.error:
+            try:
+                taken = take(session, module, runner, first_runs, timed=trial.name == _ALONE)
+                with session.stage(f"what the {trial.name} shows"):
+                    one = findings(
+                        source.graph, trial, taken, launch_ns,
+                        blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
+                    )  # fmt: skip
+                found[trial.name] = one = as_all_have_it(session, one)
+                runner = taken.runner
+                launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
+                if kept is not None:
+                    kept.runner = runner
+                    if one.trace is not None and trial.name != _UNFUSED:
+                        kept.traces[trial.name] = one.trace
+            except Exception as error:  # the same on every rank, by the stages it goes through
+                trial.error = one_line(error)
         if trial.error:
             session.say("%s: not profiled: %s", trial.name, trial.error)
-            continue
-        taken = take(session, module, runner, first_runs, timed=trial.name == _ALONE)
-        runner = taken.runner
-        with session.stage(f"what the {trial.name} shows"):
-            one = findings(
-                source.graph, trial, taken, launch_ns,
-                blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
-            )  # fmt: skip
-        found[trial.name] = one
-        launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
         if kept is None:
             for done in module.trials:
                 done.executable = None
-        else:
-            kept.runner = runner
-            if one.trace is not None and trial.name != _UNFUSED:
-                kept.traces[trial.name] = one.trace
     wanted_times = any(module.trial.name == _UNFUSED for module in modules)
     with session.stage("profile"):
         if session.leads and wanted_times and not _op_times(found):
@@ -316,9 +320,11 @@ def _take_in(
         known.keep_no_more()
     if (gap_ns := taken[_ALONE].gap_ns) is not None:
         known.add_gap(fingerprint, gap_ns)
+    # What one of them would have shown is asked for again if it could not be traced.
+    whole = all(taken[name].trace is not None for name in (_UNFUSED, _ALONE))
     if wanted["ops"]:
-        known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns)
-    if wanted["ops"] and blocks:
+        known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns if whole else ())
+    if wanted["ops"] and blocks and whole:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
     if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
         alike = _alike(taken)
@@ -326,14 +332,15 @@ def _take_in(
         known.add_holds(held)
         slow_downs = _slow_downs(alike, _products(source, xla))
         known.add_contention(replace(slow_downs, hold=median(held.values()) if held else 0.0), fingerprint)
-        known.add_waits(fingerprint, (), taken[_ALONE].buckets_ns)
+        buckets = len(one_at_a_time(source.graph, varied_buckets(xla)).buckets)
+        known.add_waits(fingerprint, (), bucket_totals_ns(alike[_ALONE].moved, buckets))
 
 
 def _alike(taken: Mapping[str, Findings]) -> Mapping[str, Findings]:
     """All traces as training runs the modules, or none: kernels take other times outside of command buffers."""
     if all(one.as_run for one in taken.values()):
         return taken
-    return {name: replace(one, trace=one.by_name) for name, one in taken.items()}
+    return {name: replace(one, trace=one.by_name, moved=one.moved_by_name) for name, one in taken.items()}
 
 
 def _op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
@@ -365,7 +372,8 @@ def _slow_downs(taken: Mapping[str, Findings], products: frozenset[str]) -> Cont
     alone, beside = taken[_ALONE], taken[_BESIDE]
     if alone.trace is None or beside.trace is None:
         return _NO_CONTENTION
-    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name, products)
+    moved = alone.moved, beside.moved
+    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name, products, moved)
     if found is None:
         LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
     return found or _NO_CONTENTION

@@ -6,6 +6,7 @@ buffers hide which kernel belongs to which instruction; so a module is compiled 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -19,7 +20,7 @@ from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.links import TransferChains
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, run_on_all
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, anywhere, run_on_all
 from disco_hlo.plugin.measuring.runner import Runner, Together, memory
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session
@@ -28,12 +29,13 @@ from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.plugin.xla.job import available_bytes
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
-from disco_hlo.profiler.command_buffers import with_names
-from disco_hlo.profiler.contention import bucket_totals_ns, gap_in_step_ns
+from disco_hlo.profiler.command_buffers import WithNames, with_names
+from disco_hlo.profiler.contention import gap_in_step_ns
 from disco_hlo.profiler.costs import group_times
 from disco_hlo.profiler.instructions import MINIMUM_RUNS, Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
+from disco_hlo.profiler.transfers import Moved, least, moved_ns
 
 RUNS = {"cpu": 12, "gpu": 5}
 """Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
@@ -83,8 +85,10 @@ class Findings:
     """By run, how long all-reduces ran, where they block (CPU)."""
     gap_ns: int | None = None
     """Launch cost in the step (GPU); None where it was not timed, or does not tell."""
-    buckets_ns: Sequence[int] = ()
-    """By run, how long all buckets ran (GPU)."""
+    moved: Moved = field(default_factory=dict)
+    """How long transfers move data (GPU)."""
+    moved_by_name: Moved = field(default_factory=dict)
+    """And in the trace that the names are from."""
 
     @property
     def as_run(self) -> bool:
@@ -105,10 +109,17 @@ def traceable(session: Session, trial: Trial) -> Traceable:
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
 
 
-def lack_of_memory(session: Session, trial: Trial) -> str:
-    """On which ranks a module has too little room to be run, the same on all; empty where it has enough."""
+def lack_of_memory(session: Session, trial: Trial, inputs_of: Runner | None = None) -> str:
+    """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
+
+    Args:
+        inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
+    """
     with session.stage(f"room for the {trial.name}"):
-        needed, free = memory(trial.executable).total_bytes, available_bytes(session.request)
+        needs, free = memory(trial.executable), available_bytes(session.request)
+        needed = needs.total_bytes
+        if inputs_of is not None:
+            needed -= max(0, needs.arguments_bytes - inputs_of.donated_bytes())
     lack = ""
     if free is not None and needed > _USABLE * free:
         lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
@@ -156,7 +167,7 @@ class NamedTrace:
     by_name: tracing.Trace | None = None
     """As of :class:`Findings`; ``trace`` itself where the other one did not find its names in it."""
     step_ns: int = 0
-    """What it took untraced, several in a row; 0 where that was not asked for, or failed."""
+    """What it took untraced, several in a row, less what has no name; 0 where that was not asked for, or failed."""
 
 
 def take(
@@ -192,15 +203,26 @@ def take(
     with session.stage(f"profile {by_name.name}"), marked(session, by_name):
         named, _ = traced_on_all(session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False)
     with session.stage(f"names of {trial.name}"):
-        modules = [module_name(executables.read_executable(one.executable)) for one in module.trials]
-        try:
-            trace = with_names(trace, modules[0], named, modules[1])
-        except ProfileError as error:
-            session.say(
-                "%s: times are those without command buffers, and not kept: %s", trial.name, one_line(error)
-            )
-            trace = named
-    return NamedTrace(trace, walls_ns, by_name.executable, runner, named, step_ns)
+        whole, why = _with_names(module, trace, named)
+    if anywhere(session, whole is None, "names"):
+        session.say(
+            "%s: times are those without command buffers, and not kept%s", trial.name, why and f": {why}"
+        )
+        return NamedTrace(named, walls_ns, by_name.executable, runner, named)
+    assert whole is not None
+    step_ns = max(0, step_ns - whole.unnamed_ns)
+    return NamedTrace(whole.trace, walls_ns, by_name.executable, runner, named, step_ns)
+
+
+def _with_names(
+    module: Traceable, timed: tracing.Trace, named: tracing.Trace
+) -> tuple[WithNames | None, str]:
+    """The one trace with the names of the other, or why it cannot have them."""
+    names = [module_name(executables.read_executable(one.executable)) for one in module.trials]
+    try:
+        return with_names(timed, names[0], named, names[1]), ""
+    except ProfileError as error:
+        return None, one_line(error)
 
 
 def _untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns) -> int:
@@ -260,10 +282,13 @@ def findings(
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
-    shown = Findings(trace, name, taken.by_name, walls_ns)
+    on_cpu = trace.backend == "cpu"
+    moved, moved_by_name = (
+        {} if on_cpu or one is None else moved_ns(one, name) for one in (trace, taken.by_name)
+    )
+    shown = Findings(trace, name, taken.by_name, walls_ns, moved=moved, moved_by_name=moved_by_name)
     if not by_itself:
         return shown
-    on_cpu = trace.backend == "cpu"
     written, inside = canonicalize(executed), owners(executed)
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
@@ -282,9 +307,20 @@ def findings(
     # A plan's nodes are the source's: what is written may hold some of them twice.
     found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
     waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
-    buckets = len(trial.strategy.buckets) if trial.strategy and not on_cpu else 0
-    buckets_ns = bucket_totals_ns(trace, name, buckets) if buckets else ()
-    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, buckets_ns=buckets_ns)
+    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns)
+
+
+def as_all_have_it(session: Session, mine: Findings) -> Findings:
+    """How long transfers move data, by the traces of all ranks: each sees its own devices, which wait for others'."""
+    if session.facts.backend != "gpu" or session.facts.process_count < 2:
+        return mine
+    return replace(mine, moved=_least(session, mine.moved), moved_by_name=_least(session, mine.moved_by_name))
+
+
+def _least(session: Session, mine: Moved) -> Moved:
+    rows = json.dumps([[*key, ns] for key, ns in sorted(mine.items())]).encode()
+    answers = session.channel.all_gather(rows, tag="transfers", timeout_s=session.timeout_s)
+    return least([{(run, unit, k): ns for run, unit, k, ns in json.loads(rows)} for rows in answers])
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
