@@ -111,7 +111,8 @@ def tight_bound_ns(
     transfers = np.flatnonzero(problem.communicates)
     needed = reaches(problem, transfers, forward=True)
     before = compute_ns @ needed
-    after = compute_ns @ reaches(problem, transfers, forward=False)
+    following = reaches(problem, transfers, forward=False)
+    after = compute_ns @ following
     own = np.where(needed.sum(axis=1) == 1, compute_ns, 0) @ needed
     sizes = np.array(sizes_bytes, np.int64)
     largest = None if _grows(pieces) else int(sizes.sum())
@@ -120,7 +121,8 @@ def tight_bound_ns(
     compute_speed, transfer_speed = machine.fastest_ppm / PPM, machine.transfer_speed_ppm / PPM
     held_up = min(1.0, (1 - transfer_speed) / compute_speed)
     slowed = min(1.0, (1 - compute_speed) / transfer_speed)
-    saved_ns = _saved_ns(problem, held_up, slowed, transfer_speed)
+    beside_none = needed.all(axis=1) | following.all(axis=1)
+    saved_ns = _saved_ns(problem, ~beside_none, held_up, slowed, transfer_speed)
     hidden_ns = slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest)
     found = total_ns + max(0, int(hidden_ns - saved_ns))
     for release in np.unique(before).tolist():
@@ -135,8 +137,11 @@ def tight_bound_ns(
     return found
 
 
-def _saved_ns(problem: Problem, held_up: float, slowed: float, transfer_speed: float) -> float:
-    """What all products together can at most save of what contention costs, by holding transfers.
+def _saved_ns(
+    problem: Problem, may_run_beside: NDArray[np.bool_], held_up: float, slowed: float, transfer_speed: float
+) -> float:
+    """What all products together that may run beside a transfer can at most save of what contention costs, by holding
+    transfers.
 
     One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p beside the transfer. It does
     not lose what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up`` of its time,
@@ -144,7 +149,7 @@ def _saved_ns(problem: Problem, held_up: float, slowed: float, transfer_speed: f
     """
     if problem.products is None or problem.hold_ns is None:
         return 0.0
-    first = problem.products & (problem.hold_ns > 0)
+    first = problem.products & (problem.hold_ns > 0) & may_run_beside
     long_ns, held_ns = problem.duration_ns[first], problem.hold_ns[first]
     paid_ns = held_ns * (PPM - problem.speed_ppm[PRODUCT, 1:2]) // 2 / PPM
     at_once_ns = long_ns - held_ns + paid_ns

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import MAX_TOTAL_NS, MAX_WAIT_NS, MIN_SPEED_PPM, PPM
+from disco_hlo.simulator.costs import COMPUTE, MAX_TOTAL_NS, MAX_WAIT_NS, MIN_SPEED_PPM, PPM, PRODUCT
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +176,10 @@ def _check_arrays(problem: Problem) -> None:
     speeds = problem.speed_ppm
     if speeds.size == 0 or speeds.min() < MIN_SPEED_PPM or speeds.max() > PPM:
         raise DiscoError(f"Problem: speeds are {speeds.tolist()}, expected {MIN_SPEED_PPM} to {PPM}.")
+    if (speeds[[COMPUTE, PRODUCT], 0] != PPM).any():
+        raise DiscoError(
+            f"Problem: beside no transfer compute goes at {speeds[:, 0].tolist()}, expected {PPM}."
+        )
 
 
 def _check_durations(problem: Problem) -> None:

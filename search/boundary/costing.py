@@ -29,6 +29,7 @@ from disco_hlo.simulator.costs import (
     LinearTransfers,
     MachineModel,
     bucket_times,
+    checked,
     holds_ns,
 )
 
@@ -44,7 +45,7 @@ class UnitCosts:
         self.model = model
         self.machine = machine
         self.kept = kept
-        alone_ns = np.asarray(model.nodes_ns(graph), np.int64)
+        alone_ns = checked(model.nodes_ns(graph), len(graph), lambda i: f"node {i}")
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
         step.node[at.HOLD, : len(graph)] = holds_ns(model, graph, alone_ns)
         self.sizes = np.zeros(len(graph), np.int64)
@@ -105,7 +106,8 @@ class UnitCosts:
             members, role = self._row(row)
             owned = members[(role == INSIDE) | (role == RESULT)].tolist()
             written.append(written_group(self.graph, owned, members[role == COPY].tolist()))
-        return np.asarray(self.model.groups_ns(self.graph, written), np.int64)
+        times = self.model.groups_ns(self.graph, written)
+        return checked(times, len(written), lambda i: f"a kernel of the nodes {written[i].nodes}")
 
     def _given_ns(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Times of some kernels of the starts, asked for as they came; Triton's by the group."""

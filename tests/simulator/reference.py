@@ -209,10 +209,10 @@ def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
     policy.finished([])
     simulation.begin(policy)
     while simulation.running:
+        simulation.let_go()  # before what ends: a transfer without duration does so in the instant in which it begins
         while any(running.left <= 0 and not running.held for running in simulation.running.values()):
             policy.finished(simulation.retire())
             simulation.begin(policy)
-        simulation.let_go()
         simulation.advance(simulation.now + 1)
     return simulation.end
 

@@ -114,6 +114,19 @@ def test_a_product_that_holds_a_transfer_saves_what_it_loses_to_others() -> None
     assert tight_bound_ns(held_by_none, [1], line, half) == pytest.approx(142, abs=1)
 
 
+def test_products_that_run_before_or_behind_all_transfers_save_nothing() -> None:
+    half = replace(GPU, compute_speed_ppm=500_000, transfer_speed_ppm=500_000)
+    line = LinearPieces((0,), (0.0,), (40.0,))
+    for step, order in (
+        ("p 100\na 1 after p\nx 40 on 1 after a\nc 100 after a\nb 1 after x c", "p a x c ~x b"),
+        ("a 1\nx 40 on 1 after a\nc 100 after a\nb 1 after x c\np 100 after b", "a x c ~x b p"),
+    ):
+        posed = problem(step, order, compute_speed=0.5, transfer_speed=0.5, holds="p4")
+        found = tight_bound_ns(posed, [1], line, half)
+        assert found == tight_bound_ns(replace(posed, hold_ns=None), [1], line, half)
+        assert found == pytest.approx(simulate(posed).makespan_ns, abs=2)
+
+
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
     assert least_communication_ns([100, 300], LINE, GPU) == pytest.approx(2 * 400 + 10, abs=1)
 

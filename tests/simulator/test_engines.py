@@ -9,7 +9,7 @@ from random import Random
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
@@ -39,6 +39,8 @@ def test_engines_agree_with_the_reference(seed: int, tasks: int, channels: int, 
 
 
 @given(SEEDS, st.integers(1, 12), CHANNELS, st.booleans())
+@example(7, 12, 1, False)  # transfers without duration that a kernel holds
+@example(65, 12, 1, True)
 @settings(max_examples=60)
 def test_the_reference_agrees_with_going_through_the_nanoseconds(
     seed: int, tasks: int, channels: int, ordered: bool
