@@ -21,6 +21,7 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
@@ -38,7 +39,7 @@ from disco_hlo.simulator.timeline import simulate
 from evaluation import step
 from evaluation.measure import times_of
 from evaluation.record import FAILED, CellName, Record
-from evaluation.strategies import check, combined_up_to, in_the_order_of, random_strategy
+from evaluation.strategies import check, combined_up_to, random_strategy
 
 THRESHOLDS_KIB = {"tiny": (64, 512), "full": (4096, 32768)}
 RANDOM_PLANS = 3

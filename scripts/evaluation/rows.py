@@ -11,20 +11,15 @@ from disco_hlo.search.schedule import with_order
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
+from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.phases.finding import ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plugin.phases.finding import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
 from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
-from evaluation.strategies import (
-    check,
-    combined_up_to,
-    in_the_order_of,
-    random_strategy,
-    without_unfit,
-)
+from evaluation.strategies import check, combined_up_to, random_strategy
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -139,7 +134,7 @@ def rows_of(context: Context) -> list[Row]:
         link,
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
-        Row(FUSION_ONLY, PART, _fusion_only),
+        _fusion_only(context),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         no_op_fusion,
         _alone(ALONE_PLAN, lambda c: c.plan),
@@ -176,7 +171,9 @@ def _alone(name: str, strategy: Callable[[Context], Strategy]) -> Row:
 
 def promised_ns(context: Context) -> dict[str, int]:
     """By name of a row, what the search expects its finalists to take."""
-    names = {OUR_ORDER: ORDER_ONLY, PLAN_BUCKETS: BUCKETS_AND_ORDER, ONE_BUCKET: OURS_IN_ONE}
+    names = {
+        OUR_ORDER: ORDER_ONLY, OUR_KERNELS: FUSION_ONLY, PLAN_BUCKETS: BUCKETS_AND_ORDER, ONE_BUCKET: OURS_IN_ONE,
+    }  # fmt: skip
     return {names.get(name, name): ns for name, _, ns in context.plans.strategies}
 
 
@@ -187,10 +184,15 @@ def _before_looks(context: Context) -> Iterator[Row]:
         yield Row(BEFORE_LOOKS, PART, lambda c: _own(c, earlier))
 
 
-def _fusion_only(context: Context) -> Variant:
-    """The plan's kernels, as many as go with XLA's buckets."""
-    kernels = without_unfit(context.source, Strategy(context.plan.groups, context.xla.buckets))
-    return _own(context, context.in_xla_order(kernels))
+def _fusion_only(context: Context) -> Row:
+    """The plan's kernels, as many as go with XLA's buckets: where the tool itself tries this, what it tried."""
+    if any(name == OUR_KERNELS for name, _, _ in context.plans.strategies):
+        return _searched(OUR_KERNELS, FUSION_ONLY, PLANNED)
+
+    def kernels(c: Context) -> Variant:
+        return _own(c, c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets))))
+
+    return Row(FUSION_ONLY, PART, kernels)
 
 
 def _order_only(context: Context) -> Row:

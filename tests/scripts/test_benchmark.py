@@ -22,27 +22,21 @@ from evaluation.links import prepare
 from evaluation.predicting import predict_cell
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
-from evaluation.strategies import (
-    combined_up_to,
-    in_the_order_of,
-    random_strategy,
-    without_circles,
-    without_unfit,
-)
+from evaluation.strategies import combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
+from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plan.small_graphs import graph as small_graph
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -477,32 +471,6 @@ def test_another_plan_s_order_is_kept_as_far_as_can_be(
     separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
     ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
     check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)
-
-
-def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
-    # 3 is made of the first sum and 6 feeds the second: a kernel of both cannot stand beside one bucket of both.
-    step = small_graph("param\nmul 0\nall-reduce 1\nmul 2\nmul 0\nneg 4\nneg 5\nall-reduce 6\ntuple 3 7")
-    early, late = (Bucket((2,)), Bucket((7,))), (Bucket((2, 7)),)
-    kernels = (Group((3, 6)), Group((4, 5)))
-    assert without_circles(step, Strategy(kernels, early)).groups == kernels
-    assert without_circles(step, Strategy(kernels, late)).groups == kernels[1:]
-
-
-def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None:
-    # Node 1 is computed in both kernels; without the second the first has to return it, beside node 2 of another shape.
-    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 1\nadd 1\ntuple 2 3"), origins=())
-    both = Strategy((Group((1, 2)), Group((3,), duplicates=(1,))))
-    assert without_unfit(source, both) == both
-    assert without_unfit(source, Strategy(both.groups[:1])).groups == ()
-
-
-def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
-    # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes.
-    # Alone, 3 reads 1 from the kernel of 1 and 4, which reads 3.
-    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4"), origins=())
-    refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
-    unit_graph(source.graph, Strategy((refused, unplaced)))
-    assert without_unfit(source, Strategy((refused, unplaced))).groups == ()
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:

@@ -13,7 +13,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN, PLAN_BUCKETS
+from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN, PLAN_BUCKETS
 from disco_hlo.plugin.session import Session
 
 _AT_LEAST = 3
@@ -21,7 +21,7 @@ _AT_LEAST = 3
 
 _SHORTEST_S = 60.0
 """However short a search is asked for."""
-_FIRST = (DEFAULT, PLAN, OUR_ORDER, PLAN_BUCKETS)
+_FIRST = (DEFAULT, PLAN, OUR_ORDER, OUR_KERNELS, PLAN_BUCKETS)
 _LAST = (ONE_BUCKET, NO_FUSION)
 """Other plans of the search are in between."""
 

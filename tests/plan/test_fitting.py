@@ -1,0 +1,37 @@
+"""A plan's kernels with other buckets and in another order."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from disco_hlo.plan.fitting import without_circles, without_unfit
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import unit_graph
+from tests.plan.small_graphs import graph as small_graph
+
+
+def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
+    # 3 is made of the first sum and 6 feeds the second: a kernel of both cannot stand beside one bucket of both.
+    step = small_graph("param\nmul 0\nall-reduce 1\nmul 2\nmul 0\nneg 4\nneg 5\nall-reduce 6\ntuple 3 7")
+    early, late = (Bucket((2,)), Bucket((7,))), (Bucket((2, 7)),)
+    kernels = (Group((3, 6)), Group((4, 5)))
+    assert without_circles(step, Strategy(kernels, early)).groups == kernels
+    assert without_circles(step, Strategy(kernels, late)).groups == kernels[1:]
+
+
+def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None:
+    # Node 1 is computed in both kernels; without the second the first has to return it, beside node 2 of another shape.
+    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 1\nadd 1\ntuple 2 3"), origins=())
+    both = Strategy((Group((1, 2)), Group((3,), duplicates=(1,))))
+    assert without_unfit(source, both) == both
+    assert without_unfit(source, Strategy(both.groups[:1])).groups == ()
+
+
+def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
+    # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes.
+    # Alone, 3 reads 1 from the kernel of 1 and 4, which reads 3.
+    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4"), origins=())
+    refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
+    unit_graph(source.graph, Strategy((refused, unplaced)))
+    assert without_unfit(source, Strategy((refused, unplaced))).groups == ()

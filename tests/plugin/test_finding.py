@@ -1,0 +1,51 @@
+"""What is measured beside the search's plans, for a step of GPUs."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.cli.costs import shipped_profile
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.phases.finding import OUR_KERNELS, OUR_ORDER, PLAN, find
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step
+
+pytestmark = pytest.mark.product_only
+
+VGG19 = Path(__file__).parents[1] / "data" / "h200_models" / "vgg19.hlo.pb.gz"
+
+
+def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order(tmp_path: Path) -> None:
+    """Where transfers cost kernels more than the simulator knew, that was faster than the plan."""
+    module = gzip.decompress(VGG19.read_bytes())
+    source = canonicalize(module)
+    xla, profile = read(source), shipped_profile("gpu", None)
+    assert profile is not None
+    session = Session(None, Settings(search=True, directory=tmp_path, budget_s=3.0), None, LocalChannel())  # type: ignore[arg-type]
+    found = find(session, Step(module, source), xla, profile, Interruption())
+    trials = {name: strategy for name, strategy, _ in found.trials}
+    tried, plan, ordered = trials[OUR_KERNELS], trials[PLAN], trials[OUR_ORDER]
+    assert tried is not None
+    assert plan is not None
+    assert ordered is not None
+    assert tried.buckets == xla.buckets
+    assert {*tried.groups} <= {*plan.groups}
+    assert len(tried.groups) > len(plan.groups) // 2
+    assert {*tried.groups} - {*xla.groups}
+    starts = [token for token in tried.order if token.endswith(".start")]
+    assert starts == [token for token in xla.order if token.endswith(".start")]
+    assert len(unit_graph(source.graph, tried).units) < len(
+        unit_graph(source.graph, replace(xla, order=())).units
+    )
+    verify(source, apply(tried, source), tried)
