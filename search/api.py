@@ -32,11 +32,12 @@ class SearchSettings:
     """Budget of wall time; None for no limit. Results under it depend on the machine's speed."""
     finalists: int = 4
     """How many of the best distinct strategies to return."""
-    seeds: int = 2
-    """Independent searches of the joint method; the budget of evaluations is divided among them."""
+    seeds: int = 4
+    """Independent searches of the joint method; the budget of evaluations is divided among them. Every fourth
+    begins with the unfused step, the others with what the search is given."""
     processes: int | None = None
-    """Processes to run them in, None for as many as there are cores; the result does not depend on it
-    unless the budget is one of time."""
+    """How many of them run at once, each in a process of its own; None for as many as there are cores. The result
+    does not depend on it unless the budget is one of time."""
     memory_limit_bytes: int | None = None
     """Most device memory that a strategy may be predicted to need; of the joint method."""
 

@@ -14,7 +14,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from queue import SimpleQueue
 
 from disco_hlo.search.boundary.starts import prepare
@@ -32,18 +34,33 @@ def environment() -> dict[str, str]:
 
 
 class Children:
-    """Islands that run elsewhere; :meth:`end` must be called."""
+    """Islands that run elsewhere, some of them at a time; :meth:`end` must be called."""
 
-    def __init__(self, islands: Sequence[Island]) -> None:
-        self.not_started: list[Island] = []
+    def __init__(self, islands: Iterable[Island]) -> None:
+        self._waiting = deque(islands)
         self._arrived: SimpleQueue[Report] = SimpleQueue()
         self._started: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
-        for island in islands:
+
+    def begin(self, most: int, seconds: float | None) -> list[Island]:
+        """Begin with those that wait, in turn, as long as fewer than ``most`` run.
+
+        Args:
+            most: how many may run at once.
+            seconds: what is left for those that begin now; None for no limit.
+
+        Returns:
+            Islands that cannot be started, which wait no longer.
+        """
+        self._release([one for one in self._started if not one[1].is_alive()])
+        not_started: list[Island] = []
+        while self._waiting and len(self._started) < most:
+            island = self._waiting.popleft()
             try:
-                self._start(island)
+                self._start(replace(island, seconds=seconds))
             except (pickle.PicklingError, AttributeError, TypeError, OSError) as error:
                 LOGGER.debug("search seed %d runs in this process: %s", island.number, error)
-                self.not_started.append(island)
+                not_started.append(island)
+        return not_started
 
     def _start(self, island: Island) -> None:
         task = pickle.dumps(island)
@@ -72,9 +89,9 @@ class Children:
                 words = child.stderr.read().decode(errors="replace").strip().splitlines()
                 LOGGER.warning("search seed %d ended early: %s", number, words[-1] if words else "no reason")
 
-    def running(self) -> bool:
-        """Whether a child may still report."""
-        return any(reader.is_alive() for _, reader in self._started)
+    def unfinished(self) -> bool:
+        """Whether an island waits, or a child may still report."""
+        return bool(self._waiting) or any(reader.is_alive() for _, reader in self._started)
 
     def arrived(self) -> list[Report]:
         """Reports since the last call."""
@@ -84,15 +101,19 @@ class Children:
         return found
 
     def end(self) -> None:
-        """End all children, at once."""
-        for child, reader in self._started:
+        """End all children, at once; none begins any more."""
+        self._waiting.clear()
+        self._release(list(self._started))
+
+    def _release(self, ended: Iterable[tuple[subprocess.Popen[bytes], threading.Thread]]) -> None:
+        for child, reader in ended:
             child.terminate()
             child.wait()
             reader.join()
             for pipe in (child.stdin, child.stdout, child.stderr):
                 if pipe is not None and not pipe.closed:
                     pipe.close()
-        self._started.clear()
+            self._started.remove((child, reader))
 
 
 def main() -> None:

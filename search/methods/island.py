@@ -83,7 +83,9 @@ class Island:
     costs: CostModel
     machine: MachineModel
     strategies: tuple[Strategy, ...]
-    """Where searches start from; this one takes number ``number`` modulo their count."""
+    """Where the search starts from."""
+    start: int
+    """Which of them this seed begins with. It has all of them, since the kernels of each need no rule."""
     settings: SearchSettings
     number: int
     evaluations: int | None
@@ -116,7 +118,7 @@ class _Run:
         self.island, self.halted = island, halted
         self.began = time.perf_counter()
         self.climber = Climber(
-            island.graph, island.costs, island.machine, starts, island.number % len(starts.states),
+            island.graph, island.costs, island.machine, starts, island.start,
             island.settings.seed * 1_000_003 + island.number,
         )  # fmt: skip
         self.proposals = min(

@@ -1,16 +1,17 @@
-"""The joint search: op fusion, buckets and order together, from the unfused step and from XLA's plan.
+"""The joint search: op fusion, buckets and order together, from XLA's plan and from the unfused step.
 
 Several islands (``island``), each with a seed of its own, share the budget and nothing else; so it does
 not matter where they run, how many at once, or which of them ends first. The first runs here, the others
-in processes of their own (``child``), whose best so far is at hand whenever the search is ended. On the
-small graphs where starting a process takes longer than searching all run here, one after the other.
+in processes of their own (``child``), whose best so far is at hand whenever the search is ended. As many
+run at once as there are cores; when one ends, the next begins. On the small graphs where starting a
+process takes longer than searching all run here, one after the other.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
 
@@ -38,6 +39,8 @@ from disco_hlo.simulator.timeline import simulate
 
 WORTH_A_PROCESS = 500
 """Ops of a step from which on islands run in processes of their own."""
+UNFUSED_EVERY = 4
+"""Of so many islands the last begins with the unfused step."""
 _POLL_S = 0.1
 
 
@@ -52,7 +55,9 @@ def joint_search(
     on_best: OnBest | None = None,
     stop: Stop | None = None,
 ) -> SearchResult:
-    """Search from ``start`` and from the unfused step. Interrupting it (Ctrl-C) returns the best so far.
+    """Search from ``start``, with every fourth seed from the unfused step.
+
+    Interrupting it (Ctrl-C) returns the best so far.
 
     Raises:
         IllegalStrategyError: ``start`` does not fit the graph.
@@ -75,7 +80,7 @@ class _Joint:
         self.began = time.perf_counter()
         self.settings, self.on_progress, self.on_best, self.stop = settings, on_progress, on_best, stop
         strategies: tuple[Strategy, ...] = (start,)
-        if settings.seeds > 1 and start != unfused(graph):  # the first seed begins with what it is given
+        if settings.seeds >= UNFUSED_EVERY and start != unfused(graph):
             strategies = (start, unfused(graph))
         with without_collector():
             self.starts = prepare(graph, strategies)
@@ -85,9 +90,17 @@ class _Joint:
         self.trace: list[tuple[float, int, int, int]] = []
         self.stopped = ""
         self.islands = [
-            Island(graph, costs, machine, strategies, settings, number, share, settings.seconds)
+            Island(
+                graph, costs, machine, strategies, _start_of(number, strategies), settings, number, share,
+                settings.seconds,
+            )
             for number, share in enumerate(_shares(settings))
-        ]
+        ]  # fmt: skip
+        self.processes = settings.processes or _cores()
+        here, away = self._divided()
+        self.here = deque(here)
+        """Islands that are still to run in this process, one after the other."""
+        self.children = Children(away)
 
     @cached_property
     def start_ns(self) -> int:
@@ -103,43 +116,60 @@ class _Joint:
         return self.found or Finalist(self.islands[0].strategies[0], self.start_ns)
 
     def run(self) -> SearchResult:
-        here, away = self._divided()
-        children = Children(away)
         try:
-            here += children.not_started
-            for island in here:
-                seconds = island.seconds and island.seconds / len(here)
-                for report in self._reports(replace(island, seconds=seconds)):
-                    for one in (report, *children.arrived()):
-                        self._note(one)
-            while children.running() and not self._halted():
-                time.sleep(_POLL_S)
-                for report in children.arrived():
-                    self._note(report)
+            self._halted(busy=True)
+            self._search_here()  # however little time there is: its first plan takes milliseconds
+            while (self.here or self.children.unfinished()) and not self._halted(busy=bool(self.here)):
+                if self.here:
+                    self._search_here()
+                else:
+                    time.sleep(_POLL_S)
+                    self._note_arrived()
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:
-            children.end()
-        for report in children.arrived():
-            self._note(report)
+            self.children.end()
+        self._note_arrived()
         return self._result()
 
     def _divided(self) -> tuple[list[Island], list[Island]]:
         """Islands to run in this process, and in others."""
-        processes = self.settings.processes or _cores()
-        if processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
-            return list(self.islands), []
+        if self.processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
+            return self.islands, []
         return self.islands[:1], self.islands[1:]
 
-    def _reports(self, island: Island) -> Iterator[Report]:
-        return reports(island, self.starts, self._halted)
+    def _search_here(self) -> None:
+        """Run the next island of this process, which gets its part of the time that is left."""
+        left_s = self._left_s()
+        seconds = None if left_s is None else left_s / len(self.here)
+        island = replace(self.here.popleft(), seconds=seconds)
+        for report in reports(island, self.starts, lambda: self._halted(busy=True)):
+            self._note(report)
+            self._note_arrived()
 
-    def _halted(self) -> bool:
+    def _halted(self, *, busy: bool) -> bool:
+        """Whether the search has to end; if not, islands that wait for a process begin, as many as may.
+
+        Args:
+            busy: an island runs in this process, too; where none does, one more may elsewhere.
+        """
+        left_s = self._left_s()
         if self.stop is not None and self.stop():
             self.stopped = "stop"
-        elif self.settings.seconds is not None and time.perf_counter() - self.began >= self.settings.seconds:
+        elif left_s is not None and left_s <= 0:
             self.stopped = "seconds"
+        if not self.stopped:
+            self.here += self.children.begin(self.processes - busy, left_s)
         return bool(self.stopped)
+
+    def _left_s(self) -> float | None:
+        if self.settings.seconds is None:
+            return None
+        return self.settings.seconds - (time.perf_counter() - self.began)
+
+    def _note_arrived(self) -> None:
+        for report in self.children.arrived():
+            self._note(report)
 
     def _note(self, report: Report) -> None:
         self.latest[report.number] = report
@@ -192,6 +222,11 @@ class _Joint:
             if cost_ns < (found[-1].cost_ns if found else self.start_ns):
                 found.append(Improvement(evaluations, seconds, cost_ns))
         return tuple(found)
+
+
+def _start_of(number: int, strategies: tuple[Strategy, ...]) -> int:
+    """Which of the strategies an island begins with: the unfused step is the last, where it is not the only one."""
+    return len(strategies) - 1 if number % UNFUSED_EVERY == UNFUSED_EVERY - 1 else 0
 
 
 def _cores() -> int:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.boundary.starts import Starts, prepare
 from disco_hlo.search.methods import child, island, joint
 from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES
+from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
 from disco_hlo.search.run import search
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -99,10 +102,211 @@ def found_by(result: SearchResult) -> tuple[object, ...]:
 
 
 def test_the_result_does_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes the second runs four islands in turn, of four one of them runs two."""
     graph = random_step(Random(5), 60, backend="gpu")
-    here = run(graph, seeds=3, processes=1)
+    start = run(graph, seeds=1, evaluations=100).strategy
+    assert start != unfused(graph)
+
+    def found_with(processes: int) -> tuple[object, ...]:
+        chosen = replace(SMALL, seeds=5, processes=processes)
+        return found_by(search(graph, ResultCosts(), SLOW_LAUNCH, start=start, settings=chosen))
+
+    here = found_with(1)
     monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
-    assert found_by(run(graph, seeds=3, processes=2)) == found_by(here)
+    assert found_with(2) == here
+    assert found_with(4) == here
+
+
+def ended(one: Island) -> Report:
+    """What an island that found nothing says at its end."""
+    return Report(one.number, 1, 1, 0.0, 1, None, stopped="unchanged")
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 9])
+def test_every_fourth_island_begins_with_the_unfused_step(
+    monkeypatch: pytest.MonkeyPatch, seeds: int
+) -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    given = run(graph, seeds=1, evaluations=100).strategy
+    begun: list[Strategy] = []
+
+    def record(one: Island, starts: Starts, _halted: object) -> Iterator[Report]:
+        assert len(starts.states) == len(one.strategies) == (1 if seeds < 4 or start == plain else 2)
+        begun.append(one.strategies[one.start])
+        yield ended(one)
+
+    monkeypatch.setattr(joint, "reports", record)
+    plain = unfused(graph)
+    for start in (given, plain):
+        begun.clear()
+        search(graph, ResultCosts(), SLOW_LAUNCH, start=start, settings=replace(SMALL, seeds=seeds))
+        assert begun == [start, start, start, plain, start, start, start, plain, start][:seeds]
+
+
+def test_an_island_climbs_from_the_start_that_it_is_given() -> None:
+    graph = random_step(Random(5), 60, backend="gpu")
+    strategies = (run(graph, seeds=1, evaluations=100).strategy, unfused(graph))
+    settings = replace(SMALL, evaluations=0)
+    for start, strategy in enumerate(strategies):
+        one = Island(graph, ResultCosts(), SLOW_LAUNCH, strategies, start, settings, 0, 0, None)
+        climber = island._Run(one, prepare(graph, strategies), lambda: False).climber
+        assert set(climber.strategy(climber.state).groups) == set(strategy.groups)
+
+
+def test_time_that_an_early_island_does_not_need_goes_to_the_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, given_s = 100.0, []
+    needs_s = [1.0, 30.0, 2.0, 30.0]
+    monkeypatch.setattr(joint, "time", SimpleNamespace(perf_counter=lambda: now_s, sleep=time.sleep))
+
+    def take(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+        nonlocal now_s
+        given_s.append(one.seconds)
+        now_s += min(one.seconds, needs_s[one.number])
+        yield ended(one)
+
+    monkeypatch.setattr(joint, "reports", take)
+    run(chain("param\ndot 0\ntuple 1"), CPU, seeds=4, seconds=16.0, evaluations=None)
+    assert given_s == [16 / 4, 15 / 3, 10 / 2, 8 / 1]
+
+
+CHILD = """
+import os, sys, time
+folder, takes_s, reply = sys.argv[1:]
+task, began = sys.stdin.buffer.read(), time.monotonic()
+time.sleep(float(takes_s))
+unfinished = os.path.join(folder, str(os.getpid()))
+with open(unfinished, "wb") as file:
+    file.write(task)
+os.rename(unfinished, os.path.join(folder, f"{began} {time.monotonic()}"))
+sys.stdout.buffer.write(bytes.fromhex(reply))
+"""
+
+
+@dataclass
+class Children:
+    """Processes that only leave behind from when to when they ran, and with what."""
+
+    folder: Path
+
+    def command(self, takes_s: float) -> tuple[str, ...]:
+        reply = Report(1, 1, 1, 0.0, 1, None, stopped="unchanged")
+        return sys.executable, "-S", "-c", CHILD, str(self.folder), str(takes_s), pickle.dumps(reply).hex()
+
+    def ran(self) -> list[tuple[float, float, Island]]:
+        found = []
+        for file in self.folder.glob("* *"):
+            began, ended = map(float, file.name.split())
+            island = pickle.loads(file.read_bytes())  # noqa: S301  our own
+            found.append((began, ended, island))
+        return sorted(found, key=lambda one: one[:2])
+
+    def most_at_once(self) -> int:
+        ran = self.ran()
+        return max(sum(began <= at < ended for began, ended, _ in ran) for at, _, _ in ran)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Children:
+    """All islands but the first run in such processes, 0.3 s each."""
+    found = Children(tmp_path)
+    monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(child, "_COMMAND", found.command(0.3))
+    return found
+
+
+def first_island(monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[], bool]) -> None:
+    """Let the first island do nothing but look at the clock, until it is halted or need not go on."""
+
+    def looks(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+        while not halted() and goes_on():
+            time.sleep(0.01)
+        yield ended(one)
+
+    monkeypatch.setattr(joint, "reports", looks)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_islands_that_wait_begin_as_others_end(
+    monkeypatch: pytest.MonkeyPatch, children: Children, processes: int
+) -> None:
+    """While the first runs, in the processes that it leaves."""
+    first_island(monkeypatch, lambda: len(children.ran()) < 4)
+    run(random_step(Random(5), 60, backend="gpu"), seeds=5, processes=processes)
+    assert sorted(one.number for _, _, one in children.ran()) == [1, 2, 3, 4]
+    assert children.most_at_once() == processes - 1
+
+
+def test_islands_that_wait_begin_after_the_first_has_ended(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    """And then in as many processes as there may be, with the time that is left."""
+    first_island(monkeypatch, lambda: False)
+    result = run(
+        random_step(Random(5), 60, backend="gpu"), seeds=6, processes=2, seconds=100.0, evaluations=None
+    )
+    assert result.stopped == "unchanged"
+    ran = children.ran()
+    assert sorted(one.number for _, _, one in ran) == [1, 2, 3, 4, 5]
+    assert children.most_at_once() == 2
+    by_number = sorted(ran, key=lambda one: one[2].number)
+    assert all(one.seconds <= 100 - 0.3 * ((one.number - 1) // 2) for _, _, one in by_number)
+    left_s = [one.seconds for _, _, one in by_number]
+    assert left_s == sorted(left_s, reverse=True)
+
+
+@pytest.mark.parametrize("how", ["stop", "seconds", "interrupted"])
+def test_no_island_begins_after_the_search_has_to_end(
+    monkeypatch: pytest.MonkeyPatch, children: Children, how: str
+) -> None:
+    def interrupt(_seconds: float) -> None:
+        while not children.ran():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    first_island(monkeypatch, lambda: False)
+    began = time.monotonic()
+    if how == "interrupted":
+        clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=interrupt)
+        monkeypatch.setattr(joint, "time", clock)
+    result = search(
+        chain("param\ndot 0\ntuple 1"),
+        ResultCosts(),
+        CPU,
+        start=unfused(chain("param\ndot 0\ntuple 1")),
+        settings=SearchSettings(seeds=64, processes=2, seconds=1.0 if how == "seconds" else None),
+        stop=(lambda: bool(children.ran())) if how == "stop" else None,
+    )
+    assert result.stopped == how
+    assert time.monotonic() - began < 10
+    assert len(children.ran()) < 10
+
+
+def test_islands_that_cannot_be_started_later_run_here(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    started: list[object] = []
+    popen = child.subprocess.Popen
+
+    def start(*arguments: object, **how: object) -> object:
+        if len(started) == 2:
+            raise OSError("too many processes")
+        started.append(popen(*arguments, **how))
+        return started[-1]
+
+    ran_here: list[int] = []
+
+    def record(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+        ran_here.append(one.number)
+        halted()
+        yield ended(one)
+
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=start, PIPE=child.subprocess.PIPE))
+    monkeypatch.setattr(joint, "reports", record)
+    run(chain("param\ndot 0\ntuple 1"), CPU, seeds=5, processes=2)
+    assert ran_here == [0, 3, 4]
+    assert sorted(one.number for _, _, one in children.ran()) == [1, 2]
 
 
 def test_a_child_that_dies_costs_its_share_alone(
