@@ -45,7 +45,7 @@ PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
 OUR_ORDER = "our order, XLA's op fusion and buckets"
 """Where transfers run beside kernels their order alone gains, and nothing but it is changed."""
 OUR_KERNELS = "our op fusion, XLA's buckets and order"
-"""Hides what XLA hides: for what the simulator does not know of kernels beside transfers."""
+"""Its transfers run beside about what XLA's do: for what the simulator does not know of that."""
 PLAN = plans.SEARCHED
 
 
