@@ -33,7 +33,6 @@ def all_but_ops(directory: Path) -> None:
     ("known", "rank", "stage", "said"),
     [
         (all_but_ops, 1, "inputs-for-profiling", "inputs for profiling: rank 1: "),
-        (all_but_ops, 1, "memory-for-the-XLA", "memory for the XLA's kernels: rank 1: "),
         (all_but_ops, 0, "times-of-ops", "times of ops: rank 0: "),
         (all_but_ops, 0, "the-step's-profile", "the step's profile: rank 0: "),
         (know_device, 1, "all-reduces-to-time", "all-reduces to time: rank 1: "),
@@ -58,6 +57,22 @@ def test_a_rank_that_fails_while_the_step_is_profiled_is_the_default_on_all(
         assert NO_ROOM in line
         assert (said in line) is (number != rank)
         assert digest(run) == digest(default)
+        assert_same_losses(run, default)
+
+
+def test_a_rank_without_memory_for_one_of_the_modules_leaves_all_to_search_with_the_other(
+    fresh: Callable[..., Job], alone: list[Run]
+) -> None:
+    job = fresh()
+    all_but_ops(job.directory)
+    runs = job.train_ranks(
+        fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "fails_at:memory-for-the-XLA"}]
+    )
+    [line] = runs[0].lines("XLA's kernels: not profiled: ")
+    assert f"memory for the XLA's kernels: rank 1: {NO_ROOM}" in line
+    assert digest(runs[0]) == digest(runs[1])
+    for run, default in zip(runs, alone, strict=True):
+        assert run.lines("disco: warning:") == run.lines("loses buffer donation")
         assert_same_losses(run, default)
 
 

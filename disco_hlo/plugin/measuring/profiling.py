@@ -301,8 +301,9 @@ def _trace(
                 done.executable = None
     wanted_times = any(module.trial.name == _UNFUSED for module in modules)
     with session.stage("profile"):
-        if session.leads and wanted_times and not _op_times(found):
-            raise ProfileError("neither the unfused step nor XLA's own could be profiled")
+        if wanted_times and not _op_times(found):
+            reasons = "; ".join(dict.fromkeys(module.trial.error for module in modules if module.trial.error))
+            raise ProfileError(f"neither the unfused step nor XLA's own could be profiled: {reasons}")
     return found
 
 
