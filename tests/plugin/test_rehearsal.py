@@ -42,6 +42,8 @@ def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.Monkey
         return found[0]
 
     monkeypatch.setattr(rehearsal, "find", noting)
+    # On a busy machine compiling takes all of its own time. The search ends by itself.
+    monkeypatch.setattr(rehearsal, "_SEARCH_S", 60.0)
     monkeypatch.setattr(sys, "argv", ["rehearsal", "NVIDIA H200"])
     monkeypatch.setattr(
         sys, "stdin", SimpleNamespace(buffer=io.BytesIO(gzip.decompress(MODULE.read_bytes())))
@@ -51,8 +53,7 @@ def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.Monkey
         "gpu",
         "NVIDIA H200",
     )
-    # How much it evaluates in its time is another matter: on a busy machine, compiling takes all of it.
-    assert found[0].result.strategy.groups
+    assert found[0].result.evaluations > 0
 
 
 def test_the_search_waits_for_its_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
