@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 from disco_hlo.profiler.intervals import length_ns
 from disco_hlo.profiler.trace import Execution, Trace
@@ -22,7 +23,7 @@ from disco_hlo.profiler.transfers import by_place, is_transfer, span
 from disco_hlo.errors import ProfileError
 
 _LEAST_NAMED = 0.98
-"""Of the time of all kernels, and of all transfers; a trace that leaves more without a name is of something else."""
+"""Of the time of each lane; a trace that leaves more without a name is of something else."""
 _FEW_NS = 20_000
 """In a run: of copies and memsets there may be hardly any, and so much without a name does not matter."""
 _NUMBER = re.compile(r"[._]\d+$")
@@ -113,8 +114,8 @@ def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator
 
 def _alike(ours: Sequence[str], theirs: Sequence[str]) -> int:
     """How many are the same from the beginning on."""
-    both = enumerate(zip(ours, theirs, strict=False))
-    return next((at for at, (one, other) in both if one != other), min(len(ours), len(theirs)))
+    both = zip(ours, theirs, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _sort_of(kernel: str) -> str:

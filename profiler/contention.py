@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from statistics import mean, median
 from types import MappingProxyType
 
@@ -185,14 +186,10 @@ def _transfers(trace: Trace, module_name: str, moved: Moved) -> dict[str, _Work]
             moves = [part for _, part in parts]
             work = _Work(length_ns(moves), sum(covered_ns(part, kernels) for part in moves))
             found[unit][run].append((length_ns(span(item) for item, _ in parts), work))
-    last = ([min(at, key=_first)[1] for at in by_run.values()] for by_run in found.values())
+    last = ([min(at, key=itemgetter(0))[1] for at in by_run.values()] for by_run in found.values())
     return {
         unit: sorted(works, key=_length)[len(works) // 2] for unit, works in zip(found, last, strict=True)
     }
-
-
-def _first(timed: tuple[int, _Work]) -> int:
-    return timed[0]
 
 
 def _length(work: _Work) -> int:

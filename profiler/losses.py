@@ -24,7 +24,6 @@ from disco_hlo.profiler.transfers import (
     Moved,
     by_place,
     is_transfer,
-    moved_ns,
     moving,
     numbered,
     span,
@@ -77,15 +76,14 @@ def slow_downs(
     alone_module: str,
     beside_module: str,
     products: Container[str],
-    moved: Moved | None = None,
+    moved: Moved,
 ) -> SlowDowns:
     """What kernels lose.
 
     Args:
         products: tokens of kernels that hold a product.
-        moved: how long the transfers of ``beside`` move data, where other processes have devices, too.
+        moved: how long the transfers of ``beside`` move data.
     """
-    moved = moved_ns(beside, beside_module) if moved is None else moved
     was: dict[tuple[str, int], list[int]] = defaultdict(list)
     for run in _by_run(alone, alone_module, {}).values():
         for ran in run:

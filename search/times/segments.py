@@ -164,19 +164,19 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         elif event % KINDS == ISSUED:
             work_ns += max(0, s.time_ns[times + at.PACK])
             if s.time_ns[times + at.ON_CHANNEL]:
-                _compute(c, work_ns)
+                _compute(c, work_ns, 0, False)
                 work_ns = 0
                 _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
                 issued += 1
             else:
                 work_ns += s.time_ns[times + at.MAIN]
         elif c.lane[3 * c.channel[rank] + HEAD] <= c.turn[rank]:
-            _compute(c, work_ns)
+            _compute(c, work_ns, 0, False)
             work_ns = 0
             _wait(c, rank)
     if work_ns == 0 and c.number[HELD] > 0:
         reached = _behind_holding(g, s, c, reached, s.total[at.SLOTS])
-    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]))
+    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]), 0, False)
     return c.number[NOW]
 
 
@@ -189,7 +189,7 @@ def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
             held_ns = hold_ns(g, s, c.unit[slot])
             if held_ns == 0:
                 return start
-            _compute_holding(c, c.time_ns[slot], held_ns, has_product(g, s, c.unit[slot]))
+            _compute(c, c.time_ns[slot], held_ns, has_product(g, s, c.unit[slot]))
             return slot + 1
     return start
 
@@ -213,34 +213,13 @@ def _sum_ns(c: Any, start: Any, end: Any) -> Any:
 
 
 @inner
-def _compute(c: Any, work_ns: Any) -> None:
-    """Let the compute stream work for so long, counted in time of running alone, beside all that was issued."""
-    number, work, columns = c.number, work_ns * PPM, c.channels + 1
-    if number[HELD] > 0 and work > 0:
-        _go_on(c, c.wait_ns)
-    while number[BUSY] > 0 and work > 0:
-        speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
-        transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
-        elapsed = _quotient(work, speed)
-        if number[DONE] + elapsed * transfer_speed < number[NEAREST]:
-            number[NOW] += elapsed
-            number[DONE] += elapsed * transfer_speed
-            return
-        elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
-        number[NOW] += elapsed
-        number[DONE] += elapsed * transfer_speed
-        work -= elapsed * speed
-        _go_on(c, c.wait_ns if work > 0 else NOT_YET)
-    if work > 0:
-        number[NOW] += _quotient(work, PPM)
-
-
-@inner
-def _compute_holding(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
-    """Let a kernel work that holds transfers until ``held_ns`` of it are done; a product that came first goes at full
-    speed, and has more to do for that."""
+def _compute(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
+    """Let the compute stream work for so long, counted in time of running alone; held transfers begin behind
+    ``held_ns`` of that. A product that came first goes at full speed, and has more to do for what it holds."""
     number, work, columns = c.number, work_ns * PPM, c.channels + 1
     behind_hold = work - held_ns * PPM
+    if number[HELD] > 0 and 0 < work <= behind_hold:
+        _go_on(c, c.wait_ns)
     is_first = is_product and number[BUSY] == 0
     while number[BUSY] + number[HELD] > 0 and work > 0:
         speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]

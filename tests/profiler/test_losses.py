@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from disco_hlo.profiler.losses import SlowDowns, slow_downs
 from disco_hlo.profiler.trace import Trace
+from disco_hlo.profiler.transfers import moved_ns
 
 from tests.profiler.test_contention import both, trace
 
@@ -12,7 +13,7 @@ ALONE = both(*(trace(("p0", 0, 100), ("b0", 100, 160), ("g1", 160, 260), device=
 
 
 def read(beside: Trace) -> SlowDowns:
-    return slow_downs(ALONE, beside, "jit_step", "jit_step", {"p0"})
+    return slow_downs(ALONE, beside, "jit_step", "jit_step", {"p0"}, moved_ns(beside, "jit_step"))
 
 
 def test_a_product_counts_if_a_transfer_was_there_when_it_began() -> None:

@@ -223,7 +223,7 @@ def kernel_times(
     with session.stage("look: compile"):
         if module.error:
             raise ProfileError(module.error)
-    if reason := lack_of_memory(session, module.trial):
+    if reason := lack_of_memory(session, module.trial, inputs_of):
         raise ProfileError(reason)
     taken = take(session, module, inputs_of, FirstRuns(session, "inputs for the look"))
     with session.stage("look: what it shows"):
@@ -333,7 +333,7 @@ def _take_in(
         known.add_holds(held)
         slow_downs = _slow_downs(alike, _products(source, xla))
         known.add_contention(replace(slow_downs, hold=median(held.values()) if held else 0.0), fingerprint)
-        buckets = len(one_at_a_time(source.graph, varied_buckets(xla)).buckets)
+        buckets = len(varied_buckets(xla).buckets)
         known.add_waits(fingerprint, (), bucket_totals_ns(alike[_ALONE].moved, buckets))
 
 

@@ -238,9 +238,7 @@ def _untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Fir
                 f"steps of {trial.name}",
                 lambda: round(median(time_once(runner, at_once) for _ in range(_TIMES))),
             )
-    except (
-        Exception
-    ) as error:  # the step can be profiled without; what fails alone while it runs ends the job
+    except Exception as error:  # it can be profiled without; what fails alone while it runs ends the job
         session.say("%s: not timed: %s", trial.name, one_line(error))
         return 0
 
@@ -318,9 +316,9 @@ def as_all_have_it(session: Session, mine: Findings) -> Findings:
 
 
 def _least(session: Session, mine: Moved) -> Moved:
-    rows = json.dumps([[*key, ns] for key, ns in sorted(mine.items())]).encode()
-    answers = session.channel.all_gather(rows, tag="transfers", timeout_s=session.timeout_s)
-    return least([{(run, unit, k): ns for run, unit, k, ns in json.loads(rows)} for rows in answers])
+    told = json.dumps([[*key, ns] for key, ns in sorted(mine.items())]).encode()
+    answers = session.channel.all_gather(told, tag="transfers", timeout_s=session.timeout_s)
+    return least([{(run, unit, k): ns for run, unit, k, ns in json.loads(answer)} for answer in answers])
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:

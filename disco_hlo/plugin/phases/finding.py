@@ -110,9 +110,10 @@ def find(
         with contextlib.suppress(IllegalStrategyError):
             baseline = with_order(graph, strategy, costs, machine)
             trials.append((name, baseline.strategy, baseline.predicted_ns))
-    kept = _our_kernels(step.source, best.strategy, xla, costs, machine) if machine.asynchronous else None
-    if kept is not None and kept.predicted_ns < default.makespan_ns:
-        trials.append((OUR_KERNELS, kept.strategy, kept.predicted_ns))
+    if machine.asynchronous:
+        tried = _our_kernels(step.source, best.strategy, xla, costs, machine, chosen.memory_limit_bytes)
+        if tried is not None and tried.predicted_ns < default.makespan_ns:
+            trials.append((OUR_KERNELS, tried.strategy, tried.predicted_ns))
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     kernels = (xla.groups, best.strategy.groups)
@@ -131,7 +132,12 @@ def find(
 
 
 def _our_kernels(
-    source: CanonicalModule, plan: Strategy, xla: Strategy, costs: CostModel, machine: MachineModel
+    source: CanonicalModule,
+    plan: Strategy,
+    xla: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    limit_bytes: int | None,
 ) -> Scheduled | None:
     """The plan's kernels with XLA's buckets in XLA's order; None where that needs too much memory."""
     graph = source.graph
@@ -140,7 +146,6 @@ def _our_kernels(
         strategy = normal_form(graph, in_the_order_of(graph, kernels, xla, machine.asynchronous))
         check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))
         timeline = simulate(build(graph, strategy, costs, machine).problem)
-        limit_bytes = memory_limit_bytes(graph, xla, costs, machine)
         if limit_bytes is None or timeline.peak_bytes <= limit_bytes:
             return Scheduled(strategy, timeline.makespan_ns, timeline.peak_bytes)
     return None
