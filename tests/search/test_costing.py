@@ -13,12 +13,15 @@ from disco_hlo.search.methods.island import KERNEL_MOVES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import GPU
 from disco_hlo.simulator.timeline import simulate
-from tests.search.cost_models import LookingCosts
+from tests.search.cost_models import LookingCosts, TrafficCosts
 from tests.search.random_steps import random_step
+from tests.search.states import Bench
+from tests.search.steps import chain
 
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 SEEDS = st.integers(0, 2**32)
@@ -69,3 +72,18 @@ def test_the_buckets_of_the_start_can_be_had_again(seed: int) -> None:
     strategy = climber.strategy(climber.state)
     built = build(climber.graph, strategy, climber.model, MACHINE)
     assert simulate(built.problem).makespan_ns == climber.makespan_ns()
+
+
+class Fractions(TrafficCosts):
+    """Times that are no whole nanoseconds."""
+
+    def nodes_ns(self, graph: Graph) -> np.ndarray:
+        return super().nodes_ns(graph) + 0.7
+
+
+def test_fractions_of_a_nanosecond_are_rounded_as_the_simulator_does() -> None:
+    """They were cut off, and two kernels of a search took two nanoseconds less than it promised."""
+    graph = chain("param\ndot 0\ndot 1\ntuple 2", backend="gpu")
+    bench = Bench(graph, GPU, Fractions())
+    built = build(graph, unfused(graph), Fractions(), GPU)
+    assert int(bench.state.word[at.TOTAL, at.COMPUTE_NS]) == simulate(built.problem).makespan_ns

@@ -52,6 +52,7 @@ def test_lists_and_their_reverse() -> None:
         ),
         ({"predecessors": Lists.of([[], [0], [0]])}, r"predecessors is int32\[4\], expected int32\[5\]"),
         ({"speed_ppm": np.zeros((4, 2), np.int64)}, r"speeds are .*, expected 100000 to 1000000"),
+        ({"speed_ppm": np.full((4, 2), 900_000)}, r"beside no transfer compute goes at .*, expected 1000000"),
         ({"speed_ppm": np.zeros((2, 2), np.int64)}, r"speed_ppm is int64\[2, 2\], expected int64\[4, 2\]"),
         ({"products": np.zeros(1, np.int64)}, r"products is int64\[1\], expected bool\[\d+\]"),
         ({"buffers": Buffers.of([(8, 4, [], False)])}, r"buffer producer is 4, expected 0 to 3"),
