@@ -21,6 +21,7 @@ from statistics import mean, median
 from types import MappingProxyType
 
 import numpy as np
+from disco_hlo.profiler.evenness import computed_ns, uneven
 from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.losses import MOST, MOST_OF_PRODUCTS, believed, slow_downs
 from disco_hlo.profiler.profile import Contention
@@ -110,8 +111,8 @@ def gap_in_step_ns(
             has one launch, whatever kernels it has; a loop one for each of its kernels.
 
     Returns:
-        None where that says little of launches: transfers, which never take the same, are much of the step, or what is
-        left is more than a launch can be.
+        None where that says little of launches: transfers, which never take the same, are much of the step, what is
+        left is more than a launch can be, or a device was slower at times, and the untraced step may be one of these.
 
     Raises:
         ProfileError: the trace holds nothing of the module.
@@ -127,6 +128,8 @@ def gap_in_step_ns(
         raise ProfileError(f"the trace holds nothing of {module_name}")
     slowest = [max(devices) for devices in by_run.values()]
     if median(moved_ns for _, moved_ns, _ in slowest) > _MUCH_MOVED * step_ns:
+        return None
+    if uneven(computed_ns(trace, module_name)) is not None:
         return None
     gap_ns = round(median((step_ns - all_ns) / max(1, launches) for all_ns, _, launches in slowest))
     return max(0, gap_ns) if gap_ns <= _WAIT_NS else None

@@ -22,6 +22,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     Traceable,
     as_all_have_it,
     take,
+    tell_of_uneven_devices,
     traceable,
 )
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
@@ -153,6 +154,22 @@ def test_ranks_tell_each_other_how_long_transfers_move_data() -> None:
     assert found.moved == {(0, "b0", 0): 120_000, (0, "b1", 0): 40_000}
     assert found.moved_by_name == {(0, "b0", 0): 9}
     assert as_all_have_it(session("cpu"), mine) is mine
+
+
+def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
+    """One of two GPUs had lowered its clock, and nothing said so: rounds were twice as long or not, and a plan lost."""
+    said.clear()
+    mine = Findings(computed={"device 0": [45_400_000, 45_300_000]})
+    others[:] = [b'{"device 0": [47000000, 80000000]}']
+    tell_of_uneven_devices(session(), mine)
+    assert said == [
+        "the step's kernels take 47.00 to 80.00 ms on device 0 of rank 1, 45.30 to 45.40 ms on device 0 of rank 0: "
+        "it is hot, short of power, or computes for others too; what is measured now holds while it does"
+    ]
+    others[:] = [b'{"device 0": [45500000, 45300000]}']
+    tell_of_uneven_devices(session(), mine)
+    tell_of_uneven_devices(session("cpu"), mine)
+    assert len(said) == 1
 
 
 def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,10 @@ def test_kernels_that_overlap_leave_no_gap() -> None:
 
 def test_what_a_step_takes_beyond_its_kernels_is_shared_out_among_them() -> None:
     first = both(
-        trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 30)), trace(("g0", 0, 9), ("b0", 12, 20), device=1)
+        trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 30)),
+        trace(("g0", 0, 11), ("b0", 13, 19), ("g1", 22, 30), device=1),
     )
-    second = trace(("g0", 0, 14), ("b0", 14, 18), ("g1", 17, 25), run=1)  # as long together
+    second = trace(("g0", 0, 12), ("b0", 12, 18), ("g1", 17, 25), run=1)  # as long together
     third = trace(("g0", 0, 10), ("b0", 12, 20), ("g1", 22, 31), run=2)
     assert gap_in_step_ns(both(first, second, third), "jit_step", 30_000) == 2000
     assert gap_in_step_ns(third, "jit_step", 26_000) == 0
@@ -217,6 +218,14 @@ def test_what_is_no_launch_does_not_count_for_one() -> None:
     assert gap_in_step_ns(trace(*kernels, ("b0", 30, 70)), "jit_step", 64_000) is None
     assert gap_in_step_ns(trace(*kernels), "jit_step", 24_000) == 2000
     assert gap_in_step_ns(trace(*kernels), "jit_step", 80_000) is None
+
+
+def test_a_step_on_a_device_that_lowers_its_clock_tells_nothing_of_launches() -> None:
+    """What bert took on it beyond a median run was shared out as 12.5 us for each of its launches."""
+    steady = [trace(("g0", 0, 10), ("g1", 12, 20), run=run) for run in range(3)]
+    slower = trace(("g0", 0, 14), ("g1", 16, 24), run=3)
+    assert gap_in_step_ns(both(*steady), "jit_step", 28_000) == 5000
+    assert gap_in_step_ns(both(*steady, slower), "jit_step", 28_000) is None
 
 
 def test_a_trace_of_another_module_is_refused() -> None:

@@ -53,6 +53,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     lack_of_memory,
     ranks_block,
     take,
+    tell_of_uneven_devices,
     traceable,
     traced,
 )
@@ -286,6 +287,8 @@ def _trace(
                         blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
                     )  # fmt: skip
                 found[trial.name] = one = as_all_have_it(session, one)
+                if trial.name == _ALONE:
+                    tell_of_uneven_devices(session, one)
                 runner = taken.runner
                 launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
                 if kept is not None:

@@ -32,6 +32,7 @@ from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.command_buffers import WithNames, with_names
 from disco_hlo.profiler.contention import gap_in_step_ns
 from disco_hlo.profiler.costs import group_times
+from disco_hlo.profiler.evenness import Computed, computed_ns, uneven
 from disco_hlo.profiler.instructions import MINIMUM_RUNS, Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
@@ -89,6 +90,8 @@ class Findings:
     """How long transfers move data (GPU)."""
     moved_by_name: Moved = field(default_factory=dict)
     """And in the trace that the names are from."""
+    computed: Computed = field(default_factory=dict)
+    """How long the kernels of each of this rank's devices ran, where nothing ran beside them (GPU)."""
 
     @property
     def as_run(self) -> bool:
@@ -288,6 +291,7 @@ def findings(
     if not by_itself:
         return shown
     written, inside = canonicalize(executed), owners(executed)
+    computed = {} if on_cpu else computed_ns(trace, name)
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
     talks = _talks(written) if on_cpu else frozenset()
@@ -305,7 +309,7 @@ def findings(
     # A plan's nodes are the source's: what is written may hold some of them twice.
     found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
     waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
-    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns)
+    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, computed=computed)
 
 
 def as_all_have_it(session: Session, mine: Findings) -> Findings:
@@ -319,6 +323,27 @@ def _least(session: Session, mine: Moved) -> Moved:
     told = json.dumps([[*key, ns] for key, ns in sorted(mine.items())]).encode()
     answers = session.channel.all_gather(told, tag="transfers", timeout_s=session.timeout_s)
     return least([{(run, unit, k): ns for run, unit, k, ns in json.loads(answer)} for answer in answers])
+
+
+def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
+    """One line where one of all ranks' devices holds up the step (GPU); the search and its measurements go on."""
+    if session.facts.backend != "gpu":
+        return
+    computed = shown.computed
+    if session.facts.process_count > 1:
+        told = json.dumps(computed).encode()
+        answers = session.channel.all_gather(told, tag="devices", timeout_s=session.timeout_s)
+        computed = {
+            f"{device} of rank {rank}": times_ns
+            for rank, answer in enumerate(answers)
+            for device, times_ns in json.loads(answer).items()
+        }
+    found = uneven(computed)
+    if found is not None:
+        session.say(
+            "%s: it is hot, short of power, or computes for others too; what is measured now holds while it does",
+            found,
+        )
 
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
