@@ -24,6 +24,11 @@ from evaluation.traced_kernels import TRANSFER, Loss, Piece, drift, losses, pair
 
 PROFILED_ALONE, PROFILED_BESIDE = "profile, XLA's kernels", "profile, transfers beside XLA's kernels"
 """Traces of the profile, whose buckets are varied."""
+_OF_ANOTHER = """
+## {name}
+
+XLA compiled another step for this row: its kernels cannot be held against those of the others.
+"""
 
 
 def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> str:
@@ -47,12 +52,18 @@ def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> s
     if source.graph.backend != "gpu":
         raise DiscoError(f"{cell.stem} ran on {source.graph.backend}, where nothing runs beside a transfer")
     found: dict[str, list[Piece]] = {}
+    of_another: list[str] = []
     for name in (PROFILED_ALONE, PROFILED_BESIDE, *record.rows()):
         trace = files.trace(name)
-        if trace is not None:
-            found[name] = pieces(source, owner, _what_ran(source, files, name), trace)
+        if trace is None:
+            continue
+        graph, strategy = _what_ran(source, files, name)
+        if graph.fingerprint == source.graph.fingerprint:
+            found[name] = pieces(source, owner, strategy, trace)
+        else:
+            of_another.append(name)
     for name in only or ():
-        if name not in found:
+        if name not in found and name not in of_another:
             raise DiscoError(f"{files.folder} holds no trace of a row {name!r}")
     if not found:
         raise DiscoError(f"{files.folder} holds no traces")
@@ -61,20 +72,22 @@ def explained(out: Path, cell: CellName, only: Sequence[str] | None = None) -> s
     alone = {name: found.get(PROFILED_ALONE if name == PROFILED_BESIDE else ALONE_XLA, []) for name in found}
     shown = [name for name in found if (name in only if only else name not in (PROFILED_ALONE, ALONE_XLA))]
     sections = [_section(name, alone[name], found[name]) for name in shown]
+    sections += [_OF_ANOTHER.format(name=name) for name in of_another if not only or name in only]
     if lines is not None and PROFILED_ALONE in found:
         sections.append(_sizes(source.graph, found[PROFILED_ALONE], lines))
     return f"# {cell.stem}\n" + "".join(sections)
 
 
-def _what_ran(source: CanonicalModule, files: Files, name: str) -> Strategy | None:
-    """The strategy that ran in a trace of this name; None for XLA's default."""
+def _what_ran(source: CanonicalModule, files: Files, name: str) -> tuple[Graph, Strategy | None]:
+    """The graph and strategy that ran in a trace of this name; of XLA's default the strategy is None."""
+    graph = source.graph
     if name == DEFAULT:
-        return None
+        return graph, None
     if name == PROFILED_ALONE:
-        return one_at_a_time(source.graph, varied_buckets(read(source)))
+        return graph, one_at_a_time(graph, varied_buckets(read(source)))
     if name == PROFILED_BESIDE:
-        return beside_transfers(source.graph, varied_buckets(read(source)))
-    return what_ran(files, name, source)[1]
+        return graph, beside_transfers(graph, varied_buckets(read(source)))
+    return what_ran(files, name, source)[:2]
 
 
 def _section(name: str, alone: Sequence[Piece], row: Sequence[Piece]) -> str:

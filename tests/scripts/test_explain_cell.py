@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.trace import Execution, Trace
+from evaluation import explaining
 from evaluation.explaining import _section, _sizes
+from evaluation.record import CellName
 from evaluation.traced_kernels import ELEMENTWISE, TRANSFER, Loss, Piece, drift, losses, paired, pieces
 
 from disco_hlo.errors import DiscoError
@@ -148,6 +150,36 @@ def test_transfers_alone_are_held_against_the_sweep_by_size() -> None:
     lines = fit([point_of(size, [1000 + 2 * size] * 5) for size in sizes])
     alone = [Piece((2,), TRANSFER, 3024, 0), Piece((2,), TRANSFER, 5024, 0), Piece((1,), "dot", 9999, 0)]
     assert _sizes(STEP.graph, alone, lines).splitlines()[-1] == "| 1 | 2 | 1.0 | 4.0 |"
+
+
+def test_a_row_of_which_xla_compiled_another_step_is_named_and_not_held_against_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes were looked for in the default's graph: "g6 holds node 1103, which cannot be part of a kernel"."""
+    cell = CellName("rnnlm", "full", "nvlink", 2)
+    (tmp_path / f"{cell.stem}.json").touch()
+    other = replace(STEP.graph, fingerprint="cafe")
+    ran = {"plan": (STEP.graph, PLAN, ()), "no all-reduce combining": (other, PLAN, ())}
+    files = Namespace(
+        folder=tmp_path,
+        module=lambda: b"module",
+        trace=lambda name: BESIDE if name in ran else None,
+        profile=lambda: None,
+    )
+    monkeypatch.setattr(explaining, "Files", lambda *_: files)
+    monkeypatch.setattr(explaining, "canonicalize", lambda _module: STEP)
+    monkeypatch.setattr(explaining, "owners", lambda _module: {})
+    monkeypatch.setattr(explaining, "what_ran", lambda _files, name, _source: ran[name])
+    monkeypatch.setattr(explaining.Record, "open", lambda *_: Namespace(rows=lambda: dict.fromkeys(ran)))
+    text = explaining.explained(tmp_path, cell)
+    assert "## plan\n\n0 of 4 kernels and transfers ran alone, too." in text
+    assert text.endswith(
+        "## no all-reduce combining\n\n"
+        "XLA compiled another step for this row: its kernels cannot be held against those of the others.\n"
+    )
+    assert "## plan" not in explaining.explained(tmp_path, cell, ["no all-reduce combining"])
+    with pytest.raises(DiscoError, match="no trace of a row 'O1'"):
+        explaining.explained(tmp_path, cell, ["O1"])
 
 
 @pytest.mark.parametrize(
