@@ -230,12 +230,12 @@ class _Flattener:
             inner.opcode = instruction.opcode.removesuffix("-start")
             if inner.opcode == "all-gather":
                 inner.shape.CopyFrom(instruction.shape.tuple_shapes[1])
-            return inner if _may_travel(inner) else None
+            return inner if may_travel(inner) else None
         if instruction.opcode != "async-start":
             return None
         body = self.index.computation(instruction.called_computation_ids[0])
         inner = next((found for found in body.instructions if found.opcode in TRANSFERS), None)
-        if inner is None or not _may_travel(inner):
+        if inner is None or not may_travel(inner):
             return None
         named = Instruction()
         named.CopyFrom(inner)
@@ -267,7 +267,7 @@ def _is_in_place(update: Message, body: Message) -> bool:
     return update.id in returned and updated.opcode == "parameter"
 
 
-def _may_travel(transfer: Message) -> bool:
+def may_travel(transfer: Message) -> bool:
     """Of the collectives other than all-reduces only those of one array are taken up."""
     return transfer.opcode == "all-reduce" or len(transfer.operand_ids) == 1
 
