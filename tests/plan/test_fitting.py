@@ -5,10 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from disco_hlo.plan.fitting import without_circles, without_unfit
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.fitting import in_the_order_of, without_circles, without_unfit
+from disco_hlo.plan.order import check_order
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.xla import compiles
 from tests.plan.small_graphs import graph as small_graph
+from tests.steps import models
+from tests.steps.intercept import intercept
 
 
 def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
@@ -35,3 +41,13 @@ def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
     refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
     unit_graph(source.graph, Strategy((refused, unplaced)))
     assert without_unfit(source, Strategy((refused, unplaced))).groups == ()
+
+
+def test_another_plan_s_order_is_kept_as_far_as_can_be() -> None:
+    step, arguments = models.mlp()
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    graph, xla = source.graph, read(source)
+    assert in_the_order_of(graph, xla, xla, asynchronous=False) == xla
+    separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
+    ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
+    check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)

@@ -26,12 +26,11 @@ from evaluation.strategies import combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
-from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read as read_strategy
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.step import Step
@@ -460,17 +459,6 @@ def test_thresholds_combine_neighbours_as_long_as_they_fit(
     together = combined_up_to(graph, separate, 1 << 40)
     assert sorted(node for bucket in together for node in bucket.all_reduces) == sorted(graph.all_reduces)
     assert len(together) == len(one_bucket(graph).buckets)
-
-
-def test_another_plan_s_order_is_kept_as_far_as_can_be(
-    request_and_module: tuple[CompileRequest, bytes],
-) -> None:
-    source = canonicalize(request_and_module[1])
-    graph, xla = source.graph, read_strategy(source)
-    assert in_the_order_of(graph, xla, xla, asynchronous=False) == xla
-    separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
-    ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
-    check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
