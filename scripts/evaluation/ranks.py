@@ -30,7 +30,8 @@ from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
-from disco_hlo.plugin.phases.finding import NO_FUSION, PLAN
+from disco_hlo.plugin.phases.beside import NO_FUSION
+from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.phases.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings

@@ -15,7 +15,7 @@ from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.phases.finding import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plugin.phases.beside import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
 from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile

@@ -14,7 +14,8 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
 from disco_hlo.plugin.phases import compiling
-from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN, PLAN_BUCKETS
+from disco_hlo.plugin.phases.beside import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 

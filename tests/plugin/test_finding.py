@@ -18,7 +18,8 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.phases.finding import OUR_KERNELS, PLAN, find
+from disco_hlo.plugin.phases.beside import OUR_KERNELS
+from disco_hlo.plugin.phases.finding import PLAN, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step

@@ -13,7 +13,8 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.phases.finding import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN, PLAN_BUCKETS
+from disco_hlo.plugin.phases.beside import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.session import Session
 
 _AT_LEAST = 3

@@ -1,27 +1,19 @@
-"""What rank 0 finds: the search for the best plan, and what is to be measured beside it (DisCo, section 4.5)."""
+"""What rank 0 finds: the search for the best plan, and all that is to be measured (DisCo, section 4.5)."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.fitting import in_the_order_of, without_unfit
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import repeats
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
-from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.phases.beside import Named, beside_plans
 from disco_hlo.plugin.phases.progress import search_progress
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
@@ -31,21 +23,13 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
-from disco_hlo.search.schedule import Scheduled, with_order
+from disco_hlo.search.schedule import with_order
 from disco_hlo.search.sharding_advice import sentence
 from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
 
-NO_FUSION = "no fusion"
-ONE_BUCKET = "one bucket, XLA's op fusion"
-PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
-OUR_ORDER = "our order, XLA's op fusion and buckets"
-"""Where transfers run beside kernels their order alone gains, and nothing but it is changed."""
-OUR_KERNELS = "our op fusion, XLA's buckets and order"
-"""Its transfers run beside about what XLA's do: for what the simulator does not know of that."""
 PLAN = plans.SEARCHED
 
 
@@ -54,8 +38,8 @@ class Found:
     """What rank 0's search hands to the measurement."""
 
     result: SearchResult
-    trials: tuple[tuple[str, Strategy | None, int], ...]
-    """(name, strategy, predicted ns) of everything to measure; the strategy None is XLA's default."""
+    trials: tuple[Named, ...]
+    """Everything to measure: XLA's default first, then what else stands beside the plans, then these."""
     prediction: plans.Prediction
     profile: Profile
     search_s: float
@@ -99,56 +83,21 @@ def find(
         "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
         result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
     )  # fmt: skip
-    plain = unfused(graph)
-    lonely = with_order(graph, plain, costs, machine)
-    trials: list[tuple[str, Strategy | None, int]] = [(DEFAULT, None, default.makespan_ns)]
-    for name, strategy in (
-        (OUR_ORDER, replace(xla, order=())) if machine.asynchronous else (NO_FUSION, plain),
-        (ONE_BUCKET, one_bucket(graph, xla.groups)),
-        (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
-    ):
-        with contextlib.suppress(IllegalStrategyError):
-            baseline = with_order(graph, strategy, costs, machine)
-            trials.append((name, baseline.strategy, baseline.predicted_ns))
-    if machine.asynchronous:
-        tried = _our_kernels(step.source, best.strategy, xla, costs, machine, chosen.memory_limit_bytes)
-        if tried is not None and tried.predicted_ns < default.makespan_ns:
-            trials.append((OUR_KERNELS, tried.strategy, tried.predicted_ns))
+    trials = beside_plans(
+        step.source, best.strategy, xla, default.makespan_ns, costs, machine, chosen.memory_limit_bytes
+    )
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     kernels = (xla.groups, best.strategy.groups)
     limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
     predicted = prediction(
-        plan_ns=best.predicted_ns,
-        peak_bytes=best.peak_bytes,
-        default=default,
-        unfused_ns=lonely.predicted_ns,
-        limit=limit,
-    )
+        plan_ns=best.predicted_ns, peak_bytes=best.peak_bytes, default=default,
+        unfused_ns=with_order(graph, unfused(graph), costs, machine).predicted_ns, limit=limit,
+    )  # fmt: skip
     advice = advice_for(step.source, best.strategy, costs, machine)
     if advice is not None and worth_saying(advice):
         session.say("%s", sentence(advice))
     return Found(result, tuple(trials), predicted, profile, search_s, advice)
-
-
-def _our_kernels(
-    source: CanonicalModule,
-    plan: Strategy,
-    xla: Strategy,
-    costs: CostModel,
-    machine: MachineModel,
-    limit_bytes: int | None,
-) -> Scheduled | None:
-    """The plan's kernels with XLA's buckets in XLA's order; None where that needs too much memory."""
-    graph = source.graph
-    with contextlib.suppress(IllegalStrategyError):
-        kernels = without_unfit(source, Strategy(plan.groups, xla.buckets))
-        strategy = normal_form(graph, in_the_order_of(graph, kernels, xla, machine.asynchronous))
-        check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))
-        timeline = simulate(build(graph, strategy, costs, machine).problem)
-        if limit_bytes is None or timeline.peak_bytes <= limit_bytes:
-            return Scheduled(strategy, timeline.makespan_ns, timeline.peak_bytes)
-    return None
 
 
 def search_settings(settings: Settings) -> SearchSettings:
