@@ -14,6 +14,9 @@ from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Instruction, Message
 
+_MOST_REPEATED = 4
+"""XLA calls each fusion's computation once. One that calls another twice, which calls a third twice, and so on, is a
+few kilobytes that no memory holds once they are flat."""
 _DONES = ("all-reduce-done", "all-gather-done", "async-done")
 Value = int | list["Value"]
 """A flat op's index, or the members of a tuple."""
@@ -63,6 +66,15 @@ class ModuleIndex:
         self.module = module
         self.by_id: dict[int, Message] = {computation.id: computation for computation in module.computations}
         self._contains_dot: dict[int, bool] = {}
+        self.overwrites: dict[int, bool] = {}
+        self.only_read: dict[int, frozenset[int]] = {}
+        """Answers that ``order_rules`` found so far, by computation."""
+        self.most_ops: int = _MOST_REPEATED * sum(
+            1 + len(instruction.operand_ids)
+            for computation in module.computations
+            for instruction in computation.instructions
+        )
+        """What a computation may come to once it is flat."""
 
     def computation(self, computation_id: int) -> Message:
         """The computation with this id.
@@ -93,7 +105,8 @@ def flatten(index: ModuleIndex, computation: Message) -> FlatComputation:
     """Inline the fusions of ``computation``.
 
     Raises:
-        ModuleError: operands that do not exist or come later, or a tuple used as an array.
+        ModuleError: operands that do not exist or come later, a tuple used as an array, or fusions that repeat
+            each other without end.
     """
     return _Flattener(index, computation).run()
 
@@ -123,6 +136,7 @@ class _Flattener:
         self.ops: list[FlatOp] = []
         self.sources: list[SourceInstruction] = []
         self.started: dict[int, int] = {}
+        self.left = index.most_ops
 
     def run(self) -> FlatComputation:
         instructions = scheduled_instructions(self.index, self.computation)
@@ -161,7 +175,16 @@ class _Flattener:
         tuple_proto.shape.tuple_shapes.extend(shapes)
         return self._emit(tuple_proto, members)
 
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ModuleError(
+                f"computation {self.computation.name!r} repeats what it calls until it holds more than "
+                f"{self.index.most_ops} ops; expected no more than a few times as many as the module has"
+            )
+
     def _emit(self, proto: Message, operands: list[int]) -> int:
+        self._count()
         self.ops.append(FlatOp(proto, operands, len(self.sources) - 1))
         self.sources[-1].ops.append(len(self.ops) - 1)
         return len(self.ops) - 1
@@ -196,6 +219,7 @@ class _Flattener:
         body = self.index.computation(fusion.called_computation_ids[0])
         values: dict[int, Value] = {}
         for instruction in body.instructions:
+            self._count()
             if instruction.opcode == "parameter":
                 values[instruction.id] = operands[instruction.parameter_number]
                 continue

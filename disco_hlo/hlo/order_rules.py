@@ -38,8 +38,7 @@ def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
     overwrites what the call is given."""
     opcode = proto.opcode
     if opcode in ("call", "conditional"):
-        called = (index.computation(one) for one in proto.called_computation_ids)
-        overwrites = any(overwritten_operands(inner, index) for one in called for inner in one.instructions)
+        overwrites = [one for one in proto.called_computation_ids if _overwrites(one, index)]
         return tuple(range(len(proto.operand_ids))) if overwrites else ()
     if opcode in ("dynamic-update-slice", "while"):
         return (0,)
@@ -50,10 +49,28 @@ def overwritten_operands(proto: Message, index: ModuleIndex) -> tuple[int, ...]:
     return ()
 
 
+def _overwrites(computation_id: int, index: ModuleIndex) -> bool:
+    """Whether anything in a computation overwrites what it is given."""
+    known = index.overwrites.get(computation_id)
+    if known is None:
+        instructions = index.computation(computation_id).instructions
+        known = any(overwritten_operands(instruction, index) for instruction in instructions)
+        index.overwrites[computation_id] = known
+    return known
+
+
 def _only_read(loop: Message, index: ModuleIndex) -> frozenset[int]:
     """Members of the tuple that a ``while``, or a ``call`` with one in it, takes and returns as they came: nothing is
     written over them."""
-    body = index.computation(loop.called_computation_ids[0])
+    body_id = loop.called_computation_ids[0]
+    known = index.only_read.get(body_id)
+    if known is None:
+        # It is asked for each member of the loop around: without a memory n members take n to the depth.
+        known = index.only_read[body_id] = _returned_as_it_came(index.computation(body_id), index)
+    return known
+
+
+def _returned_as_it_came(body: Message, index: ModuleIndex) -> frozenset[int]:
     by_id = {instruction.id: instruction for instruction in body.instructions}
 
     def came_as(value: int, place: int) -> int | None:
