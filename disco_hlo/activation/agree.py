@@ -203,7 +203,9 @@ def _read_decision(decision: bytes, proposal: Proposal) -> Agreement:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()[:_MAX_REASON]
+    """A reason as it travels; file names in it need not be text (``os.fsdecode``)."""
+    readable = text.encode(errors="backslashreplace").decode()
+    return re.sub(r"\s+", " ", readable).strip()[:_MAX_REASON]
 
 
 def broadcast_plan(

@@ -26,7 +26,7 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        why = "it is a link, which is not followed here" if path.is_symlink() else error.strerror
+        why = "it is a link, which is not followed here" if os.path.islink(path) else error.strerror
         raise PlanError(f"cannot read {path}: {why}") from error
     try:
         info = os.fstat(descriptor)

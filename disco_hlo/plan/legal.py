@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.kernels import FUSION_KINDS
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph
 
@@ -50,6 +51,9 @@ def refused_groups(
     for number, group in enumerate(strategy.groups):
         members = frozenset((*group.nodes, *group.duplicates))
         returned = results.get(units.index[f"g{number}"], [])
+        if group.kind not in FUSION_KINDS:
+            yield number, f"kind {group.kind!r} is none of {', '.join(FUSION_KINDS)}"
+            continue
         if (members, tuple(returned)) in known:
             continue
         reason = group_refusal(graph, members, returned, group.kind)

@@ -211,7 +211,7 @@ def _read_owner(path: Path) -> dict[str, object] | None:
         return None
     try:
         owner = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 

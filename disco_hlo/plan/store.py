@@ -277,7 +277,8 @@ class PlanSlot:
             PlanError: that cannot be written down.
         """
         self._make_folder()
-        replace_files(self.path, {f"banned-{_checked_digest(module_sha256)}": reason.encode()})
+        readable = reason.encode(errors="backslashreplace")
+        replace_files(self.path, {f"banned-{_checked_digest(module_sha256)}": readable})
 
     def is_banned(self, module_sha256: str) -> str:
         """Why this module must not be compiled; empty if it may.
@@ -316,7 +317,8 @@ class PlanSlot:
 
     def _refuse_links(self) -> None:
         for folder in (self.path.parent, self.path):
-            if folder.is_symlink():
+            # Path.is_symlink raises where the folder cannot be looked at, before Python 3.13.
+            if os.path.islink(folder):
                 raise PlanError(
                     f"{folder} is a symbolic link; plans are read and written inside {self.root} only"
                 )

@@ -68,11 +68,12 @@ class Interruption:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Interruption]:
-        """Take Ctrl-C over for the time of the body. Only the main thread can; elsewhere nothing changes."""
-        if threading.current_thread() is not threading.main_thread():
+        """Take Ctrl-C over for the time of the body. Only the main thread can, and only from Python: where a program
+        that embeds Python has a handler of its own (None), nobody here could give it back. Else nothing changes."""
+        previous = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or previous is None:
             yield self
             return
-        previous = signal.getsignal(signal.SIGINT)
 
         def note(_number: int, _frame: types.FrameType | None) -> None:
             self.wanted = True

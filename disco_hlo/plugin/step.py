@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -16,11 +17,21 @@ from disco_hlo.plugin.xla.job import device_facts
 
 Capture = Callable[[CompileRequest], bytes]
 
-_seen: list[ModuleFacts] = []
-_taken: dict[str, bool] = {}
-"""Fingerprints of the steps so far, and whether each was chosen (see :class:`Step`)."""
-_left: set[tuple[str, str]] = set()
-"""Names and fingerprints of what was left alone: of such a module, compiled again, the rule says the same."""
+
+@dataclass
+class _History:
+    """The modules so far."""
+
+    seen: list[ModuleFacts] = field(default_factory=list)
+    taken: dict[str, bool] = field(default_factory=dict)
+    """Fingerprints of the steps, and whether each was chosen (see :class:`Step`)."""
+    left: set[tuple[str, str]] = field(default_factory=set)
+    """Names and fingerprints of what was left alone: of such a module, compiled again, the rule says the same."""
+
+
+_histories: defaultdict[tuple[int, ...], _History] = defaultdict(_History)
+"""By the processes that take part. The rule has to say the same on all of these, so what one process compiles for its
+own devices does not count among what all compile: the others would wait for it in vain."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +78,23 @@ def training_step(
     step = captured(request, capture)
     if step is None:
         return None
-    fingerprint = step.source.graph.fingerprint
-    if fingerprint in _taken and (_taken[fingerprint] or or_planned):
+    fingerprint, history = step.source.graph.fingerprint, _histories[request.process_indices]
+    if fingerprint in history.taken and (history.taken[fingerprint] or or_planned):
         LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
-        return replace(step, again=True, chosen=_taken[fingerprint])
-    if (request.module_name, fingerprint) in _left:
+        return replace(step, again=True, chosen=history.taken[fingerprint])
+    if (request.module_name, fingerprint) in history.left:
         LOGGER.debug("%s (%s) is left alone again", request.module_name, fingerprint[:16])
         return None
     facts = facts_of(step.source.graph, len(request.devices), _inner_all_reduces(step.source))
     named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
-    choice = choose(facts, _seen, named=named)
-    _seen.append(facts)
+    choice = choose(facts, history.seen, named=named)
+    history.seen.append(facts)
     waits = or_planned and named is None and qualifies(facts)
     _tell(request, fingerprint, facts, choice, named is not None, waits)
     if not choice.chosen and not waits:
-        _left.add((request.module_name, fingerprint))
+        history.left.add((request.module_name, fingerprint))
         return None
-    _taken[fingerprint] = choice.chosen
+    history.taken[fingerprint] = choice.chosen
     return replace(step, chosen=choice.chosen)
 
 
@@ -111,20 +122,21 @@ def _tell(
 
 def why_none(settings: Settings) -> str:
     """Why no module so far was the training step; empty where one was."""
+    seen = [facts for history in _histories.values() for facts in history.seen]
     if settings.module is not None:
-        listed = ", ".join(facts.name for facts in _seen[:8])
+        listed = ", ".join(facts.name for facts in seen[:8])
         return (
             ""
-            if any(_taken.values())
+            if any(any(history.taken.values()) for history in _histories.values())
             else f"no module is called {settings.module} or has a fingerprint that begins so (DISCO_MODULE); on "
             f"several devices were compiled {listed or 'none'}"
         )
-    if not _seen or any(map(qualifies, _seen)):
+    if not seen or any(map(qualifies, seen)):
         return ""
-    largest = max(_seen, key=lambda facts: (facts.inner_all_reduce_count > 0, facts.instruction_count))
+    largest = max(seen, key=lambda facts: (facts.inner_all_reduce_count > 0, facts.instruction_count))
     if largest.inner_all_reduce_count:
         return f"{largest.name} has no all-reduce of a computed value{outside_loops(largest)}"
     return (
-        f"none of {len(_seen)} modules on several devices has an all-reduce of a computed value (the largest "
+        f"none of {len(seen)} modules on several devices has an all-reduce of a computed value (the largest "
         f"is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"
     )

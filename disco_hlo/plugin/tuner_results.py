@@ -121,24 +121,33 @@ def _own_folder(directory: Path) -> Path | None:
 
 
 def _picks_in(folder: Path | None) -> Picks:
-    """All that lies in a folder; what is no pick, or too large, is left out."""
+    """All that lies in a folder; what is no pick, too large, or cannot be looked at, is left out: others wait to hear
+    what there is."""
     found: Picks = {}
     if folder is None:
         return found
     left = _ALL_BYTES
-    for path in sorted(folder.rglob("*")):
+    for path in _listed(folder):
         name = path.relative_to(folder).as_posix()
-        if not _NAME.fullmatch(name) or path.is_dir():
+        if not _NAME.fullmatch(name):
             continue
         try:
-            data = read_bounded(path, min(left, _LARGEST_BYTES))
-        except PlanError as error:
+            data = None if path.is_dir() else read_bounded(path, min(left, _LARGEST_BYTES))
+        except (PlanError, OSError) as error:
             LOGGER.debug("%s", one_line(error))
             continue
         if data is not None:
             found[name] = data
             left -= len(data)
     return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.rglob("*"))
+    except OSError as error:
+        LOGGER.debug("%s", one_line(error))
+        return []
 
 
 def _decoded(packed: bytes) -> Picks:

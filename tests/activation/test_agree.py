@@ -130,6 +130,14 @@ def test_a_stage_that_fails_somewhere_fails_everywhere_with_one_line() -> None:
     assert outcomes == ["compile: ranks 1-2: no memory; rank 3: refused"] * 4
 
 
+def test_a_reason_that_names_a_file_in_no_text_reaches_every_rank() -> None:
+    why = "there is no plan in /home/m\udcfcller"
+    failed = on_ranks(2, lambda channel: settle(channel, why * (not channel.rank), 5, tag="stage"))
+    assert failed == ["stage: rank 0: there is no plan in /home/m\\udcfcller"] * 2
+    told = on_ranks(2, lambda channel: broadcast_plan(channel, None, reason=why, timeout_s=5))
+    assert told == [(None, "there is no plan in /home/m\\udcfcller")] * 2
+
+
 def test_a_stage_that_a_rank_does_not_reach_fails() -> None:
     store = MemoryStore()
     outcome = settle(KvChannel(0, 2, "job", store), "", 0.2, tag="compile")

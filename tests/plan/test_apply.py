@@ -181,6 +181,17 @@ def test_all_reduces_of_two_types_may_not_travel_together() -> None:
         apply(mixed, source)
 
 
+def test_a_kind_of_kernel_that_there_is_not_is_refused() -> None:
+    step, arguments = models.mlp()
+    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    first, *others = read(source).groups
+    odd = replace(read(source), groups=(replace(first, kind="custom"), *others))
+    with pytest.raises(
+        IllegalStrategyError, match="g0: kind 'custom' is none of loop, input, output, triton"
+    ):
+        apply(odd, source)
+
+
 def test_a_matmul_may_not_join_a_kernel() -> None:
     step, arguments = models.mlp()
     source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))

@@ -253,6 +253,11 @@ def test_a_linked_folder_is_refused_for_reading_and_writing(slot: PlanSlot, tmp_
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_place_that_cannot_even_be_looked_at_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="File name too long"):
+        PlanStore(tmp_path / ("x" * 300)).slot(FINGERPRINT, "cpu", "cpu", 2).load()
+
+
 def test_a_pipe_in_a_files_place_is_refused_not_waited_for(saved: PlanSlot) -> None:
     plan = saved.path / "plan.json"
     plan.unlink()
@@ -534,6 +539,25 @@ def test_a_plan_that_killed_its_process_is_banned_until_the_ban_is_deleted(saved
     assert saved.is_banned("0" * 64) == "", "other plans are not meant"
     ban.unlink()
     assert saved.is_banned(digest) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "owner"),
+    [(b"[" * 4096, "process ? on ?, since ?"), (b'{"pid": "\\udcff"}', "process \\udcff on ?, since ?")],
+    ids=["nested too deeply", "no text"],
+)
+def test_a_mark_that_names_no_process_bans_once_it_is_old(
+    saved: PlanSlot, content: bytes, owner: str
+) -> None:
+    digest = hashlib.sha256(MODULE).hexdigest()
+    mark = saved.path / f"compiling-{digest}.1-0"
+    mark.write_bytes(content)
+    assert saved.is_banned(digest) == ""
+    os.utime(mark, (0, 0))
+    saved.is_banned(digest)
+    assert saved.is_banned(digest).startswith(
+        f"trying it killed a process ({owner}); to try it again delete "
+    )
 
 
 def test_of_modules_tried_at_once_the_one_that_kills_again_alone_is_banned(saved: PlanSlot) -> None:

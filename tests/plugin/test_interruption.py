@@ -98,6 +98,14 @@ def test_a_second_ctrl_c_ends_the_program() -> None:
             press()
 
 
+def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program in another language, with a handler of its own, embeds Python."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    with Interruption().watched() as stop, pytest.raises(KeyboardInterrupt):
+        press()
+    assert not stop
+
+
 def test_where_nobody_takes_the_note_one_line_says_so_and_nothing_waits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

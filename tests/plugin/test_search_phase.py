@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from disco_hlo.activation.agree import unframe
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
@@ -18,10 +21,9 @@ from tests.steps.intercept import intercept
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def forgotten() -> None:
     """Nothing was compiled so far."""
-    monkeypatch.setattr(steps, "_seen", [])
-    monkeypatch.setattr(steps, "_taken", {})
+    steps._histories.clear()
 
 
 def test_a_step_that_calls_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
@@ -38,6 +40,30 @@ def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: 
 
     assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
     assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")
+
+
+@pytest.mark.parametrize("error", [OSError("Stale file handle"), RecursionError("nested too deeply")])
+def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exception, tmp_path: Path) -> None:
+    sent: list[bytes | None] = []
+
+    def broadcast(payload: bytes | None, **_: object) -> bytes:
+        sent.append(payload)
+        return payload or b""
+
+    class Unreadable:
+        path = tmp_path
+
+        def load(self) -> None:
+            raise error
+
+    def received(request: object) -> object:
+        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
+        channel = SimpleNamespace(rank=0, size=2, broadcast=broadcast)
+        return enact_phase._receive(replace(session, channel=channel), step, Unreadable())
+
+    plan, reason = intercept(*models.mlp(), received)
+    assert (plan, reason) == (None, one_line(error))
+    assert [unframe(payload or b"") for payload in sent] == [(None, reason)]
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,9 @@ Install = Callable[[Handler], None]
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def forgotten() -> None:
     """Nothing was compiled so far."""
-    monkeypatch.setattr(steps, "_seen", [])
-    monkeypatch.setattr(steps, "_taken", {})
-    monkeypatch.setattr(steps, "_left", set())
+    steps._histories.clear()
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def test_of_two_steps_of_one_name_the_fingerprint_chooses(offered: Callable[...,
     run(2), run(1)
     large, small = [one.source.graph for one in seen if one is not None]
     assert large.module_name == small.module_name
-    steps._seen.clear(), steps._taken.clear(), steps._left.clear()
+    steps._histories.clear()
     chosen = offered(module=small.fingerprint[:16])
     run(2), run(1)
     assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
@@ -123,6 +121,16 @@ def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(
     assert second is not None
     assert (first.chosen, second.chosen) == (True, False)
     assert first.source.graph.fingerprint != second.source.graph.fingerprint
+
+
+def test_what_a_process_compiles_for_itself_does_not_count_among_what_all_compile(
+    offered: Callable[..., list[Step | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = offered()
+    for layers, processes in ((3, (0,)), (2, (0, 1)), (1, (0, 1))):
+        monkeypatch.setattr(CompileRequest, "process_indices", processes)
+        run(layers)
+    assert [one is not None for one in seen] == [True, True, False]
 
 
 def test_a_search_leaves_a_second_step_that_is_not_larger_alone(

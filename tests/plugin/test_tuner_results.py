@@ -133,6 +133,20 @@ def test_what_is_no_pick_is_not_sent(tmp_path: Path) -> None:
     assert tuner_results._picks_in(folder) == {MATMUL: b"library"}
 
 
+@pytest.mark.parametrize("question", ["rglob", "is_dir"])
+def test_a_folder_that_cannot_be_looked_into_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, question: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Stale file handle")
+
+    folders = [keep(tmp_path / rank, matmul=b"library") for rank in "01"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, question, refuse)
+        assert on_ranks(2, lambda one: hand_out(one, tmp_path / str(one.rank), 2.0)) == folders
+    assert caplog.messages == []
+
+
 def test_where_rank_0_is_silent_a_line_says_so_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

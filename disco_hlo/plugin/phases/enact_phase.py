@@ -113,7 +113,7 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
             reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
             banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
-        except PlanError as error:
+        except Exception as error:  # whatever it is, the other ranks wait for an answer
             mine, reason = None, one_line(error)
     return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
 
