@@ -141,6 +141,10 @@ class Costs:
         return Costs(self.model, self.machine, formula(link), lines)
 
 
+_LARGEST_BYTES = 1 << 62
+"""More than any transfer has; sizes are 64-bit integers."""
+
+
 def formula(link: Link) -> LinearPieces:
     """All-reduce time over size on a network: the faster of ring and two binary trees."""
     n, per_byte, latency_ns = link.devices, 1.0 / link.gigabytes_per_s, link.latency_us * 1e3
@@ -149,6 +153,8 @@ def formula(link: Link) -> LinearPieces:
     crossing = int((ring[1] - tree[1]) / (tree[0] - ring[0]))
     if crossing <= 0:
         return LinearPieces((0,), (ring[0],), (ring[1],))
+    if crossing > _LARGEST_BYTES:
+        return LinearPieces((0,), (tree[0],), (tree[1],))
     return LinearPieces((0, crossing), (tree[0], ring[0]), (tree[1], ring[1]))
 
 

@@ -95,8 +95,8 @@ def _check_directory() -> Check:
         directory = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "1"}).directory
     except SettingsError:
         return Check("directory", False, "not looked at", "correct the settings first")
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     try:
+        existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(4096))
     except OSError as error:

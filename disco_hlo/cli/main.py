@@ -128,10 +128,14 @@ def main() -> None:
         sys.stderr.write("disco: " + "\n".join(lines) + "\n")
         sys.exit(2)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            sys.stderr.write(f"disco: the output could not be written: {error.strerror}\n")
+            sys.exit(1)
+        if error.filename is None:
             raise
-        sys.stderr.write(f"disco: the output could not be written: {error.strerror}\n")
-        sys.exit(1)
+        # Even to ask whether a file exists fails where its name is too long, or its folder may not be entered.
+        sys.stderr.write(f"disco: {printable(str(error.filename), 4000)}: {error.strerror}\n")
+        sys.exit(2)
     finally:
         if collecting:
             gc.enable()

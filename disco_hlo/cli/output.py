@@ -100,13 +100,17 @@ def check_place(file: Path) -> None:
     """Refuse now, before the work, a file that could not be written after it.
 
     Raises:
-        DiscoError: ``file`` is a folder, or what would be its folder is something else or read-only.
+        DiscoError: ``file`` is a folder, or what would be its folder is something else, removed or read-only.
     """
     if file.is_dir():
         raise DiscoError(f"{file} is a folder; name a file")
     if _is_written_through(file):
         return
-    existing = next(path for path in file.absolute().parents if path.exists())
+    try:
+        whole = file.absolute()
+    except FileNotFoundError:
+        raise DiscoError(f"{file} cannot be written: the current folder was removed") from None
+    existing = next(path for path in whole.parents if path.exists())
     if not existing.is_dir():
         raise DiscoError(f"{existing} is not a folder; {file} cannot be written below it")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -67,12 +67,12 @@ def search(
         str, typer.Option(help="joint, or backtracking (the paper's Algorithm 1).")
     ] = _IS.method,
     alpha: Annotated[
-        float, typer.Option(min=1, help="Explore candidates up to alpha times the best.")
+        float, typer.Option(min=1, max=1e6, help="Explore candidates up to alpha times the best.")
     ] = _IS.alpha,
     beta: Annotated[int, typer.Option(min=1, max=10**6, help="Most moves of a method at once.")] = _IS.beta,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal plans.")] = _IS.seed,
     evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.001, help="Stop after this long.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.001, max=1e9, help="Stop after this long.")] = None,
     patience: Annotated[
         int, typer.Option(min=1, help="Do not stop before this many candidates without improvement.")
     ] = _IS.unchanged,

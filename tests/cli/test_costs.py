@@ -36,6 +36,12 @@ def test_it_is_the_faster_of_both(devices: int, gigabytes: float, latency: float
     assert time_ns == pytest.approx(min(ring, tree), rel=1e-6, abs=2)
 
 
+def test_trees_are_faster_at_every_size_where_a_message_takes_minutes() -> None:
+    line = formula(Link(1 << 20, 1e6, 1e9))  # a ring would be faster from 1e30 bytes on, no 64-bit size
+    assert line(np.array([0])).tolist() == [2 * 20 * 10**12]
+    assert line.from_bytes == (0,)
+
+
 def test_one_device_has_nothing_to_reduce_with() -> None:
     with pytest.raises(DiscoError, match="expected at least 2"):
         Link(1, 1.0, 1.0)

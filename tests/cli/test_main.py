@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,45 @@ def test_a_missing_argument_and_a_bad_option_are_named(refused: Callable[..., st
 def test_a_bad_setting_is_named(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISCO_BETA", "many")
     assert refused("list") == "disco: DISCO_BETA is 'many'; expected a whole number, 1 or more"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect NAME", "diff NAME --default", "report NAME --json", "simulate NAME", "search NAME -o found",
+        "simulate PLAN --plan NAME", "simulate PLAN --trace NAME", "search PLAN -o NAME", "report PLAN -o NAME",
+        "capture -o NAME -- true", "calibrate -o NAME -- true", "capture -o found -- NAME",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["long", "locked"])
+def test_a_name_that_the_system_does_not_look_up_is_refused(
+    command: str, kind: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a" * 300
+    if kind == "locked":
+        name = "locked-folder/name"
+        stat = os.stat
+
+        def refuse(path: Any, **options: Any) -> os.stat_result:
+            """As root, whom no folder is locked to, would not be refused."""
+            if str(path).endswith(name):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return stat(path, **options)
+
+        monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.chdir(tmp_path)
+    words = [{"NAME": name, "PLAN": str(PLAN)}.get(word, word) for word in command.split()]
+    assert name in refused(*words).replace(" ", "")
+    assert not (tmp_path / "found").exists()
+
+
+def test_a_failure_that_names_no_file_is_not_hidden(disco: Disco, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("disco_hlo.cli.list.plan_directory", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        disco("list")
 
 
 def test_the_version(disco: Disco) -> None:

@@ -34,6 +34,14 @@ def test_a_page_for_minus_is_stdout_alone(disco: Disco, cpu_plan: Path, elsewher
     assert [path.name for path in elsewhere.iterdir()] == ["steps.json"]
 
 
+def test_a_current_folder_that_was_removed_is_named(
+    refused: Callable[..., str], cpu_plan: Path, elsewhere: Path
+) -> None:
+    elsewhere.rmdir()
+    for command in ("report", "search"):
+        assert "the current folder was removed" in refused(command, cpu_plan, "-o", "found")
+
+
 @pytest.mark.parametrize("command", ["report", "simulate"])
 def test_a_trace_for_minus_is_stdout_alone(
     command: str, disco: Disco, cpu_plan: Path, elsewhere: Path

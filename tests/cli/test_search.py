@@ -89,7 +89,9 @@ def test_bad_input_is_refused_and_leaves_nothing(
 ) -> None:
     out = tmp_path / "found"
     assert "Search method 'clever'" in refused("search", cpu_module_file, "-o", out, "--method", "clever")
-    assert "Invalid value for '--alpha'" in refused("search", cpu_module_file, "-o", out, "--alpha", "0.5")
+    for option, value in (("--alpha", "0.5"), ("--alpha", "inf"), ("--seconds", "inf"), ("--seconds", "nan")):
+        message = refused("search", cpu_module_file, "-o", out, option, value)
+        assert f"Invalid value for '{option}'" in message
     assert "no such file" in refused("search", tmp_path / "nothing", "-o", out)
     (tmp_path / "file").write_text("")
     assert "is not a folder" in refused("search", cpu_module_file, "-o", tmp_path / "file" / "found")
