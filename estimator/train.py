@@ -11,7 +11,9 @@ checkpoint left it.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -63,10 +65,14 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ProfileError(f"loss {self.loss!r}: expected one of {', '.join(LOSSES)}")
-        if min(self.epochs, self.batch, self.patience, self.threads) < 1 or self.learning_rate <= 0:
+        if min(self.epochs, self.batch, self.patience, self.threads) < 1 or not (
+            0 < self.learning_rate < math.inf
+        ):
             raise ProfileError(
                 "expected at least one epoch, batch size, patience and thread, and a positive learning rate"
             )
+        if not 0 <= self.huber_delta < math.inf:
+            raise ProfileError(f"huber_delta {self.huber_delta}: expected a number from 0 on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def train(
     parameters = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     progress = _Progress(network, optimizer, _copied(network))
-    identity = _identity(data, split, settings)
+    identity = _identity(data, split, settings, start)
     if checkpoint is not None and checkpoint.exists():
         _restore(progress, checkpoint, identity)
     for number in range(len(progress.curve), settings.epochs):
@@ -237,15 +243,30 @@ def imported(weights: Weights) -> FusedOpNet:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def _identity(data: TrainingData, split: Split, settings: TrainSettings) -> dict[str, Any]:
-    """What a checkpoint must agree with to be gone on from."""
+def _identity(
+    data: TrainingData, split: Split, settings: TrainSettings, start: FusedOpNet | None
+) -> dict[str, Any]:
+    """What a checkpoint must agree with to be gone on from.
+
+    The samples themselves count: of another split as large, those to report on would have been learned from.
+    """
     body: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    started_from = () if start is None else (tensor.numpy() for tensor in start.state_dict().values())
     return {
         **body,
         "samples": len(data),
-        "train": len(split.train),
+        "train": _digest(split.train),
+        "validation": _digest(split.validation),
         "labels": round(float(data.log_ns.sum()), 6),
+        "start": _digest(*started_from),
     }
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
@@ -274,7 +295,7 @@ def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> No
         head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["disco_hlo"])
         if head["training"] != dict(identity):
             raise ProfileError(
-                f"{path} is of another training (data, split or settings differ); remove it to start anew"
+                f"{path} is of another training (data, split, start or settings differ); remove it to start anew"
             )
         progress.curve = [Epoch(**epoch) for epoch in head["curve"]]
         _restore_tensors(progress, tensors)

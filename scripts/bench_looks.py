@@ -161,6 +161,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-o", "--out", type=Path, required=True, help="JSON; what is there is not run again")
     arguments = parser.parse_args()
+    if arguments.out.is_dir():
+        parser.error(f"--out {arguments.out} is a folder; name a file")
+    if arguments.seeds < 1 or arguments.candidates < 1 or not arguments.error >= 0:
+        parser.error("expected --seeds and --candidates of at least 1 and --error of at least 0")
     paths = {
         path.name.removesuffix(".hlo.pb.gz"): path for path in sorted(arguments.modules.glob("*.hlo.pb.gz"))
     }

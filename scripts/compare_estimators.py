@@ -112,6 +112,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    if not (args.search_seconds > 0 and args.measure_seconds > 0):
+        parser.error("expected --search-seconds and --measure-seconds above 0")
     prepare(os.environ, args.link, args.devices)
     find_package()
     args.out.mkdir(parents=True, exist_ok=True)

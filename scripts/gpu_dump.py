@@ -118,6 +118,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the modules and the report")
     parser.add_argument("--width", type=int, default=256, help="width of the transformer block")
     args = parser.parse_args()
+    if args.width < 1:
+        parser.error("expected --width of at least 1")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out} is not a directory")
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ.pop("ENABLE_SEARCH", None)
     if os.environ.get("JAX_PLATFORMS") == "cpu":

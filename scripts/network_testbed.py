@@ -243,6 +243,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("command", nargs="+", help="what each of the two processes runs")
     arguments = parser.parse_args()
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        parser.error("expected --timeout above 0")
     if os.geteuid() != 0:
         parser.error("needs root, to make network namespaces")
     for program in ("ip", "tc", "taskset"):

@@ -211,6 +211,14 @@ def main() -> int:
         config = read_config(args.config)
         if not args.out.absolute().parent.is_dir():
             raise ProfileError(f"the directory {args.out.absolute().parent} does not exist")
+        if not args.seconds >= 0:  # nor is it where it is no number
+            raise ProfileError(f"--seconds {args.seconds:g}: expected a number from 0 on")
+        models = {step.model for step in config.steps}
+        unknown = [model for model in args.models if model not in models]
+        if unknown:
+            raise ProfileError(
+                f"--models {unknown[0]}: {args.config} has no step of it, but of {', '.join(sorted(models))}"
+            )
         if args.until is None:
             return parent(args, config)
         code = child(args, config)

@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="most processor seconds of one search")
     arguments = parser.parse_args()
+    if arguments.seeds < 1 or not arguments.seconds > 0:
+        parser.error("expected --seeds of at least 1 and --seconds above 0")
     for path in arguments.module:
         if not path.is_file():
             parser.error(f"--module {path}: no such file")

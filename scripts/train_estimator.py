@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -47,8 +48,8 @@ class SplitConfig(msgspec.Struct, forbid_unknown_fields=True):
     """How samples are put aside."""
 
     seed: int = 0
-    test: int = 2000
-    validation: int = 500
+    test: Annotated[int, msgspec.Meta(ge=1)] = 2000
+    validation: Annotated[int, msgspec.Meta(ge=1)] = 500
 
 
 class ReportConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,8 +58,8 @@ class ReportConfig(msgspec.Struct, forbid_unknown_fields=True):
     leave_one_out: bool = True
     left_out: dict[str, Any] = {}
     """Settings of those trainings that differ."""
-    fine_tune: list[int] = []
-    """Numbers of samples of a left-out model to fine-tune on."""
+    fine_tune: list[Annotated[int, msgspec.Meta(ge=2)]] = []
+    """Numbers of samples of a left-out model to fine-tune on: a fifth of them, one at least, to stop by."""
     compare: dict[str, dict[str, Any]] = {}
     """Other settings by name: the paper's model has the architecture "paper"."""
 
@@ -77,10 +78,26 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
     """Settings from a table of the file; ValueError or TypeError where it is bad."""
     values = dict(values)
     architecture = values.pop("architecture", {})
+    if isinstance(architecture, str) and architecture != "paper":
+        raise ProfileError(f'architecture {architecture!r}: expected "paper" or a table')
     made = PAPER if architecture == "paper" else Architecture(**{
         name: tuple(value) if isinstance(value, list) else value for name, value in architecture.items()
     })  # fmt: skip
     return TrainSettings(**values, architecture=made)
+
+
+TAKEN_NAMES = (
+    "main", "network", "started_from", "network_without_op_times", "analytical", "linear", "boosted", "noise_floor",
+)  # fmt: skip
+"""Rows of the report and checkpoints that no compared network may have the name of."""
+
+
+def read_config(path: Path) -> Config:
+    """The configuration file; ProfileError where it is bad."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Config)
+    except ValueError as error:
+        raise ProfileError(f"{path}: {error}") from error
 
 
 class Run:
@@ -91,6 +108,7 @@ class Run:
         self.data = data
         self.out = out
         self.settings = settings_of(config.train)
+        check_report(config, data)
         self.report: dict[str, Any] = {}
         self.curves: dict[str, list[Epoch]] = {}
         (out / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -290,6 +308,30 @@ class Run:
         (self.out / "errors.svg").write_text(text)
 
 
+def check_report(config: Config, data: TrainingData) -> None:
+    """Refuse now what would only be found after the first training; ProfileError, ValueError or TypeError."""
+    wanted = config.report
+    for changes in (wanted.left_out, *wanted.compare.values()):
+        settings_of({**config.train, **changes})
+    for name in wanted.compare:
+        if name in TAKEN_NAMES or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name.startswith("without_"):
+            raise ProfileError(
+                f"compare.{name}: expected a name of letters, digits, _ and - that no row of the report has yet"
+            )
+    if wanted.leave_one_out and wanted.fine_tune:
+        model, fused = min(Counter(data.model[data.fused].tolist()).items(), key=lambda item: item[1])
+        if max(wanted.fine_tune) >= fused:
+            raise ProfileError(
+                f"cannot fine-tune on {max(wanted.fine_tune)} samples of {model}: it has {fused} fused ones"
+            )
+
+
+def check_weights(path: Path) -> None:
+    """Refuse now a place for the weights that could not be written after the training."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ProfileError(f"--weights {path}: expected a file in a folder that exists")
+
+
 def fine_tuning(settings: TrainSettings) -> TrainSettings:
     """Fewer and smaller steps than from scratch."""
     return replace(
@@ -326,7 +368,9 @@ def main() -> int:
     )
     args = parser.parse_args()
     try:
-        config = msgspec.toml.decode(args.config.read_bytes(), type=Config)
+        config = read_config(args.config)
+        if args.weights:
+            check_weights(args.weights)
         if not args.data.is_file():
             raise ProfileError(f"there is no data set {args.data}; make one with scripts/sample_fused_ops.py")
         with Dataset(args.data) as dataset:

@@ -86,6 +86,33 @@ def test_a_checkpoint_of_another_training_or_a_broken_one_is_refused(
         train(data, split, settings, checkpoint=checkpoint)
 
 
+def test_a_checkpoint_of_another_split_or_another_start_is_refused(
+    data: TrainingData, tmp_path: Path
+) -> None:
+    split, other = random_split(data, 0, 40, 30), random_split(data, 1, 40, 30)
+    settings = replace(SETTINGS, epochs=1)
+    first, _ = train(data, split, settings, checkpoint=tmp_path / "first.safetensors")
+    with pytest.raises(ProfileError, match="is of another training"):  # it has learned from the test samples
+        train(data, other, settings, checkpoint=tmp_path / "first.safetensors")
+    second, _ = train(data, other, settings)
+    tuned = tmp_path / "tuned.safetensors"
+    train(data, split, settings, checkpoint=tuned, start=first)
+    for start in (second, None):
+        with pytest.raises(ProfileError, match="is of another training"):
+            train(data, split, settings, checkpoint=tuned, start=start)
+    _, curve = train(data, split, settings, checkpoint=tuned, start=first)
+    assert len(curve) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("huber_delta", -1.0), ("huber_delta", float("nan")), ("learning_rate", float("inf"))],
+)
+def test_settings_that_no_loss_can_do_with_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ProfileError, match="expected"):
+        TrainSettings(**{name: value})  # type: ignore[arg-type]
+
+
 def test_training_stops_when_nothing_improves(data: TrainingData) -> None:
     split = random_split(data, 0, 40, 30)
     frozen = replace(SETTINGS, learning_rate=1e-12, patience=2, weight_decay=0.0)

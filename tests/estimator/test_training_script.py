@@ -130,3 +130,46 @@ def test_bad_input_exits_with_one_line(
         said = capsys.readouterr().err
         assert message in said
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "message"),
+    [
+        ("[train.architecture]", "[train.architecture", "c.toml: "),
+        ("test = 40", "test = 0", "split.test"),
+        ("validation = 20", "validation = 0", "split.validation"),
+        ("fine_tune = [50]", "fine_tune = [1]", "report.fine_tune"),
+        ("fine_tune = [50]", "fine_tune = [5000]", "cannot fine-tune on 5000 samples of"),
+        ("compare.paper =", "compare.network =", "compare.network"),
+        ("compare.paper =", "compare.'a/b' =", "compare.a/b"),
+        ('"paper", loss', '"papr", loss', "architecture 'papr'"),
+        ("epochs = 1 }", "epoch = 1 }", "epoch"),
+    ],
+)
+def test_a_configuration_that_would_fail_later_is_refused_before_the_training(
+    folder: Path,
+    run: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    instead: str,
+    message: str,
+) -> None:
+    assert CONFIG.count(line) == 1
+    (tmp_path / "c.toml").write_text(CONFIG.replace(line, instead))
+    assert run(tmp_path / "c.toml", folder / "s.sqlite", "-o", tmp_path / "out") == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_weights_that_could_not_be_written_are_refused_before_the_training(
+    folder: Path, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (tmp_path, tmp_path / "none" / "w.safetensors"):
+        files = (folder / "c.toml", folder / "s.sqlite", "-o", tmp_path / "out", "--weights", place)
+        assert run(*files) == 2
+        said = capsys.readouterr()
+        assert "expected a file in a folder that exists" in said.err
+        assert said.out == ""

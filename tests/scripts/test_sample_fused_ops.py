@@ -63,8 +63,8 @@ def run(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]
 def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs the script in this process, its children in theirs: exit code 2, and what is on stderr."""
 
-    def call(config: Path, out: Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["sample_fused_ops.py", str(config), "-o", str(out)])
+    def call(config: Path, out: Path, *more: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["sample_fused_ops.py", str(config), "-o", str(out), *more])
         assert sample_fused_ops.main() == 2
         message = capfd.readouterr().err
         assert "Traceback" not in message
@@ -158,6 +158,14 @@ def test_a_missing_folder_or_a_foreign_file_is_named(tmp_path: Path, refused: Ca
     assert "does not exist" in refused(tmp_path / "c.toml", tmp_path / "no" / "s.sqlite")
     (tmp_path / "s.sqlite").write_bytes(b"something else" * 99)
     assert "cannot be used as a data set" in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
+
+
+def test_a_model_that_the_configuration_has_not_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    files = (tmp_path / "c.toml", tmp_path / "s.sqlite")
+    assert "--models vgg91: " in refused(*files, "--models", "rnnlm", "vgg91")
+    assert "--seconds nan: expected a number from 0 on" in refused(*files, "--seconds", "nan")
+    assert not (tmp_path / "s.sqlite").exists()
 
 
 def test_the_configurations_that_ship_are_read() -> None:
