@@ -12,9 +12,11 @@ starts unfused and ends after 1000 candidates that did not improve the best, as 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,8 @@ from disco_hlo.search.api import SearchSettings
 from searching.results import RESULTS
 from searching.steps import FIXTURE, Case, count_processor_seconds
 
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 
 SWEEP = RESULTS.with_name("search_sweep.json")
@@ -74,8 +78,10 @@ def main() -> None:
     if arguments.seeds < 1 or not arguments.seconds > 0:
         parser.error("expected --seeds of at least 1 and --seconds above 0")
     for path in arguments.module:
-        if not path.is_file():
-            parser.error(f"--module {path}: no such file")
+        try:
+            canonicalize(gzip.decompress(path.read_bytes()))
+        except (OSError, EOFError, zlib.error, DiscoError) as error:
+            parser.error(f"--module {path}: {error}")
     count_processor_seconds()
     found = json.loads(SWEEP.read_text()) if SWEEP.exists() else {}
     for path in arguments.module:

@@ -130,8 +130,19 @@ class PlanStore:
         return [
             _listed(PlanSlot(self.directory, folder))
             for folder in folders
-            if re.fullmatch(r"[0-9a-f]{16}", folder.parent.name) and (folder / PLAN_NAME).exists()
+            if re.fullmatch(r"[0-9a-f]{16}", folder.parent.name) and _may_hold_a_plan(folder)
         ]
+
+
+def _may_hold_a_plan(folder: Path) -> bool:
+    """Whether there is one, or nobody may look."""
+    try:
+        os.stat(folder / PLAN_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _listed(slot: PlanSlot) -> Listed:

@@ -373,6 +373,17 @@ def test_plans_are_listed_with_the_damaged_ones_reasons(saved: PlanSlot, tmp_pat
     assert "is not JSON" in listed[1].problem
 
 
+def test_a_plan_that_nobody_may_look_at_does_not_keep_the_others_from_being_listed(
+    saved: PlanSlot, tmp_path: Path
+) -> None:
+    """Another user's folder ended the whole list."""
+    hidden = tmp_path / "plans" / ("f" * 16) / "gpu-nvidia-h200-x8"
+    hidden.parent.mkdir()
+    hidden.symlink_to(hidden)  # which nobody may look through, root included
+    listed = PlanStore(tmp_path / "plans").list_plans()
+    assert [(one.path, bool(one.problem)) for one in listed] == [(saved.path, False), (hidden, True)]
+
+
 def test_one_search_at_a_time_and_the_second_hears_who(slot: PlanSlot) -> None:
     lock = slot.search_lock().acquire()
     with pytest.raises(PlanError, match=rf"another search holds .*process {os.getpid()} on "):

@@ -29,6 +29,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
         "gpu_dump.py --out out --width 0",
         "network_testbed.py --timeout nan -- true",
         "sweep_search.py --module missing",
+        "sweep_search.py --module /dev/null",
         "sweep_search.py --seeds 0",
     ],
 )
