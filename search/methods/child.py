@@ -11,13 +11,18 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from typing import IO
 
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.island import Island, Report, reports
@@ -39,7 +44,8 @@ class Children:
     def __init__(self, islands: Iterable[Island]) -> None:
         self._waiting = deque(islands)
         self._arrived: SimpleQueue[Report] = SimpleQueue()
-        self._started: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
+        self._started: list[_Child] = []
+        self._ending = False
 
     def begin(self, most: int, seconds: float | None) -> list[Island]:
         """Begin with those that wait, in turn, as long as fewer than ``most`` run.
@@ -51,7 +57,7 @@ class Children:
         Returns:
             Islands that cannot be started, which wait no longer.
         """
-        self._release([one for one in self._started if not one[1].is_alive()])
+        self._release([one for one in self._started if not one.reader.is_alive()])
         not_started: list[Island] = []
         while self._waiting and len(self._started) < most:
             island = self._waiting.popleft()
@@ -63,35 +69,45 @@ class Children:
         return not_started
 
     def _start(self, island: Island) -> None:
-        task = pickle.dumps(island)
-        child = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-        )
-        reader = threading.Thread(target=self._read, args=(child, task, island.number), daemon=True)
-        reader.start()
-        self._started.append((child, reader))
+        task = pickle.dumps((island, time.perf_counter()))
+        with ExitStack() as opened:
+            # Not a pipe: who writes more into one than it holds waits until somebody reads it.
+            words = opened.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, env=environment()
+            )
+            opened.pop_all()
+        child = _Child(process, words, island.number)
+        child.reader = threading.Thread(target=self._read, args=(child, task), daemon=True)
+        child.reader.start()
+        self._started.append(child)
 
-    def _read(self, child: subprocess.Popen[bytes], task: bytes, number: int) -> None:
+    def _read(self, child: _Child, task: bytes) -> None:
         """Feed a child and take what it says, until it ends."""
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stderr is not None
+        process, error = child.process, ""
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            child.stdin.write(task)
-            child.stdin.close()
+            process.stdin.write(task)
+            process.stdin.close()
             while True:
-                report: Report = pickle.load(child.stdout)  # noqa: S301  our own child
+                report: Report = pickle.load(process.stdout)  # noqa: S301  our own child
                 self._arrived.put(report)
+                child.has_reported = True
                 if report.stopped:
                     return
-        except (EOFError, OSError, pickle.UnpicklingError):
-            if child.wait() > 0:
-                words = child.stderr.read().decode(errors="replace").strip().splitlines()
-                LOGGER.warning("search seed %d ended early: %s", number, words[-1] if words else "no reason")
+        except (EOFError, OSError):
+            pass
+        except Exception as unread:  # noqa: BLE001  pickle says of bytes that it did not write what it likes
+            process.kill()
+            error = f"it said what is no report ({unread})"
+        # Ctrl-C ends the children, too.
+        if process.wait() not in (0, -signal.SIGINT) and not self._ending:
+            LOGGER.warning("search seed %d ended early: %s", child.number, error or child.reason())
 
     def unfinished(self) -> bool:
         """Whether an island waits, or a child may still report."""
-        return bool(self._waiting) or any(reader.is_alive() for _, reader in self._started)
+        return bool(self._waiting) or any(one.reader.is_alive() for one in self._started)
 
     def arrived(self) -> list[Report]:
         """Reports since the last call."""
@@ -100,30 +116,64 @@ class Children:
             found.append(self._arrived.get())
         return found
 
+    def wait_for_last_reports(self, seconds: float) -> None:
+        """Wait so long at most for children whose time is up, too, to check and say what they found last.
+
+        One that has said nothing yet has found nothing: it is not waited for.
+        """
+        until = time.perf_counter() + seconds
+        for one in self._started:
+            if one.has_reported:
+                one.reader.join(max(0.0, until - time.perf_counter()))
+
     def end(self) -> None:
         """End all children, at once; none begins any more."""
+        self._ending = True
         self._waiting.clear()
         self._release(list(self._started))
 
-    def _release(self, ended: Iterable[tuple[subprocess.Popen[bytes], threading.Thread]]) -> None:
-        for child, reader in ended:
-            child.terminate()
-            child.wait()
-            reader.join()
-            for pipe in (child.stdin, child.stdout, child.stderr):
+    def _release(self, ended: Iterable[_Child]) -> None:
+        for child in ended:
+            child.process.kill()  # not SIGTERM, which a child ignores where this process does
+            child.process.wait()
+            child.reader.join()
+            for pipe in (child.process.stdin, child.process.stdout, child.words):
                 if pipe is not None and not pipe.closed:
                     pipe.close()
-            self._started.remove((child, reader))
+            self._started.remove(child)
+
+
+@dataclass(eq=False)
+class _Child:
+    process: subprocess.Popen[bytes]
+    words: IO[bytes]
+    """What it says besides its reports."""
+    number: int
+    """Of its island."""
+    reader: threading.Thread = field(init=False)
+    has_reported: bool = False
+
+    def reason(self) -> str:
+        """Why it ended by itself, in its own last words."""
+        self.words.seek(0)
+        lines = self.words.read().decode(errors="replace").strip().splitlines()
+        code = self.process.wait()
+        return lines[-1] if lines else f"signal {-code}" if code < 0 else "no reason"
 
 
 def main() -> None:
     """Search one island; its description comes in, its reports go out."""
-    island: Island = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything prints here is no report
+    island: Island
+    island, given_at = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
     with without_collector():
         starts = prepare(island.graph, island.strategies)
+    if island.seconds is not None:  # the clock is one for all processes, and this one took its time to begin
+        island = replace(island, seconds=island.seconds - (time.perf_counter() - given_at))
     for report in reports(island, starts, lambda: False):
-        pickle.dump(report, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        pickle.dump(report, out)
+        out.flush()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import fresh_stamp, has_room, roll_back
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, fresh_stamp, has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
 from disco_hlo.search.arrays.table import claim, find
 from disco_hlo.search.arrays.views import open_draws, open_views
@@ -102,7 +102,9 @@ def climb(
             kind, a, b = waiting[row, 0], waiting[row, 1], waiting[row, 2]
             control[RETRIED] += 1
         elif (
-            control[LEFT] == 0 or control[WAITING] == MOST_WAITING or not has_place(unknown, control[LISTED])
+            control[LEFT] == 0
+            or control[WAITING] == MOST_WAITING
+            or not has_place(unknown, control[LISTED], 4 * MAXIMUM_MEMBERS)
         ):
             break
         else:

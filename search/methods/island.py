@@ -131,6 +131,8 @@ class _Run:
         """The best state that was checked."""
         self.noted: list[tuple[State, int]] = []
         """The last states that were better than all before them and are still to be checked; the best is last."""
+        self.lowest_ns = 2**62
+        """Of the best state that was ever noted, refused ones included."""
         self.steps: list[Improvement] = []
         """How the last of them was reached."""
         self.checked_at = 0
@@ -148,13 +150,13 @@ class _Run:
         yield self._report()
         idle, improved_at = 0, 0
         while not self.stopped:
-            before_ns, began_at = self.best_ns, self.climber.evaluations
+            before_ns, began_at = (self.lowest_ns, self.checked_ns), self.climber.evaluations
             for _ in self._cycle(idle):
                 self._offer()
                 yield self._report()
                 if self.stopped:
                     break
-            idle = 0 if self.best_ns < before_ns * (1 - GAIN) else idle + 1
+            idle = 0 if self._gained(*before_ns) else idle + 1
             ended_at = self.climber.evaluations
             improved_at = improved_at if idle else ended_at
             patient = began_at < ended_at < improved_at + self.island.settings.unchanged
@@ -168,7 +170,19 @@ class _Run:
         """Of the best state so far, checked or not."""
         if self.noted:
             return self.noted[-1][1]
+        return self.checked_ns
+
+    @property
+    def checked_ns(self) -> int:
+        """Of the best state that was checked."""
         return self.best[1] if self.best else 2**62
+
+    def _gained(self, lowest_ns: int, checked_ns: int) -> bool:
+        """Whether a round brought what it must. To come again to what was refused before is no gain, but to come to
+        something that is not refused is one, though it takes longer."""
+        if self.lowest_ns < lowest_ns * (1 - GAIN):
+            return True
+        return self.lowest_ns < self.checked_ns < checked_ns * (1 - GAIN)
 
     def _cycle(self, turn: int) -> Iterator[None]:
         """One round of everything, from the best state; stops for breath after every phase."""
@@ -262,6 +276,7 @@ class _Run:
         predicted_ns = climber.makespan_ns()
         if predicted_ns >= self.best_ns:
             return
+        self.lowest_ns = min(self.lowest_ns, predicted_ns)
         self.noted = [*self.noted, (copy_state(climber.state), predicted_ns)][-self.wanted :]
         seconds = time.perf_counter() - self.began
         self.steps.append(Improvement(climber.evaluations, seconds, predicted_ns))

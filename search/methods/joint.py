@@ -42,6 +42,9 @@ WORTH_A_PROCESS = 500
 UNFUSED_EVERY = 4
 """Of so many islands the last begins with the unfused step."""
 _POLL_S = 0.1
+_LAST_REPORTS_S = 5.0
+"""The longest that islands elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
+check then, each of which takes a second."""
 
 
 def joint_search(
@@ -125,6 +128,8 @@ class _Joint:
                 else:
                     time.sleep(_POLL_S)
                     self._note_arrived()
+            if self.stopped == "seconds":
+                self.children.wait_for_last_reports(_LAST_REPORTS_S)
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:

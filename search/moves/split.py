@@ -29,11 +29,14 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     place = s.place[bucket]
-    later = -1
+    # From the last on, so that a head leaves at most once, and joined from the first on, each behind the others: the
+    # other way round every gradient would be written anew for each, more than the log has room for.
     rest = bucket
-    for i in range(count):
+    for i in range(count - 1, -1, -1):
         rest = part(g, s, w, w.readers[i])
-        later = w.readers[i] if later == -1 else join(g, s, w, w.readers[i], later)
+    later = w.readers[0]
+    for i in range(1, count):
+        later = join(g, s, w, later, w.readers[i])
     if reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place):
         return True
     roll_back(w, mark)

@@ -113,9 +113,9 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             enlist(s, w, unit, digest)
             continue
         left_open = True
-        if has_place(unknown, count):
-            if size < 0:
-                _, size = _price_key(g, s, w, unit, digest)
+        if size < 0:
+            _, size = _price_key(g, s, w, unit, digest)
+        if has_place(unknown, count, size):
             _list(g, s, w, unknown, count, unit, key, size)
             unknown.digest[count] = _digest_as_given(g, s, unit)
             count += 1
@@ -275,10 +275,10 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
 
 
 @compiled
-def has_place(unknown: Any, count: Any) -> Any:
-    """Whether one more unit can be listed."""
+def has_place(unknown: Any, count: Any, size: Any) -> Any:
+    """Whether one more unit can be listed, which has so many members: a bucket may hold every all-reduce of a step."""
     left = unknown.member.size - unknown.member_at[count]
-    return count < unknown.key.size and left > 4 * MAXIMUM_MEMBERS
+    return count < unknown.key.size and left >= size
 
 
 @inner

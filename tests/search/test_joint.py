@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import signal
 import sys
 import time
 from collections import Counter
@@ -198,7 +199,7 @@ class Children:
         found = []
         for file in self.folder.glob("* *"):
             began, ended = map(float, file.name.split())
-            island = pickle.loads(file.read_bytes())  # noqa: S301  our own
+            island, _ = pickle.loads(file.read_bytes())  # noqa: S301  our own
             found.append((began, ended, island))
         return sorted(found, key=lambda one: one[:2])
 
@@ -321,6 +322,116 @@ def test_a_child_that_dies_costs_its_share_alone(
     assert result.finalists == run(graph, seeds=1, evaluations=1000).finalists
 
 
+def run_beside(monkeypatch: pytest.MonkeyPatch, code: str, **changes: object) -> SearchResult:
+    """A search whose second seed runs this in a process of its own."""
+    monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", code))
+    return run(random_step(Random(5), 60, backend="gpu"), processes=2, **changes)
+
+
+def test_a_child_that_is_killed_leaves_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a system that is out of memory: it has no last words."""
+    run_beside(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert "search seed 1 ended early: signal 9" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["print('x' * 1_000_000, file=sys.stderr)", "print('a line', flush=True)"],
+    ids=["more-than-a-pipe-holds", "to-standard-output"],
+)
+def test_what_a_child_says_besides_its_reports_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    here = run(random_step(Random(5), 60, backend="gpu"), processes=1)
+    code = f"""
+import sys
+from disco_hlo.search.methods import child
+def talk(*arguments, reports=child.reports):
+    {said}
+    return reports(*arguments)
+child.reports = talk
+child.main()
+"""
+    assert found_by(run_beside(monkeypatch, code)) == found_by(here)
+
+
+def test_a_child_whose_words_are_no_reports_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = run_beside(
+        monkeypatch, "import time; print('hello, this is no report', flush=True); time.sleep(600)"
+    )
+    assert "search seed 1 ended early: it said what is no report" in caplog.text
+    assert result.evaluations == SMALL.evaluations // 2
+
+
+def test_children_end_where_sigterm_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They inherit that from the process that searches."""
+    first_island(monkeypatch, lambda: True)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    began = time.monotonic()
+    try:
+        run_beside(monkeypatch, "import time; time.sleep(20)", seconds=1.0, evaluations=None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert time.monotonic() - began < 10
+
+
+SLOW_TO_END = """
+import pickle, sys, time
+from dataclasses import replace
+island, given_at = pickle.load(sys.stdin.buffer)
+time.sleep({says_first_s})
+report, last = pickle.loads(bytes.fromhex({reports!r}))
+pickle.dump(report, sys.stdout.buffer)
+sys.stdout.flush()
+time.sleep(max(0, given_at + island.seconds + 0.7 - time.perf_counter()))
+pickle.dump(last, sys.stdout.buffer)
+"""
+
+
+@pytest.mark.parametrize("says_first_s", [0.0, 600.0])
+def test_at_its_deadline_a_search_waits_for_what_children_found_last(
+    monkeypatch: pytest.MonkeyPatch, says_first_s: float
+) -> None:
+    """What they noted since their last check was lost. For one that has found nothing yet nobody waits."""
+    report = Report(1, 7, 7, 0.0, 1, None)
+    both = pickle.dumps((report, replace(report, evaluations=77, stopped="seconds"))).hex()
+    first_island(monkeypatch, lambda: True)
+    began = time.monotonic()
+    result = run_beside(
+        monkeypatch,
+        SLOW_TO_END.format(says_first_s=says_first_s, reports=both),
+        seconds=2.0,
+        evaluations=None,
+    )
+    assert result.stopped == "seconds"
+    assert result.evaluations == 1 + (77 if says_first_s == 0 else 0)
+    assert time.monotonic() - began < 5
+
+
+def test_what_a_child_takes_to_begin_is_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import time
+from disco_hlo.search.methods import child
+time.sleep(0.5)
+child.reports = lambda one, *_: [child.Report(one.number, 1, 1, one.seconds, 1, None, stopped="seconds")]
+child.main()
+"""
+    graph = chain("param\ndot 0\ntuple 1")
+    one = Island(graph, ResultCosts(), CPU, (unfused(graph),), 0, SMALL, 1, None, None)
+    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", code))
+    children = child.Children([one])
+    children.begin(1, 100.0)
+    while children.unfinished():
+        time.sleep(0.01)
+    children.end()
+    assert children.arrived()[0].seconds < 99.5
+
+
 def test_a_cost_model_that_cannot_travel_is_searched_here(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(ResultCosts):
         pass
@@ -394,6 +505,18 @@ def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
     )  # fmt: skip
     assert limited.predicted_ns < limited.start_ns
     assert max(peak_bytes(one.strategy) for one in (*limited.finalists, *bests)) <= limit_bytes
+
+
+def test_a_search_ends_though_everything_it_finds_is_refused() -> None:
+    """It came to one bucket again and again, each time as if to something new."""
+    graph = chain("param\nall-reduce 0\nall-reduce 0\nnegate 1\ntuple 2 3")
+    until = time.monotonic() + 20
+    result = search(
+        graph, ResultCosts(), CPU, start=unfused(graph),
+        settings=SearchSettings(seeds=1, memory_limit_bytes=1), stop=lambda: time.monotonic() > until,
+    )  # fmt: skip
+    assert result.stopped == "unchanged"
+    assert result.strategy.buckets == unfused(graph).buckets
 
 
 @pytest.mark.parametrize("machine", [CPU, SLOW_LAUNCH], ids=lambda machine: machine.name)

@@ -6,16 +6,17 @@ import gzip
 from pathlib import Path
 from random import Random
 
+import pytest
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
 from disco_hlo.search.boundary.entries import undo
-from disco_hlo.search.moves.proposals import FUSE, UNFUSE
+from disco_hlo.search.moves.proposals import FUSE, SPLIT, UNFUSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.costs import GPU
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot
@@ -53,6 +54,25 @@ def test_an_op_amid_a_group_stays() -> None:
     bench = Bench(graph, start=Strategy((Group((1, 2, 3)),)))
     assert not bench.move(UNFUSE, 1, 2)
     assert bench.move(UNFUSE, 1, 3)
+
+
+@pytest.mark.parametrize("last_is_first", [False, True])
+def test_cutting_a_bucket_in_two_writes_no_gradient_anew_for_each_other_one(last_is_first: bool) -> None:
+    """The log has room for one move, and a bucket may hold a thousand gradients: squared, they ended the process."""
+    count = 200
+    gradients = range(count, 0, -1) if last_is_first else range(1, count + 1)
+    lines = ["param", *(f"negate {x}" for x in range(count)), *(f"all-reduce {x}" for x in gradients)]
+    reduces = range(count + 1, 2 * count + 1)
+    graph = chain("\n".join([*lines, "tuple " + " ".join(map(str, reduces))]))
+    bench = Bench(graph, start=Strategy((), (Bucket(tuple(reduces)),)))
+    for rank in (1, count // 2, count - 1):
+        before = snapshot(bench)
+        assert bench.move(SPLIT, count + 1, rank)
+        assert bench.scratch.number[at.LOGGED] < 40 * count
+        bench.costs.price_changed(bench.state, bench.scratch)
+        check_consistent(bench)
+        undo(bench.step, bench.state, bench.scratch, 0)
+        assert snapshot(bench) == before
 
 
 def test_a_kernel_beyond_the_limit_neither_grows_nor_ends_up_beyond_it() -> None:
