@@ -32,7 +32,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, HoldsTransfers, LinearPieces, MachineModel
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -130,6 +130,12 @@ class Costs:
         if isinstance(self.model, TellsReadsApart):
             return self.model.read_classes(graph)
         return np.zeros(len(graph), np.int64)
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        """Which kernels keep transfers from beginning beside them (see ``HoldsTransfers``); estimates know of none."""
+        if isinstance(self.model, HoldsTransfers):
+            return self.model.hold_shares(graph)
+        return np.zeros(len(graph))
 
     def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Time of an all-reduce of each size, same shape."""

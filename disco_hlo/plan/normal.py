@@ -38,19 +38,21 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
 
 
 def _standing_bitcasts(graph: Graph, units: UnitGraph) -> set[int]:
-    """Free nodes that no unit returns and that some reader takes from outside its own kernel."""
+    """Free nodes that no unit returns and that some reader takes from outside its own kernel: another unit, or another
+    such node, which stands outside of all."""
     homes: dict[int, set[int]] = {}
     for number, unit in enumerate(units.units):
         for node in (*unit.nodes, *unit.duplicates):
             homes.setdefault(node, set()).add(number)
     returned = {value.node for value in units.values}
-    return {
-        node.id
-        for node in graph.nodes
-        if node.kind is Kind.FREE
-        and node.id not in returned
-        and any(homes.get(user, {-1}) - homes.get(node.id, set()) for user in graph.users[node.id])
-    }
+    standing: set[int] = set()
+    for free in reversed(graph.nodes):  # readers before what they read
+        if free.kind is not Kind.FREE or free.id in returned:
+            continue
+        home = homes.get(free.id, set())
+        if any(user in standing or homes.get(user, {-1}) - home for user in graph.users[free.id]):
+            standing.add(free.id)
+    return standing
 
 
 def _settled(groups: tuple[Group, ...], returned: set[int], standing: set[int]) -> list[Group]:

@@ -49,7 +49,8 @@ class Climber:
         self.step, self.kept = starts.step, starts.kept
         self.costs = UnitCosts(self.graph, self.step, self.model, self.machine, self.kept)
         self.scratch = new_scratch(self.step)
-        self.generator = seeded(int(mix(np.uint64(seed))))
+        # An island's seed is the user's times a million.
+        self.generator = seeded(int(mix(np.uint64(seed % 2**64))))
         node = self.step.node
         self.fusible = np.flatnonzero(node[at.FLAGS, : len(self.graph)] & at.FUSIBLE).astype(np.int64)
         ranked = np.array(sorted(self.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)

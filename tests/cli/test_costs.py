@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from disco_hlo.profiler.profile import Contention
 from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.cli.costs import Link, costs_for, formula
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.simulator.costs import HoldsTransfers, holds_ns
 from tests.report import plans
 
 
@@ -76,3 +79,16 @@ def test_a_profile_of_another_device_is_refused() -> None:
         costs_for(plans.cpu().graph, plans.sockets_profile(), None)
     with pytest.raises(ProfileError, match=wrong):
         costs_for(plans.cpu().graph, plans.sockets_profile(), "cpu")
+
+
+def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
+    """``disco search`` and ``disco simulate`` went without, and promised other times than the plugin."""
+    graph, profile = plans.h200().graph, plans.sockets_profile()
+    holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
+    costs = costs_for(graph, holds, "NVIDIA H200")
+    assert isinstance(costs, HoldsTransfers)
+    held_ns, whole_ns = holds_ns(costs, graph, costs.nodes_ns(graph)), costs.nodes_ns(graph)
+    assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
+    assert (held_ns > 0).sum() > 50
+    estimated = costs_for(graph, None, "NVIDIA A100")
+    assert not holds_ns(estimated, graph, estimated.nodes_ns(graph)).any()

@@ -55,6 +55,14 @@ def run(
     )
 
 
+@pytest.mark.parametrize("seed", [18_446_688_734_216, 2**63 - 1])
+def test_the_largest_seed_that_a_user_may_give_is_one(seed: int) -> None:
+    """Above 1.8e13 the search ended in an OverflowError."""
+    graph, costs = small_random_step(Random(1), 12)
+    again = [run(graph, costs=costs, seed=seed, evaluations=200).finalists for _ in range(2)]
+    assert again[0] == again[1]
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), speeds=st.sampled_from([(1.0, 1.0), (0.7, 1.0), (0.85, 0.6), (0.7, 0.9)]))
 def test_not_even_what_it_finds_is_below_the_bound(seed: int, speeds: tuple[float, float]) -> None:
