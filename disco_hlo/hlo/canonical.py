@@ -65,6 +65,16 @@ def canonicalize(data: bytes) -> CanonicalModule:
         ModuleError: the bytes are no HLO module, or it is inconsistent.
     """
     module = hlo_proto.parse(data)
+    try:
+        return _canonical(module)
+    except LookupError as error:  # XLA checks its modules, and what comes from a file nobody has checked
+        raise ModuleError(
+            f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
+            f"it does not hold ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _canonical(module: Message) -> CanonicalModule:
     index = ModuleIndex(module)
     flat = unpack_concatenated(flatten(index, index.computation(module.entry_computation_id)))
     structures = Structures(flat, ComputationDigests(index))

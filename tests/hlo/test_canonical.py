@@ -151,3 +151,20 @@ def test_an_operand_that_nobody_defines_is_named() -> None:
     reader.operand_ids[0] = 7
     with pytest.raises(ModuleError, match=reader.name):
         canonicalize(proto.serialize(module))
+
+
+def _root_elsewhere(fused: Message) -> None:
+    fused.root_id = 10**9
+
+
+def _no_operands(fused: Message) -> None:
+    del next(i for i in fused.instructions if i.operand_ids).operand_ids[:]
+
+
+@pytest.mark.parametrize("damage", [_root_elsewhere, _no_operands])
+def test_a_kernel_that_does_not_hang_together_is_refused(damage: Callable[[Message], None]) -> None:
+    """Some such modules were a KeyError or an IndexError, and a traceback where a file held them."""
+    module = proto.parse(fixture("default"))
+    damage(next(c for c in module.computations if c.is_fusion_computation))
+    with pytest.raises(ModuleError):
+        canonicalize(proto.serialize(module))
