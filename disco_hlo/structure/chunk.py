@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.buffers import Buffers
 from disco_hlo.structure.dimensions import Needs, operand_needs, partial_opcode, shrink
 from disco_hlo.structure.program import Program, dims, resized
 
@@ -49,6 +50,7 @@ def check(program: Program, members: dict[int, int], parts: int) -> dict[int, Ne
         raise IllegalMoveError(f"expected 2 to {MOST_PARTS} parts, got {parts}")
     needs = {i: operand_needs(program, program.by_id[i], d, parts) for i, d in members.items()}
     _check_control(program, members)
+    _check_broadcasts(program, needs)
     return needs
 
 
@@ -58,6 +60,16 @@ def _check_control(program: Program, members: dict[int, int]) -> None:
             if before in members:
                 name = program.by_id[before].name
                 raise IllegalMoveError(f"{name}: {instruction.name} waits for it by a control dependency")
+
+
+def _check_broadcasts(program: Program, needs: dict[int, Needs]) -> None:
+    """A broadcast from outside is made smaller where its part is read, and reads its operand there."""
+    buffers = Buffers(program)
+    for identifier, wanted in needs.items():
+        member = program.by_id[identifier]
+        for value, need in zip(program.operands(member), wanted, strict=True):
+            if need is not None and value.opcode == "broadcast" and value.id not in needs:
+                buffers.check_read(program.operands(value)[0], member)
 
 
 class _Writer:

@@ -177,7 +177,7 @@ class Program:
         self.instructions = [i for i in self.instructions if i.id not in removed]
 
     def _may_go(self, instruction: Message) -> bool:
-        ordered = bool(instruction.control_predecessor_ids)
+        ordered = bool(instruction.control_predecessor_ids) or instruction.id in self._waited_for
         return instruction.id != self.root and instruction.opcode not in _KEPT and not ordered
 
 

@@ -259,7 +259,8 @@ def _dimension_of_shards(program: Program, reduce: Message) -> int | None:
         if value.id == program.root or not readers:
             return None
         for reader in readers:
-            if reader.opcode == "dynamic-slice":
+            # A sum that says where a piece begins is read whole.
+            if reader.opcode == "dynamic-slice" and value.id not in reader.operand_ids[1:]:
                 found |= {d for d, size in enumerate(dims(reader)) if size != dims(value)[d]}
             elif reader.opcode not in ELEMENTWISE | {"copy"} or dims(reader) != dims(reduce):
                 return None

@@ -13,6 +13,7 @@ from math import prod
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.buffers import ONLY_READ, Buffers
 from disco_hlo.structure.dimensions import Needs, operand_needs, reduction_opcode, shrink
 from disco_hlo.structure.groups import Groups, SameValues, groups_of
 from disco_hlo.structure.literals import evaluate
@@ -201,10 +202,23 @@ def _own_shard(program: Program, all_gather: Message, reader: Message, groups: G
     if not _starts_at_own_shard(program, reader, dimension, groups):
         return None
     if source.id == all_gather.id:
-        return shard
+        return _in_its_own_buffer(program, shard, reader)
+    Buffers(program).check_read(shard, reader)
     made = transposed(program, shard, order, f"{reader.name}.shard")
     made.shape.CopyFrom(reader.shape)
     return made
+
+
+def _in_its_own_buffer(program: Program, shard: Message, reader: Message) -> Message:
+    """What takes the place of a slice, whose buffer was nobody else's: a copy of the shard, unless all that reads the
+    slice only reads. XLA:CPU inserts its copies before the moves, and a loop overwrites what it begins with."""
+    readers, buffers = program.readers(reader), Buffers(program)
+    if reader.id == program.root or any(r.opcode not in ONLY_READ for r in readers):
+        buffers.check_read(shard, reader)
+        return program.make("copy", f"{reader.name}.shard", reader.shape, [shard])
+    for late in readers:
+        buffers.check_read(shard, late)
+    return shard
 
 
 def _starts_at_own_shard(program: Program, reader: Message, dimension: int, groups: Groups) -> bool:
@@ -236,7 +250,15 @@ class _Cutter:
         self._same = same
 
     def place(self, old: Message, made: list[Message]) -> None:
-        """Put ``made``, and what was cut for it, where ``old`` is."""
+        """Put ``made``, and what was cut for it, where ``old`` is.
+
+        Raises:
+            IllegalMoveError: something that ``old`` did not read may be overwritten by then.
+        """
+        buffers, ours = Buffers(self.program), {i.id for i in (*self.placed, *made)}
+        for identifier in dict.fromkeys(o for i in (*self.placed, *made) for o in i.operand_ids):
+            if identifier not in ours and identifier not in old.operand_ids:
+                buffers.check_read(self.program.by_id[identifier], old)
         self.program.substitute(old, [*self.placed, *made])
         for instruction in (*self.placed, *made):
             self._same.judge(instruction)
