@@ -32,6 +32,10 @@ _FINEST_RELATIVE_ERROR = 1e-3
 """Clocks and scheduling leave no measurement better than this; keeps exact data from growing pieces."""
 _HUBER = 1.345
 _HUBER_ROUNDS = 20
+_NEIGHBOURS = 3
+"""On either side of a point by size: their usual time is the least that its error is relative to."""
+_MOST_NS = 1 << 62
+"""More than any step takes; 64 bits hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class AllReduceFit:
         slopes = np.array([piece.ns_per_byte for piece in self.pieces])
         bases = np.array([piece.base_ns for piece in self.pieces])
         predicted: NDArray[np.float64] = np.rint(slopes[chosen] * sizes + bases[chosen])
-        return predicted.astype(np.int64)
+        return np.minimum(predicted, _MOST_NS).astype(np.int64)
 
     def residuals(self) -> tuple[tuple[int, float], ...]:
         """(size in bytes, (predicted - measured) / measured) of every point."""
@@ -153,10 +157,11 @@ def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> A
 def _best_pieces(
     sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
 ) -> tuple[LinePiece, ...]:
-    scale = _noise_scale(sizes, times, distinct, maximum_pieces)
+    usual = _usual_times(times)
+    scale = _noise_scale(sizes, times, usual, distinct, maximum_pieces)
     best: tuple[float, tuple[LinePiece, ...]] | None = None
     for count in range(1, maximum_pieces + 1):
-        found = _best_split(sizes, times, distinct, count, scale)
+        found = _best_split(sizes, times, usual, distinct, count, scale)
         if found is None:
             continue
         loss, pieces = found
@@ -168,11 +173,15 @@ def _best_pieces(
 
 
 def _noise_scale(
-    sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    usual: NDArray[np.float64],
+    distinct: NDArray[np.float64],
+    maximum_pieces: int,
 ) -> float:
     """Relative noise of the points, from what the most flexible fit leaves over."""
     for count in range(maximum_pieces, 0, -1):
-        found = _best_split(sizes, times, distinct, count, _FINEST_RELATIVE_ERROR)
+        found = _best_split(sizes, times, usual, distinct, count, _FINEST_RELATIVE_ERROR)
         if found is not None:
             rest = np.abs(_relative_errors(found[1], sizes, times))
             return max(1.4826 * float(np.median(rest)), _FINEST_RELATIVE_ERROR)
@@ -182,6 +191,7 @@ def _noise_scale(
 def _best_split(
     sizes: NDArray[np.float64],
     times: NDArray[np.float64],
+    usual: NDArray[np.float64],
     distinct: NDArray[np.float64],
     count: int,
     scale: float,
@@ -196,7 +206,7 @@ def _best_split(
         for left, right in pairwise(bounds):
             if (left, right) not in lines:
                 lines[left, right] = _line(
-                    sizes, times, distinct[left], distinct[right - 1], left == 0, scale
+                    sizes, times, usual, distinct[left], distinct[right - 1], left == 0, scale
                 )
         chosen = [lines[pair] for pair in pairwise(bounds)]
         loss = sum(line[2] for line in chosen)
@@ -218,6 +228,7 @@ def _is_monotone(pieces: tuple[LinePiece, ...]) -> bool:
 def _line(
     sizes: NDArray[np.float64],
     times: NDArray[np.float64],
+    usual_times: NDArray[np.float64],
     first: float,
     last: float,
     starts_at_zero: bool,
@@ -225,15 +236,22 @@ def _line(
 ) -> tuple[float, float, float]:
     """(slope, base, robust loss) of the points from ``first`` to ``last`` bytes."""
     inside = (sizes >= first) & (sizes <= last)
-    x, t = sizes[inside], times[inside]
-    weights = 1.0 / t**2
+    x, t, usual = sizes[inside], times[inside], usual_times[inside]
+    weights = 1.0 / usual**2
     slope, base = _weighted_line(x, t, weights, starts_at_zero)
     for _ in range(_HUBER_ROUNDS):
-        errors = np.abs(slope * x + base - t) / t / scale
+        errors = np.abs(slope * x + base - t) / usual / scale
         slope, base = _weighted_line(x, t, weights / np.maximum(errors / _HUBER, 1.0), starts_at_zero)
-    errors = np.abs(slope * x + base - t) / t / scale
+    errors = np.abs(slope * x + base - t) / usual / scale
     loss = np.where(errors <= _HUBER, errors**2, 2 * _HUBER * errors - _HUBER**2)
     return slope, base, float(np.sum(loss))
+
+
+def _usual_times(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What errors of the points, by ascending size, are relative to: their own times, or the median around them where
+    that is more. Else one time that noise left nothing of (1 ns, less the work around it) would outweigh all others."""
+    around = (times[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(times.size))
+    return np.maximum(times, [float(np.median(some)) for some in around])
 
 
 def _weighted_line(

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 from disco_hlo.errors import ProfileError
 
-_LARGEST = 1e300
+_LARGEST = 1e200
+"""What is multiplied with it, bytes or counts, stays finite."""
 
 
 class Checker:

@@ -13,7 +13,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
+from functools import lru_cache
 from itertools import takewhile
 
 from disco_hlo.profiler.intervals import length_ns
@@ -101,15 +102,19 @@ def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator
     ours, theirs = ([_sort_of(one.kernel) for one in side] for side in (timed, named))
     first = _alike(ours, theirs)
     last = _alike(ours[first:][::-1], theirs[first:][::-1])
-    middle = SequenceMatcher(
-        None, ours[first : len(ours) - last], theirs[first : len(theirs) - last], autojunk=False
-    )
+    middle = _both_have(tuple(ours[first : len(ours) - last]), tuple(theirs[first : len(theirs) - last]))
     yield from zip(timed[:first], named[:first], strict=True)
-    for block in middle.get_matching_blocks():
+    for block in middle:
         yield from zip(
             timed[first + block.a :][: block.size], named[first + block.b :][: block.size], strict=True
         )
     yield from zip(timed[len(ours) - last :], named[len(theirs) - last :], strict=True)
+
+
+@lru_cache(maxsize=8)
+def _both_have(ours: tuple[str, ...], theirs: tuple[str, ...]) -> list[Match]:
+    """The longest runs of both. It is the same in every run of a device, and takes the square of their number."""
+    return SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
 
 
 def _alike(ours: Sequence[str], theirs: Sequence[str]) -> int:

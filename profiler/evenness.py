@@ -20,6 +20,8 @@ _SLOWER = 1.05
 """Of the fastest device's time. Two that are well differ by up to 1 %."""
 _UNSTEADY = 1.2
 """The longest over the shortest of a device's runs."""
+_LEAST_NS = 100_000
+"""A difference that a step's own noise does not make: some kernels of a few us, more or less."""
 
 Computed = Mapping[str, Sequence[int]]
 """By device, how long its kernels ran in each run, ns; transfers, in which it waits for others, left out."""
@@ -55,11 +57,15 @@ def uneven(computed: Computed) -> Uneven | None:
         return None
     slow = max(computed, key=lambda device: (median(computed[device]), max(computed[device])))
     fast = min(computed, key=lambda device: median(computed[device]))
-    if median(computed[slow]) <= _SLOWER * median(computed[fast]):
+    if _alike(median(computed[slow]), median(computed[fast]), _SLOWER):
         slow = max(computed, key=lambda device: max(computed[device]) / max(1, min(computed[device])))
-        if max(computed[slow]) <= _UNSTEADY * min(computed[slow]):
+        if _alike(max(computed[slow]), min(computed[slow]), _UNSTEADY):
             return None
     return Uneven(slow, tuple(computed[slow]), fast, tuple(computed[fast]))
+
+
+def _alike(longer_ns: float, shorter_ns: float, limit: float) -> bool:
+    return longer_ns <= max(limit * shorter_ns, shorter_ns + _LEAST_NS)
 
 
 def _range(times_ns: Sequence[int]) -> str:

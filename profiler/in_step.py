@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.checks import Checker
 
@@ -63,10 +62,7 @@ def in_the_step(swept: AllReduceFit, apart: InStep | None, together: InStep | No
 
 def with_total_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
     """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them."""
-    predicted_ns = sum(
-        count * int(ns)
-        for (_, count), ns in zip(step.sizes, swept.predict_ns([size for size, _ in step.sizes]), strict=True)
-    )
+    predicted_ns = _predicted_ns(step, swept)
     factor = step.total_ns / predicted_ns if predicted_ns else 1.0
     pieces = tuple(
         replace(piece, ns_per_byte=factor * piece.ns_per_byte, base_ns=factor * piece.base_ns)
@@ -80,10 +76,8 @@ def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
 
     They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
-    sizes = np.array([size for size, _ in step.sizes])
-    counts = np.array([count for _, count in step.sizes])
     latency_ns = swept.pieces[0].base_ns
-    excess_ns = (step.total_ns - int(counts @ swept.predict_ns(sizes))) / int(counts.sum())
+    excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
     moved_ns = max(excess_ns, -latency_ns)
     pieces = tuple(replace(piece, base_ns=piece.base_ns + moved_ns) for piece in swept.pieces)
     return replace(swept, pieces=pieces)
@@ -94,13 +88,12 @@ def with_bytes_of(together: InStep, lines: AllReduceFit) -> AllReduceFit:
 
     None of them falls then either: steeper is by the byte, flatter is all that lies above the latency by one factor.
     """
-    sizes = np.array([size for size, _ in together.sizes])
-    counts = np.array([count for _, count in together.sizes])
     latency_ns = lines.pieces[0].base_ns
-    predicted_ns, least_ns = int(counts @ lines.predict_ns(sizes)), int(counts.sum()) * latency_ns
+    predicted_ns = _predicted_ns(together, lines)
+    least_ns = sum(count for _, count in together.sizes) * latency_ns
     more_ns = together.total_ns - predicted_ns
     if more_ns >= 0:
-        per_byte = more_ns / max(1, int(counts @ sizes))
+        per_byte = more_ns / max(1, sum(count * size for size, count in together.sizes))
         pieces = [replace(piece, ns_per_byte=piece.ns_per_byte + per_byte) for piece in lines.pieces]
     else:
         factor = (
@@ -117,6 +110,12 @@ def with_bytes_of(together: InStep, lines: AllReduceFit) -> AllReduceFit:
             for piece in lines.pieces
         ]
     return replace(lines, pieces=tuple(pieces))
+
+
+def _predicted_ns(step: InStep, lines: AllReduceFit) -> int:
+    """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
+    each_ns = lines.predict_ns([size for size, _ in step.sizes]).tolist()
+    return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
 
 
 def in_step_of(body: Any, check: Checker, name: str = "in_step") -> InStep | None:

@@ -27,6 +27,8 @@ _READABLE = (1, 2, 3, 4, 5, 6, 7)
 """Version 1 lacks ``in_step``, version 2 ``together``, version 4 a transfer's wait, version 5 slow-downs by kind,
 version 6 what kernels hold; versions 4 and 5 may hold ``promises``, which nobody reads any more."""
 _MAXIMUM_BYTES = 1 << 28
+_RATES = (1e7, 1e18)
+"""What a device may move or compute a second: a file that says less or more has another unit (GB/s, TFLOP/s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,8 @@ def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
         platform=Platform(*(check.text(platform.get(name), f"platform.{name}") for name in names)),
         ops={key: _op_time(values, key, check) for key, values in ops.items()},
         launch_ns=check.integer(body.get("launch_ns"), "launch_ns", minimum=0),
-        memory_bandwidth=check.number(body.get("memory_bandwidth"), "memory_bandwidth", above=0.0),
-        flops_per_s=check.number(body.get("flops_per_s"), "flops_per_s", above=0.0),
+        memory_bandwidth=_rate(body, "memory_bandwidth", check),
+        flops_per_s=_rate(body, "flops_per_s", check),
         all_reduce=_fit_of(body.get("all_reduce"), check),
         link=Link(
             check.integer(link.get("device_count"), "link.device_count", minimum=1),
@@ -298,6 +300,13 @@ def _profile_of(body: dict[str, Any], check: Checker) -> Profile:
         in_step=in_step_of(body.get("in_step"), check),
         together=in_step_of(body.get("together"), check, "together"),
     )
+
+
+def _rate(body: dict[str, Any], name: str, check: Checker) -> float:
+    rate = check.number(body.get(name), name, above=0.0)
+    if not _RATES[0] <= rate <= _RATES[1]:
+        check.fail(name, f"expected {_RATES[0]:g} to {_RATES[1]:g} a second, got {rate:g}")
+    return rate
 
 
 def _op_time(values: Any, key: str, check: Checker) -> OpTime:

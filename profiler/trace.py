@@ -134,10 +134,9 @@ def read(xspace: bytes) -> Trace:
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             data = ProfileData.from_serialized_xspace(xspace)
-            planes = [(plane.name, list(plane.lines)) for plane in data.planes]
+            return _trace_of([(plane.name, list(plane.lines)) for plane in data.planes])
         except (RuntimeError, ValueError, TypeError) as error:
             raise ProfileError(f"not a profiler trace ({len(xspace)} bytes): {error}") from error
-        return _trace_of(planes)
 
 
 def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:

@@ -322,5 +322,13 @@ def test_complex_numbers_are_compared_whole() -> None:
 
 def test_a_large_output_is_compared_by_some_of_its_elements() -> None:
     [[part]] = thinned(((np.arange(1 << 20, dtype=np.float32),),))
-    assert part.shape == (1 << 18,)
-    assert part[-1] == (1 << 20) - 4
+    assert part.shape == (209_716,)
+    assert part[-1] == (1 << 20) - 1
+
+
+def test_of_a_large_output_all_columns_are_compared() -> None:
+    """Queries, keys and values side by side, of which a program computes the last wrongly."""
+    right = np.ones((1 << 19, 4), np.float32)
+    wrong = right.copy()
+    wrong[:, 3] = 2
+    assert difference(thinned(((right,),)), thinned(((wrong,),))).startswith("output 0 differs")

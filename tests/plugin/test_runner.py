@@ -386,7 +386,12 @@ def test_floats_that_have_no_sign_stay_positive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "nudge", "most"), [(np.float32, 2.0**-11, 2.0**-11), (ml_dtypes.bfloat16, 2.0**-20, 2.0**-6)]
+    ("dtype", "nudge", "most"),
+    [
+        (np.float32, 2.0**-11, 2.0**-11),
+        (ml_dtypes.bfloat16, 2.0**-20, 2.0**-6),
+        (ml_dtypes.float8_e8m0fnu, 2.0**-8, 1.0),
+    ],
 )
 def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
     dtype: Any, nudge: float, most: float

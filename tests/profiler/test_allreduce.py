@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from disco_hlo.profiler.allreduce import SweepPoint, fit, point_of, sweep, sweep_sizes
+from disco_hlo.profiler.allreduce import (
+    AllReduceFit,
+    LinePiece,
+    SweepPoint,
+    fit,
+    point_of,
+    sweep,
+    sweep_sizes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +90,16 @@ def test_outliers_do_not_move_the_line():
     assert piece.base_ns == pytest.approx(20_000, rel=0.03)
 
 
+@pytest.mark.parametrize("index", [0, 1, 12, 35, 36])
+@pytest.mark.parametrize("left_ns", [1, 1000])
+def test_a_time_that_noise_left_nothing_of_does_not_take_the_line_with_it(index, left_ns):
+    """Where compute is subtracted, a small all-reduce may seem to take 1 ns: of that, the others are a millionfold."""
+    disturbed = list(points(one_line, 0.02))
+    disturbed[index] = replace(disturbed[index], median_ns=left_ns)
+    predicted = fit(disturbed).predict_ns(SIZES[:-3])
+    assert predicted.tolist() == pytest.approx([one_line(size) for size in SIZES[:-3]], rel=0.05)
+
+
 def test_residuals_are_reported_per_point():
     measured = [
         SweepPoint(size, time, 0, 3)
@@ -104,6 +122,12 @@ def test_prediction_reaches_beyond_the_sweep():
     assert found.predict_ns([0, 1 << 30]).tolist() == pytest.approx(
         [20_000, 20_000 + 0.1 * (1 << 30)], rel=1e-3
     )
+
+
+@pytest.mark.parametrize(("slope", "base"), [(1e200, 0.0), (0.0, 1e19), (1e12, 1e18)])
+def test_a_time_beyond_64_bits_is_a_long_one(slope, base):
+    found = AllReduceFit((LinePiece(0, slope, base),), (), 0.0, 0.0)
+    assert np.all(found.predict_ns([1 << 20, 1 << 40]) >= 10**18)
 
 
 @settings(max_examples=25, deadline=None)

@@ -222,10 +222,10 @@ def test_what_is_no_launch_does_not_count_for_one() -> None:
 
 def test_a_step_on_a_device_that_lowers_its_clock_tells_nothing_of_launches() -> None:
     """What bert took on it beyond a median run was shared out as 12.5 us for each of its launches."""
-    steady = [trace(("g0", 0, 10), ("g1", 12, 20), run=run) for run in range(3)]
-    slower = trace(("g0", 0, 14), ("g1", 16, 24), run=3)
-    assert gap_in_step_ns(both(*steady), "jit_step", 28_000) == 5000
-    assert gap_in_step_ns(both(*steady, slower), "jit_step", 28_000) is None
+    steady = [trace(("g0", 0, 1000), ("g1", 1002, 2000), run=run) for run in range(3)]
+    slower = trace(("g0", 0, 1400), ("g1", 1402, 2400), run=3)
+    assert gap_in_step_ns(both(*steady), "jit_step", 2_008_000) == 5000
+    assert gap_in_step_ns(both(*steady, slower), "jit_step", 2_008_000) is None
 
 
 def test_a_trace_of_another_module_is_refused() -> None:

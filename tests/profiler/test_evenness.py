@@ -30,13 +30,14 @@ def test_two_gpus_that_are_well_are_even() -> None:
         "device 1": [15_900_000, 15_890_000, 15_910_000],
     }
     assert uneven(steady) is None
-    assert uneven({"device 0": [100], "device 1": [105]}) is None
-    assert uneven({"device 0": [100], "device 1": [106]}) is not None
+    assert uneven({"device 0": [10_000_000], "device 1": [10_500_000]}) is None
+    assert uneven({"device 0": [10_000_000], "device 1": [10_600_000]}) is not None
+    assert uneven({"device 0": [50_000], "device 1": [60_000]}) is None  # of a step of 50 us that is little
     assert uneven({}) is None
 
 
 def test_a_device_that_is_slow_now_and_then_is_uneven_though_its_median_is_not() -> None:
-    found = uneven({"device 0": [100_000, 100_000, 100_000], "device 1": [100_000, 100_000, 130_000]})
+    found = uneven({"device 0": [900_000, 900_000, 900_000], "device 1": [900_000, 900_000, 1_200_000]})
     assert found is not None
     assert (found.slow, found.fast) == ("device 1", "device 0")
     alone = uneven({"device 0": [1_000_000, 1_000_000, 1_300_000]})

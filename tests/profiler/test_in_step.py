@@ -63,6 +63,13 @@ def test_a_bucket_that_is_quicker_in_the_step_makes_lines_flatter_above_the_late
     assert least.predict_ns([0, 6000, 10**9]).tolist() == [2000, 2000, 2000]
 
 
+def test_sums_beyond_64_bits_do_not_wrap_around() -> None:
+    """A file may say any number of any size: these took nothing, so nothing is left of the lines."""
+    many = InStep(((100, 2), (1 << 61, 1 << 61)), 1, 0, 1)
+    assert bases(with_latency_of(many, SWEPT)) == [0.0, 2000.0]
+    assert with_bytes_of(many, SWEPT).predict_ns([0, 100, 6000]).tolist() == [2000, 2000, 2000]
+
+
 def test_a_link_that_is_slower_in_the_step_is_slower_at_everything() -> None:
     # Swept: 2 x 2100 + 16000 = 20200.
     found = with_total_of(InStep(((100, 2), (6000, 1)), 30300, 5, 12), SWEPT)

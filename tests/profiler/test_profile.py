@@ -54,7 +54,7 @@ def body(**changes):
 
 def test_a_profile_survives_its_json():
     assert from_json(to_json(PROFILE)) == PROFILE
-    bare = Profile(H200, {}, 0, 1.0, 1.0)
+    bare = Profile(H200, {}, 0, 1e10, 1e11)
     assert from_json(to_json(bare)) == bare
 
 
@@ -149,6 +149,9 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (body(launch_ns=True), "launch_ns"),
         (body(memory_bandwidth=0), "memory_bandwidth: expected a finite number above 0.0"),
         (body(memory_bandwidth=float("nan")), "memory_bandwidth"),
+        (body(memory_bandwidth=3350), r"memory_bandwidth: expected 1e\+07 to 1e\+18 a second, got 3350"),
+        (body(memory_bandwidth=4e24), r"memory_bandwidth: expected 1e\+07 to 1e\+18 a second, got 4e\+24"),
+        (body(flops_per_s=989.0), r"flops_per_s: expected 1e\+07 to 1e\+18 a second, got 989"),
         (body(flops_per_s=float("inf")), "flops_per_s"),
         (body(flops_per_s=10**400), "flops_per_s"),
         (body(noise="small"), "noise"),

@@ -123,6 +123,22 @@ def test_a_gpu_trace_without_run_marks_is_refused_with_the_way_out():
 
 
 @pytest.mark.parametrize(
+    ("plane", "stats"),
+    [
+        ("/device:GPU:first", {}),
+        ("/host:CPU", {"device_ordinal": "first"}),
+        ("/host:CPU", {"_p": "none"}),
+    ],
+)
+def test_a_trace_with_text_for_numbers_is_refused(plane, stats):
+    data = xspace(
+        {plane: {"line": [("dot.1", 5, 1, {"hlo_op": "dot.1", "hlo_module": "jit_step", **stats})]}}
+    )
+    with pytest.raises(ProfileError, match="not a profiler trace"):
+        read(data)
+
+
+@pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff\xffnot a trace", b"", xspace({"/host:CPU": {"main": []}})]
 )
 def test_what_is_no_trace_is_refused(data):

@@ -88,7 +88,8 @@ def _pattern(
     if signed:
         pattern *= random.choice((-1.0, 1.0), count)
     if nudge:
-        pattern *= 1 + max(nudge, float(kind.eps)) * random.choice((-1.0, 1.0), count)
+        # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
+        pattern *= (1 + max(nudge, float(kind.eps))) ** random.choice((-1.0, 1.0), count)
     return pattern.astype(parameter.dtype)
 
 
