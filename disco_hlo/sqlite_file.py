@@ -172,10 +172,8 @@ class SqliteFile:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (
-            sqlite3.Error,
-            UnicodeDecodeError,
-        ) as error:  # of a damaged file sqlite's own words may be no text
+        # Of a damaged file sqlite's own words may be no text.
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             advice = "" if code in _DISK_ERRORS else "; remove it or name another file"
             raise ProfileError(f"{self.path} cannot be used as a {self.KIND}: {error}{advice}") from error

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sqlite3
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from disco_hlo.profiler.allreduce import SweepPoint
@@ -234,3 +235,17 @@ def test_values_that_are_no_times_are_refused(path, value):
         store._connection.execute(f"UPDATE op SET median_ns = {value}")
         with pytest.raises(ProfileError, match="a: median_ns: expected an integer of at least 0"):
             store.ops(CPU)
+
+
+def test_a_damage_that_sqlite_tells_in_no_text_is_one_message(path):
+    """Its own words hold pieces of the file: a UnicodeDecodeError ended the search."""
+    store = ProfileStore(path)
+    connection = store._connection
+
+    def execute(*_):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    store._connection = SimpleNamespace(execute=execute)
+    with pytest.raises(ProfileError, match=r"cannot be used as a .*remove it or name another file"):
+        store.ops(CPU)
+    connection.close()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form
@@ -40,6 +40,7 @@ def beside_plans(
     plan: Strategy,
     xla: Strategy,
     default_ns: int,
+    plain: Scheduled,
     costs: CostModel,
     machine: MachineModel,
     limit_bytes: int | None,
@@ -51,17 +52,22 @@ def beside_plans(
         plan: the search's best.
         xla: XLA's own plan.
         default_ns: predicted for XLA's own plan.
+        plain: the unfused step in our order, measured where nothing runs beside a transfer.
         costs: what the search was told of times.
         machine: and of the device.
         limit_bytes: most device memory that the plan's kernels may be predicted to need with XLA's buckets.
     """
     graph = source.graph
     named: list[Named] = [(DEFAULT, None, default_ns)]
-    for name, strategy in (
-        (OUR_ORDER, replace(xla, order=())) if machine.asynchronous else (NO_FUSION, unfused(graph)),
+    in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, plan.buckets)),
-    ):
+    ]
+    if machine.asynchronous:
+        in_our_order.insert(0, (OUR_ORDER, replace(xla, order=())))
+    else:
+        named.append((NO_FUSION, plain.strategy, plain.predicted_ns))
+    for name, strategy in in_our_order:
         with contextlib.suppress(IllegalStrategyError):
             baseline = with_order(graph, strategy, costs, machine)
             named.append((name, baseline.strategy, baseline.predicted_ns))

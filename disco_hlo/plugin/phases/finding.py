@@ -83,8 +83,9 @@ def find(
         "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
         result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
     )  # fmt: skip
+    plain = with_order(graph, unfused(graph), costs, machine)
     trials = beside_plans(
-        step.source, best.strategy, xla, default.makespan_ns, costs, machine, chosen.memory_limit_bytes
+        step.source, best.strategy, xla, default.makespan_ns, plain, costs, machine, chosen.memory_limit_bytes
     )
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
@@ -92,7 +93,7 @@ def find(
     limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
     predicted = prediction(
         plan_ns=best.predicted_ns, peak_bytes=best.peak_bytes, default=default,
-        unfused_ns=with_order(graph, unfused(graph), costs, machine).predicted_ns, limit=limit,
+        unfused_ns=plain.predicted_ns, limit=limit,
     )  # fmt: skip
     advice = advice_for(step.source, best.strategy, costs, machine)
     if advice is not None and worth_saying(advice):
