@@ -45,6 +45,7 @@ from disco_hlo.plugin.measuring.links import (
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.slow_downs import adding_up
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
     Traceable,
@@ -148,9 +149,10 @@ def profile_step(
     if kept is not None:
         kept.modules = modules
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
+    slowed = None
     with session.stage("times of ops"):
         if known is not None:
-            _take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
+            slowed = _take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
     swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
     with session.stage("the step's profile"):
         if known is None:
@@ -158,10 +160,36 @@ def profile_step(
         if swept:
             known.add_sweep(swept)
         measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-        gpu = session.facts.backend == "gpu"
-        together = bucket_sizes(source.graph, varied_buckets(xla) if gpu else one_bucket(source.graph))
-        found = known.profile(source.graph.fingerprint, transfer_sizes(source), together)
+        found = _profile(known, source, xla, slowed, taken[_ALONE].step_ns, taken[_BESIDE].step_ns)
         return Profiled(found, measured or "nothing: all known")
+
+
+def _profile(
+    known: KnownTimes,
+    source: CanonicalModule,
+    xla: Strategy,
+    slowed: Contention | None,
+    alone_ns: int,
+    beside_ns: int,
+) -> Profile:
+    """All that is known of the step.
+
+    Args:
+        slowed: how kernels and transfers slow each other by the traces; None where that was known.
+        alone_ns: what the step took untraced with transfers alone; 0 where that is not known.
+        beside_ns: and with transfers beside kernels.
+    """
+    graph = source.graph
+    together = one_bucket(graph) if graph.backend == "cpu" else varied_buckets(xla)
+    as_known = functools.partial(
+        known.profile, graph.fingerprint, transfer_sizes(source), bucket_sizes(graph, together)
+    )
+    if slowed is None:
+        return as_known()
+    if alone_ns and beside_ns:
+        slowed = adding_up(replace(as_known(), contention=slowed), source, xla, alone_ns, beside_ns)
+    known.add_contention(slowed, graph.fingerprint)
+    return as_known()
 
 
 def compile_ahead(
@@ -280,7 +308,7 @@ def _trace(
         trial.error = module.error or lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
-                taken = take(session, module, runner, first_runs, timed=trial.name == _ALONE)
+                taken = take(session, module, runner, first_runs, timed=trial.name != _UNFUSED)
                 with session.stage(f"what the {trial.name} shows"):
                     one = findings(
                         source.graph, trial, taken, launch_ns,
@@ -317,8 +345,8 @@ def _take_in(
     taken: Mapping[str, Findings],
     wanted: Mapping[str, Any],
     blocks: bool,
-) -> None:
-    """What the traces tell, on rank 0."""
+) -> Contention | None:
+    """What the traces tell, on rank 0; how kernels and transfers slow each other is not yet among what is known."""
     fingerprint = source.graph.fingerprint
     if not all(one.as_run for one in taken.values()):
         known.keep_no_more()
@@ -330,14 +358,14 @@ def _take_in(
         known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns if whole else ())
     if wanted["ops"] and blocks and whole:
         known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
-    if wanted["contention"] and all(taken[name].trace is not None for name in (_ALONE, _BESIDE)):
-        alike = _alike(taken)
-        held = _held_by_ops(source, xla, alike[_BESIDE])
-        known.add_holds(held)
-        slow_downs = _slow_downs(alike, _products(source, xla))
-        known.add_contention(replace(slow_downs, hold=median(held.values()) if held else 0.0), fingerprint)
-        buckets = len(varied_buckets(xla).buckets)
-        known.add_waits(fingerprint, (), bucket_totals_ns(alike[_ALONE].moved, buckets))
+    if not wanted["contention"] or any(taken[name].trace is None for name in (_ALONE, _BESIDE)):
+        return None
+    alike = _alike(taken)
+    held = _held_by_ops(source, xla, alike[_BESIDE])
+    known.add_holds(held)
+    known.add_waits(fingerprint, (), bucket_totals_ns(alike[_ALONE].moved, len(varied_buckets(xla).buckets)))
+    slowed = _slow_downs(alike, _products(source, xla))
+    return replace(slowed, hold=median(held.values()) if held else 0.0)
 
 
 def _alike(taken: Mapping[str, Findings]) -> Mapping[str, Findings]:

@@ -90,6 +90,8 @@ class Findings:
     """How long transfers move data (GPU)."""
     moved_by_name: Moved = field(default_factory=dict)
     """And in the trace that the names are from."""
+    step_ns: int = 0
+    """What it took untraced, as of :class:`NamedTrace` (GPU); 0 where that is not known."""
     computed: Computed = field(default_factory=dict)
     """How long the kernels of each of this rank's devices ran, where nothing ran beside them (GPU)."""
 
@@ -287,7 +289,9 @@ def findings(
     moved, moved_by_name = (
         {} if on_cpu or one is None else moved_ns(one, name) for one in (trace, taken.by_name)
     )
-    shown = Findings(trace, name, taken.by_name, walls_ns, moved=moved, moved_by_name=moved_by_name)
+    shown = Findings(
+        trace, name, taken.by_name, walls_ns, moved=moved, moved_by_name=moved_by_name, step_ns=taken.step_ns
+    )
     if not by_itself:
         return shown
     written, inside = canonicalize(executed), owners(executed)
