@@ -28,15 +28,9 @@ from disco_hlo.plugin.measuring import profiling, traced_modules
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
-from disco_hlo.plugin.measuring.profiling import (
-    _ALONE,
-    _BESIDE,
-    _alike,
-    _slow_downs,
-    _to_trace,
-    profile_step,
-)
+from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.runner import Memory
+from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, _alike, _slow_downs
 from disco_hlo.plugin.measuring.traced_modules import Findings
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
@@ -201,7 +195,7 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
 
     alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
     beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
-    assert _slow_downs({_ALONE: alone, _BESIDE: beside}, frozenset()) == Contention(100 / 80, 100 / 80)
+    assert _slow_downs({ALONE: alone, BESIDE: beside}, frozenset()) == Contention(100 / 80, 100 / 80)
 
 
 def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_each_other_without() -> None:
@@ -210,9 +204,9 @@ def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_e
     alone = Findings(with_buffers, "jit_a", without)
     fallen_back = Findings(beside, "jit_b", beside)
     assert (alone.as_run, fallen_back.as_run, Findings(with_buffers, "jit_a").as_run) == (True, False, True)
-    alike = _alike({_ALONE: alone, _BESIDE: fallen_back})
-    assert [alike[name].trace for name in (_ALONE, _BESIDE)] == [without, beside]
-    assert _alike({_ALONE: alone})[_ALONE].trace is with_buffers
+    alike = _alike({ALONE: alone, BESIDE: fallen_back})
+    assert [alike[name].trace for name in (ALONE, BESIDE)] == [without, beside]
+    assert _alike({ALONE: alone})[ALONE].trace is with_buffers
 
 
 def test_times_of_modules_that_did_not_run_as_in_training_are_not_kept(

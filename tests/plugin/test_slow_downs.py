@@ -17,9 +17,9 @@ from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buc
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.measuring import profiling
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up, larger
+from disco_hlo.plugin.measuring.step_traces import step_profile
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 
@@ -106,11 +106,11 @@ def test_a_search_that_is_repeated_sees_the_slow_downs_that_add_up(
         first.add_sweep(sweep)
         told = replace(first.profile(fingerprint), contention=SLOWED)
         alone, beside = alone_ns(told, source), beside_ns(told, source, larger(SLOWED, 2.5))
-        found = profiling._profile(first, source, xla, SLOWED, alone, beside).contention
+        found = step_profile(first, source, xla, SLOWED, alone, beside).contention
         assert found is not None
         assert beside_ns(told, source, found) == pytest.approx(beside, rel=1e-3)
         again = KnownTimes(profile.platform, link, store)
-        assert profiling._profile(again, source, xla, None, 0, 0).contention == found
+        assert step_profile(again, source, xla, None, 0, 0).contention == found
 
 
 def test_where_a_step_was_not_timed_the_traces_slow_downs_count(
@@ -118,4 +118,4 @@ def test_where_a_step_was_not_timed_the_traces_slow_downs_count(
 ) -> None:
     known = KnownTimes(profile.platform, Link(2, 1, "nvlink"), None)
     known.add_constants(DeviceConstants(400, 3e12, 4e14, 0.01))
-    assert profiling._profile(known, source, read(source), SLOWED, 0, 90_000_000).contention == SLOWED
+    assert step_profile(known, source, read(source), SLOWED, 0, 90_000_000).contention == SLOWED

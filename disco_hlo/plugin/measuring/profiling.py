@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.links import (
     AFTER_COMPUTE,
     REPEATS,
@@ -45,7 +42,7 @@ from disco_hlo.plugin.measuring.links import (
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.slow_downs import adding_up
+from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
     Traceable,
@@ -62,16 +59,11 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.contention import bucket_totals_ns, contention
-from disco_hlo.profiler.holds import holds
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
-from disco_hlo.simulator.build import holds_product
 
 _PLANS_KERNELS = "plan's kernels"
-_UNFUSED, _ALONE, _BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
-_NO_CONTENTION = Contention(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ def profile_step(
     slowed = None
     with session.stage("times of ops"):
         if known is not None:
-            slowed = _take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
+            slowed = take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
     swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
     with session.stage("the step's profile"):
         if known is None:
@@ -160,36 +152,8 @@ def profile_step(
         if swept:
             known.add_sweep(swept)
         measured = " and ".join(what for what, lacking in wanted.items() if lacking)
-        found = _profile(known, source, xla, slowed, taken[_ALONE].step_ns, taken[_BESIDE].step_ns)
+        found = step_profile(known, source, xla, slowed, taken[ALONE].step_ns, taken[BESIDE].step_ns)
         return Profiled(found, measured or "nothing: all known")
-
-
-def _profile(
-    known: KnownTimes,
-    source: CanonicalModule,
-    xla: Strategy,
-    slowed: Contention | None,
-    alone_ns: int,
-    beside_ns: int,
-) -> Profile:
-    """All that is known of the step.
-
-    Args:
-        slowed: how kernels and transfers slow each other by the traces; None where that was known.
-        alone_ns: what the step took untraced with transfers alone; 0 where that is not known.
-        beside_ns: and with transfers beside kernels.
-    """
-    graph = source.graph
-    together = one_bucket(graph) if graph.backend == "cpu" else varied_buckets(xla)
-    as_known = functools.partial(
-        known.profile, graph.fingerprint, transfer_sizes(source), bucket_sizes(graph, together)
-    )
-    if slowed is None:
-        return as_known()
-    if alone_ns and beside_ns:
-        slowed = adding_up(replace(as_known(), contention=slowed), source, xla, alone_ns, beside_ns)
-    known.add_contention(slowed, graph.fingerprint)
-    return as_known()
 
 
 def compile_ahead(
@@ -278,13 +242,13 @@ def _to_trace(
     xla = varied_buckets(xla) if gpu else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[_UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
+        strategies[UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
     if wanted["ops"] or wanted["contention"]:
-        strategies[_ALONE] = xla
+        strategies[ALONE] = xla
     if gpu:  # XLA's kernels first: their step tells what lies between two kernels
         strategies = {name: one_at_a_time(source.graph, one) for name, one in reversed(strategies.items())}
     if wanted["contention"]:
-        strategies[_BESIDE] = beside_transfers(source.graph, xla)
+        strategies[BESIDE] = beside_transfers(source.graph, xla)
     trials = [
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
@@ -300,7 +264,7 @@ def _trace(
     kept: Kept | None,
 ) -> dict[str, Findings]:
     """Run each compiled module a few times under the profiler, on all ranks."""
-    found = {name: Findings() for name in (_UNFUSED, _ALONE, _BESIDE)}
+    found = {name: Findings() for name in (UNFUSED, ALONE, BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
     for module in modules:
@@ -308,20 +272,20 @@ def _trace(
         trial.error = module.error or lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
-                taken = take(session, module, runner, first_runs, timed=trial.name != _UNFUSED)
+                taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
                 with session.stage(f"what the {trial.name} shows"):
                     one = findings(
                         source.graph, trial, taken, launch_ns,
-                        blocks=ranks_block(session), by_itself=trial.name != _BESIDE,
+                        blocks=ranks_block(session), by_itself=trial.name != BESIDE,
                     )  # fmt: skip
                 found[trial.name] = one = as_all_have_it(session, one)
-                if trial.name == _ALONE:
+                if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)
                 runner = taken.runner
                 launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
                 if kept is not None:
                     kept.runner = runner
-                    if one.trace is not None and trial.name != _UNFUSED:
+                    if one.trace is not None and trial.name != UNFUSED:
                         kept.traces[trial.name] = one.trace
             except Exception as error:  # the same on every rank, by the stages it goes through
                 trial.error = one_line(error)
@@ -330,85 +294,12 @@ def _trace(
         if kept is None:
             for done in module.trials:
                 done.executable = None
-    wanted_times = any(module.trial.name == _UNFUSED for module in modules)
+    wanted_times = any(module.trial.name == UNFUSED for module in modules)
     with session.stage("profile"):
-        if wanted_times and not _op_times(found):
+        if wanted_times and not op_times(found):
             reasons = "; ".join(dict.fromkeys(module.trial.error for module in modules if module.trial.error))
             raise ProfileError(f"neither the unfused step nor XLA's own could be profiled: {reasons}")
     return found
-
-
-def _take_in(
-    known: KnownTimes,
-    source: CanonicalModule,
-    xla: Strategy,
-    taken: Mapping[str, Findings],
-    wanted: Mapping[str, Any],
-    blocks: bool,
-) -> Contention | None:
-    """What the traces tell, on rank 0; how kernels and transfers slow each other is not yet among what is known."""
-    fingerprint = source.graph.fingerprint
-    if not all(one.as_run for one in taken.values()):
-        known.keep_no_more()
-    if (gap_ns := taken[_ALONE].gap_ns) is not None:
-        known.add_gap(fingerprint, gap_ns)
-    # What one of them would have shown is asked for again if it could not be traced.
-    whole = all(taken[name].trace is not None for name in (_UNFUSED, _ALONE))
-    if wanted["ops"]:
-        known.add_ops(fingerprint, _op_times(taken), taken[_UNFUSED].walls_ns if whole else ())
-    if wanted["ops"] and blocks and whole:
-        known.add_waits(fingerprint, taken[_ALONE].waits_ns, taken[_UNFUSED].waits_ns)
-    if not wanted["contention"] or any(taken[name].trace is None for name in (_ALONE, _BESIDE)):
-        return None
-    alike = _alike(taken)
-    held = _held_by_ops(source, xla, alike[_BESIDE])
-    known.add_holds(held)
-    known.add_waits(fingerprint, (), bucket_totals_ns(alike[_ALONE].moved, len(varied_buckets(xla).buckets)))
-    slowed = _slow_downs(alike, _products(source, xla))
-    return replace(slowed, hold=median(held.values()) if held else 0.0)
-
-
-def _alike(taken: Mapping[str, Findings]) -> Mapping[str, Findings]:
-    """All traces as training runs the modules, or none: kernels take other times outside of command buffers."""
-    if all(one.as_run for one in taken.values()):
-        return taken
-    return {name: replace(one, trace=one.by_name, moved=one.moved_by_name) for name, one in taken.items()}
-
-
-def _op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
-    return {**taken[_UNFUSED].times, **taken[_ALONE].times}
-
-
-def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
-    """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    units = unit_graph(source.graph, xla).units
-    return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
-
-
-def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:
-    """What products keep transfers from beginning beside them, by cost key; in the module traced buckets are varied."""
-    if beside.trace is None:
-        return {}
-    graph, ran = source.graph, beside_transfers(source.graph, varied_buckets(xla))
-    units = unit_graph(graph, ran)
-    found: dict[str, list[float]] = {}
-    for token, share in holds(beside.trace, beside.module_name, ran.order).items():
-        for node in units.units[units.index[token]].nodes:
-            if graph.nodes[node].opcode in PRODUCTS:
-                found.setdefault(graph.nodes[node].key, []).append(share)
-    return {key: median(found[key]) for key in sorted(found)}
-
-
-def _slow_downs(taken: Mapping[str, Findings], products: frozenset[str]) -> Contention:
-    """How XLA's kernels slow transfers and transfers slow them, from two orders of the same step."""
-    alone, beside = taken[_ALONE], taken[_BESIDE]
-    if alone.trace is None or beside.trace is None:
-        return _NO_CONTENTION
-    moved = alone.moved, beside.moved
-    found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name, products, moved)
-    if found is None:
-        LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
-    return found or _NO_CONTENTION
 
 
 def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
