@@ -12,20 +12,13 @@ import argparse
 import gzip
 import json
 import math
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from checkout import ROOT, find_package
 
-import disco_hlo  # noqa: E402
-
-if str(ROOT) not in disco_hlo.__path__:
-    # estimator/ and others lie beside disco_hlo where nothing is installed.
-    disco_hlo.__path__.append(str(ROOT))
+find_package()
 
 import numpy as np  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmark import MODELS, find_package
+from benchmark import MODELS
+from checkout import find_package
 from evaluation.record import write_atomically
 
 WORKER_LIMIT_S = 600.0

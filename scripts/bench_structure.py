@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from benchmark import find_package
+from checkout import find_package
 from evaluation import commands
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.links import LINKS, described, prepare

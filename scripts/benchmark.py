@@ -15,17 +15,16 @@ Exit status: 0 all that was asked for is done (rows that failed say why); 1 a mo
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from evaluation import commands  # noqa: E402
-from evaluation.links import LINKS, prepare  # noqa: E402
+from checkout import find_package
+from evaluation import commands
+from evaluation.links import LINKS, prepare
 
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
 
@@ -59,16 +58,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
         parser.error("expected --search-seconds above 0, --finalists of at least 1, --looks of at least 0")
     return args
-
-
-def find_package() -> None:
-    """Where nothing is installed, the package is the checkout's."""
-    if importlib.util.find_spec("disco_hlo") is None:
-        sys.path.insert(0, str(ROOT))
-    import disco_hlo
-
-    if importlib.util.find_spec("disco_hlo.profiler") is None:
-        disco_hlo.__path__.append(str(ROOT))
 
 
 def main() -> int:

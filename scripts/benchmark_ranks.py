@@ -23,7 +23,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmark import MODELS, find_package
+from benchmark import MODELS
+from checkout import find_package
 from evaluation import commands
 from evaluation.links import BETWEEN_RANKS, GLOO, prepare_rank
 

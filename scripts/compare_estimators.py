@@ -18,7 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from benchmark import MODELS, find_package
+from benchmark import MODELS
+from checkout import find_package
 from evaluation.links import LINKS, prepare
 
 ANALYTICAL, TRAINED = "analytical estimate", "trained network"

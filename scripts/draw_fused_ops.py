@@ -14,16 +14,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from checkout import ROOT, find_package
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import disco_hlo  # noqa: E402
-
-for place in (str(ROOT), str(ROOT / "disco_hlo")):
-    if place not in disco_hlo.__path__:
-        # profiler/ and others lie beside disco_hlo where nothing is installed.
-        disco_hlo.__path__.append(place)
+find_package()
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402

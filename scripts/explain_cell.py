@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from benchmark import MODELS, find_package
+from benchmark import MODELS
+from checkout import find_package
 from evaluation import commands
 from evaluation.links import LINKS
 

@@ -17,18 +17,14 @@ import argparse
 import gzip
 import json
 import os
-import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from checkout import find_package
 
-import disco_hlo  # noqa: E402
-
-disco_hlo.__path__.append(str(ROOT))  # disco_hlo.profiler lies in profiler/ where nothing is installed
+find_package()
 
 
 def compile_small_step(width: int) -> None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from draw_fused_ops import ROOT  # first: it finds the packages
-
-from disco_hlo.estimator.gnn import GnnModel  # isort: skip
+from checkout import ROOT
+from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import GROUP_PREFIX

@@ -20,7 +20,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmark import find_package
+from checkout import find_package
 
 find_package()
 
