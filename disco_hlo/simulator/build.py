@@ -255,7 +255,11 @@ def _add_bucket(
 def _add_unpack(
     tasks: _Tasks, graph: Graph, strategy: Strategy, units: UnitGraph, value: Value, machine: MachineModel
 ) -> None:
-    readers = [reader for reader in value.readers if not _cuts(graph, strategy, units, reader, value.node)]
+    readers = [
+        reader
+        for reader in value.readers
+        if not cuts_gradient(graph, _kernel(strategy, units.units[reader]), value.node)
+    ]
     if not readers and not value.returned:
         return
     name = f"{units.units[value.producer].token}.unpack{value.node}"
@@ -264,14 +268,18 @@ def _add_unpack(
         tasks.unpacked_for.setdefault(reader, []).append(value.node)
 
 
-def _cuts(graph: Graph, strategy: Strategy, units: UnitGraph, reader: int, gradient: int) -> bool:
-    """Whether the kernel of a unit finds a gradient in its bucket by itself."""
-    unit = units.units[reader]
-    if unit.token[0] == "g":
-        generated = strategy.groups[int(unit.token[1:])].kind in CUTS_GRADIENTS
+def _kernel(strategy: Strategy, unit: Unit) -> Group | int:
+    """The group that a unit is, or the op; of a bucket any of its all-reduces."""
+    return strategy.groups[int(unit.token[1:])] if unit.token[0] == "g" else unit.nodes[0]
+
+
+def cuts_gradient(graph: Graph, kernel: Group | int, gradient: int) -> bool:
+    """Whether the kernel of a group, or of an op by itself, finds a gradient in its bucket by itself."""
+    if isinstance(kernel, Group):
+        generated, members = kernel.kind in CUTS_GRADIENTS, {*kernel.nodes, *kernel.duplicates}
     else:
-        generated = graph.nodes[unit.nodes[0]].kind is Kind.FUSIBLE
-    return generated and not {*unit.nodes, *unit.duplicates}.isdisjoint(graph.users[gradient])
+        generated, members = graph.nodes[kernel].kind is Kind.FUSIBLE, {kernel}
+    return generated and not members.isdisjoint(graph.users[gradient])
 
 
 def _spread_over_channels(

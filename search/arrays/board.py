@@ -30,6 +30,8 @@ REFUSALS: Final = 1 << 16
 """Proposals whose refusal is remembered; a power of two."""
 PRODUCERS: Final = 1 << 17
 """How many producers of units are kept between draws; a power of two."""
+NOWHERE: Final = 1 << 32
+"""Behind every slot."""
 _MOVE_WORDS: Final = 1 << 19
 _NODE_WORDS: Final = 64
 """Room in the log: for one move among units of that size, and for moving every unit in the order."""
@@ -147,18 +149,58 @@ def note_change(w: Any, node: Any) -> None:
 
 
 @inner
-def retire(s: Any, w: Any, unit: Any) -> None:
+def retire(g: Any, s: Any, w: Any, unit: Any) -> None:
     """Take a unit out of the totals: it is no more, or no longer what it was."""
     if s.digest[unit] != 0:
+        _count_cuts(g, s, w, unit, -1)
         _count(s, w, unit, -1)
         put(w, s.digest, unit, 0)
 
 
 @inner
-def enlist(s: Any, w: Any, unit: Any, digest: Any) -> None:
+def enlist(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> None:
     """Count a unit, whose times are filled in, in the totals."""
     put(w, s.digest, unit, digest)
     _count(s, w, unit, 1)
+    _count_cuts(g, s, w, unit, 1)
+
+
+@inner
+def _count_cuts(g: Any, s: Any, w: Any, unit: Any, sign: Any) -> None:
+    """Where a kernel comes, or goes, that alone does not find a gradient in its bucket, what cuts it out does, too."""
+    if not g.flags[unit] & at.UNCUT or g.flags[unit] & at.ALL_REDUCE:
+        return
+    for e in range(g.uncut_at[unit], g.uncut_at[unit + 1], 2):
+        gradient = g.edge[e]
+        first = at.TIME_COLUMNS * s.owner[gradient]
+        if (
+            g.edge[e + 1] != s.digest[unit]
+            or s.digest[s.owner[gradient]] == 0
+            or s.time_ns[first + at.PACK] < 0
+        ):
+            continue
+        if cut_slot(s, g.edge, g.uncut_at[gradient], g.uncut_at[gradient + 1], unit) == NOWHERE:
+            change_ns = sign * g.slice_ns[gradient]
+            put(w, s.time_ns, first + at.UNPACK, s.time_ns[first + at.UNPACK] + change_ns)
+            put(w, s.total, at.COMPUTE_NS, s.total[at.COMPUTE_NS] + change_ns)
+
+
+@inner
+def cut_slot(s: Any, pairs: Any, start: Any, end: Any, besides: Any) -> Any:
+    """The slot before which a gradient must be cut out of a shared bucket: that of the first unit, other than
+    ``besides``, that does not find it there. ``NOWHERE`` where all do.
+
+    Args:
+        pairs: in ``pairs[start:end]`` has what ``UNCUT_AT`` says of the gradient.
+    """
+    first: Any = NOWHERE
+    for e in range(start, end, 2):
+        reader, digest = pairs[e], pairs[e + 1]
+        if digest == 0:
+            first = min(first, s.place[s.owner[reader]] if reader != -1 else s.total[at.SLOTS])
+        elif digest == s.digest[reader] and reader != besides:
+            first = min(first, s.place[reader])
+    return first
 
 
 @inner
@@ -166,7 +208,7 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
     share = np.int64(mix(np.uint64(s.digest[unit])))
     put(w, s.total, at.DIGEST_SUM, s.total[at.DIGEST_SUM] + sign * share)
     first = at.TIME_COLUMNS * unit
-    compute_ns = max(0, s.time_ns[first + at.PACK]) + max(0, s.time_ns[first + at.UNPACK])
+    compute_ns = max(0, s.time_ns[first + at.PACK]) + s.time_ns[first + at.UNPACK]
     if s.time_ns[first + at.ON_CHANNEL]:
         put(w, s.total, at.TRANSFER_NS, s.total[at.TRANSFER_NS] + sign * s.time_ns[first + at.MAIN])
     else:
@@ -192,11 +234,11 @@ def computes(s: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def link(s: Any, w: Any, a: Any, b: Any) -> Any:
+def link(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """Make one unit of two and return its head; it stands at the place of ``b``, if that has one."""
     place_a, place_b = s.place[a], s.place[b]
-    retire(s, w, a)
-    retire(s, w, b)
+    retire(g, s, w, a)
+    retire(g, s, w, b)
     head, other = min(a, b), max(a, b)
     put(w, s.computed, head, s.computed[a] + s.computed[b] - NOTHING)
     put(w, s.returned, head, s.returned[a] + s.returned[b])
@@ -336,7 +378,7 @@ def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
 
 
 @inner
-def take_out(s: Any, w: Any, node: Any) -> Any:
+def take_out(g: Any, s: Any, w: Any, node: Any) -> Any:
     """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
     unit, after = s.owner[node], s.next[node]
     computed = s.computed[unit] - owned_share(node)
@@ -345,7 +387,7 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
     put(w, s.next, node, -1)
     if unit == node:
         rest = after
-        _rename(s, w, node, rest)
+        _rename(g, s, w, node, rest)
     else:
         rest, before = unit, unit
         while s.next[before] != node:
@@ -365,9 +407,9 @@ def take_out(s: Any, w: Any, node: Any) -> Any:
 
 
 @inner
-def _rename(s: Any, w: Any, old: Any, new: Any) -> None:
+def _rename(g: Any, s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
-    retire(s, w, old)
+    retire(g, s, w, old)
     x = new
     while x != -1:
         put(w, s.owner, x, new)

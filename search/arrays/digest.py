@@ -42,6 +42,12 @@ def result_share(x: Any) -> Any:
     return _share(x, _RESULT)
 
 
+@compiled
+def lone_digest(x: Any, is_result: Any) -> Any:
+    """``DIGEST`` of a unit that is one node, and returns it or has no result."""
+    return NOTHING + owned_share(x) + (result_share(x) if is_result else 0)
+
+
 def signature_digests(units: Collection[tuple[Sequence[int], Sequence[int]]]) -> NDArray[np.int64]:
     """The hashes of what units that own and duplicate these nodes compute."""
     flat = *flat_lists([owned for owned, _ in units]), *flat_lists([copies for _, copies in units])

@@ -58,7 +58,11 @@ READ: Final = 24
 HOLD: Final = 25
 """ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
 ``costing``)."""
-NODE_ROWS: Final = 26
+UNCUT_AT: Final = 26
+"""Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by its head and
+the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry root). Of such a head
+the same the other way round: the all-reduce, and its own digest."""
+NODE_ROWS: Final = 27
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -77,9 +81,8 @@ SINGLE_RESULT: Final = 256
 """May be a result only where it is the sole one."""
 TUPLE: Final = 1024
 """The value is a tuple."""
-UNPACKED: Final = 512
-"""All-reduce whose value somebody reads who cannot find it inside a bucket: the root, or an op that is
-no generated kernel."""
+UNCUT: Final = 512
+"""``UNCUT_AT`` has something of it."""
 ORDERED: Final = 2048
 """Something must run behind it though it does not read it."""
 BLOCK_ALONE: Final = 4096
@@ -138,7 +141,7 @@ PACK: Final = 0
 MAIN: Final = 1
 """ns of the kernel or the transfer."""
 UNPACK: Final = 2
-"""ns to slice a reduced bucket apart, -1 where nothing is to be sliced."""
+"""ns to slice out of a reduced bucket what its readers do not find in it (``UNCUT_AT``), 0 where they find all."""
 ON_CHANNEL: Final = 3
 """1 where MAIN is spent on a communication channel, else 0."""
 TIME_COLUMNS: Final = 4

@@ -319,11 +319,7 @@ def _flags(
         (at.PRODUCT, np.array([node.opcode in PRODUCTS for node in graph.nodes], np.bool_)),
     ):  # fmt: skip
         flags |= np.where(holds, bit, 0)
-    for x in graph.all_reduces:
-        readers = {reader for user in graph.users[x] for reader in _running(graph, user)}
-        flags[x] |= at.ALL_REDUCE
-        if returned[x] or not all(fusible[reader] for reader in readers):
-            flags[x] |= at.UNPACKED
+    flags[list(graph.all_reduces)] |= at.ALL_REDUCE
     return flags
 
 

@@ -65,6 +65,7 @@ class GraphView(View):
         "moved_bytes": at.MOVED,
         "read": at.READ,
         "hold_ns": at.HOLD,
+        "uncut_at": at.UNCUT_AT,
     }
     arrays = ("edge", "special", "limits")
     numbers = ("special_mask", "nodes")

@@ -132,16 +132,13 @@ class UnitCosts:
         return self.unknown.member[start:end], self.unknown.role[start:end]
 
     def _bucket_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Times of a bucket, as the prices have them; no gradient is cut out of one that is not packed."""
+        """Times of a bucket, as the prices have them: what is cut out of it is not in them."""
         sizes = [self.graph.transfer_bytes(node) for node in all_reduces]
         kept = self.kept.forms.get(all_reduces)
         variadic = kept is not None and kept.form == "variadic"
         times = bucket_times(self.model, self.machine, sizes, variadic=variadic, name="a bucket")
-        if times.pack_ns is None:
-            return -1, times.main_ns, -1, int(times.on_channel)
-        unpacked = [x for x in all_reduces if self.step.node[at.FLAGS, x] & at.UNPACKED]
-        unpack_ns = int(self.step.node[at.SLICE, unpacked].sum()) if unpacked else -1
-        return times.pack_ns, times.main_ns, unpack_ns, int(times.on_channel)
+        pack_ns = -1 if times.pack_ns is None else times.pack_ns
+        return pack_ns, times.main_ns, 0, int(times.on_channel)
 
     def _learn_given_buckets(self) -> None:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
@@ -243,9 +240,9 @@ def _learn_kernels(prices: Any, key: Any, rows: Any, times_ns: Any, launch_ns: A
     """Keep the times of these entries, which are kernels."""
     for i in range(rows.size):
         value = prices.value[claim(prices, key[rows[i]])]
-        value[:] = -1
+        value[:] = 0
+        value[at.PACK] = -1
         value[at.MAIN] = times_ns[i] + launch_ns
-        value[at.ON_CHANNEL] = 0
 
 
 @compiled

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.arrays.step import Step, build_step
+from disco_hlo.search.boundary.cut_outs import Uncut, uncut_by_given, with_uncut
 from disco_hlo.search.boundary.entries import digests_of
 from disco_hlo.search.boundary.state import Given, Signature, from_strategy, given, signatures
 from disco_hlo.search.rules.legality import LARGE_KERNELS
@@ -44,11 +45,19 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
         count_results(step, state, scratch)
     rows: dict[int, tuple[int, bool]] = {}
     large: set[int] = set()
+    uncut: set[Uncut] = set()
+    standing: set[int] = set()
     for strategy, members, state in zip(strategies, memberships, states, strict=True):
         large |= {len(owned) for owned, _ in members if len(owned) > MAXIMUM_MEMBERS}
-        for digest, row in _given_kernels(graph, step, scratch, kept, strategy, members, state).items():
-            rows.setdefault(digest, row)
+        found = _given_kernels(graph, step, scratch, kept, strategy, members, state)
+        for computed, returned, is_triton in found.values():
+            rows.setdefault(computed, (returned, is_triton))
+        hashes = np.array([row[:2] for row in found.values()], np.int64).reshape(-1, 2)
+        digests = dict(zip(found, hashes.sum(axis=1).tolist(), strict=True))
+        uncut |= uncut_by_given(graph, kept, unit_graph(graph, strategy), members, digests)
+        standing.update(digests.values())
     limits = np.array([*step.limits[:LARGE_KERNELS], len(large), *sorted(large)], np.int64)
+    step = with_uncut(graph, step, uncut, standing)
     return Starts(step._replace(special=_hashed(rows), limits=limits), kept, states)
 
 
@@ -60,11 +69,12 @@ def _given_kernels(
     strategy: Strategy,
     memberships: Sequence[Signature],
     state: State,
-) -> dict[int, tuple[int, bool]]:
-    """The kernels of a start as ``Step.special`` takes them, if what they return is what the state thinks."""
+) -> dict[int, tuple[int, int, bool]]:
+    """The kernels of a start, by their places, as ``Step.special`` takes them, if what they return is what the state
+    thinks."""
     returned_by = unit_graph(graph, strategy).results_of_groups
     shown_by = flat_graph(graph).shown.tolist()
-    found: dict[int, tuple[int, bool]] = {}
+    found: dict[int, tuple[int, int, bool]] = {}
     heads = np.array([owned[0] if owned else 0 for owned, _ in memberships], np.int64)
     digests = digests_of(step, state, scratch, heads).tolist()
     for number, signature in enumerate(memberships):
@@ -76,7 +86,7 @@ def _given_kernels(
         shown = {shown_by[x] for x in returned_by[number]}
         members, results, returned = digests[number]
         if shown.issubset(signature[0]) and len(shown) == returned:
-            found[members] = results, group.kind == "triton"
+            found[number] = members, results, group.kind == "triton"
     return found
 
 

@@ -315,11 +315,15 @@ def _without_lone_ops(strategy: Strategy) -> Strategy:
     names: dict[str, str] = {}
     groups: list[Group] = []
     for i, group in enumerate(strategy.groups):
-        lone = len(group.nodes) == 1 and not group.duplicates and group.kind != "triton"
-        names[f"g{i}"] = f"n{group.nodes[0]}" if lone else f"g{len(groups)}"
-        groups += [] if lone else [group]
+        names[f"g{i}"] = f"n{group.nodes[0]}" if is_lone(group) else f"g{len(groups)}"
+        groups += [] if is_lone(group) else [group]
     order = tuple(names.get(token, token) for token in strategy.order)
     return Strategy(tuple(groups), strategy.buckets, order)
+
+
+def is_lone(group: Group) -> bool:
+    """Whether a group is written as the op that it consists of."""
+    return len(group.nodes) == 1 and not group.duplicates and group.kind != "triton"
 
 
 def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kept: Given) -> Iterator[Group]:
@@ -332,17 +336,17 @@ def _settled(graph: Graph, strategy: Strategy, written: Sequence[Signature], kep
 
 def _cuts_bitcast(graph: Graph, state: State, x: int) -> bool:
     """Whether a single op reads, through a bitcast, a gradient that shares its bucket with others."""
+    owner, count = state.word[at.OWNER], state.word[at.COUNT]
+    return any(count[owner[source]] > 1 for source in gradients_behind_bitcasts(graph, x))
+
+
+def gradients_behind_bitcasts(graph: Graph, x: int) -> list[int]:
+    """The all-reduces that a single op reads through bitcasts, which its kernel can have in it."""
     if graph.nodes[x].kind is not Kind.FUSIBLE or keeps_own_buffer(graph, graph.nodes[x]):
-        return False
-    for operand in graph.nodes[x].operands:
-        chain = _bitcasts_to_source(graph, operand)
-        source = graph.nodes[chain[-1]].operands[0] if chain else x
-        if (
-            graph.nodes[source].kind is Kind.ALL_REDUCE
-            and state.word[at.COUNT, state.word[at.OWNER, source]] > 1
-        ):
-            return True
-    return False
+        return []
+    chains = [_bitcasts_to_source(graph, operand) for operand in graph.nodes[x].operands]
+    sources = [graph.nodes[chain[-1]].operands[0] for chain in chains if chain]
+    return [source for source in sources if graph.nodes[source].kind is Kind.ALL_REDUCE]
 
 
 def _tokens(

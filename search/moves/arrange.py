@@ -135,7 +135,7 @@ def _times(g: Any, s: Any, heads: Any) -> Any:
     for i in range(heads.size):
         first = at.TIME_COLUMNS * heads[i]
         is_bucket[i] = g.flags[heads[i]] & at.ALL_REDUCE != 0
-        compute[i] = max(0, s.time_ns[first + at.PACK]) + max(0, s.time_ns[first + at.UNPACK])
+        compute[i] = max(0, s.time_ns[first + at.PACK]) + s.time_ns[first + at.UNPACK]
         if s.time_ns[first + at.ON_CHANNEL]:
             transfer[i] = s.time_ns[first + at.MAIN]
         else:
@@ -232,12 +232,12 @@ def regroup(step: Any, state: Any, scratch: Any, members: Any, run_at: Any) -> N
 
     The buckets are noted as changed. Follow it up with prices and :func:`list_order`.
     """
-    _, s, w = open_views(step, state, scratch)
+    g, s, w = open_views(step, state, scratch)
     before = 0
     for x in members:
         if s.owner[x] == x:
             before += 1
-            retire(s, w, x)
+            retire(g, s, w, x)
     for i in range(run_at.size - 1):
         head = members[run_at[i]]
         for k in range(run_at[i], run_at[i + 1]):

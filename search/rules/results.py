@@ -32,7 +32,7 @@ from disco_hlo.compiled import compiled, inner
 def join(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """``board.link``: make one unit of two. Values may stay inside that left before, none leaves that did not."""
     _, count = gather_members(s, a if s.count[a] <= s.count[b] else b, w.touched)
-    head = link(s, w, a, b)
+    head = link(g, s, w, a, b)
     stamp = fresh_stamp(w)
     for i in range(count):
         x = w.touched[i]
@@ -52,7 +52,7 @@ def join(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 @inner
 def part(g: Any, s: Any, w: Any, node: Any) -> Any:
     """``board.take_out``: make a unit of its own of a node, which reads all it reads from others."""
-    rest = take_out(s, w, node)
+    rest = take_out(g, s, w, node)
     _look_again(g, s, w, node, 0)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
         _set_leaves(s, w, g.edge[e], 1)

@@ -6,7 +6,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS, enlist, fresh_stamp, put, retire
+from disco_hlo.search.arrays.board import (
+    MAXIMUM_MEMBERS,
+    NOWHERE,
+    VERDICTS,
+    cut_slot,
+    enlist,
+    fresh_stamp,
+    put,
+    retire,
+)
 from disco_hlo.search.arrays.digest import special_slot
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.table import claim, find
@@ -91,11 +100,11 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         digest = s.computed[unit] + s.returned[unit]
         if digest == s.digest[unit]:
             continue
-        retire(s, w, unit)
+        retire(g, s, w, unit)
         single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
         if single and not _is_tiled(g, s.computed[unit]):
-            _set_times(s, w, unit, -1, g.alone[unit], -1, 0)
-            enlist(s, w, unit, digest)
+            _set_times(s, w, unit, -1, g.alone[unit], 0, 0)
+            enlist(g, s, w, unit, digest)
             continue
         place, size = 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1)), np.int64(-1)
         if w.keyed[place] != digest:
@@ -105,12 +114,13 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
         slot = find(prices, key)
         if slot >= 0:
             value = prices.value[slot]
-            _set_times(s, w, unit, value[at.PACK], value[at.MAIN], value[at.UNPACK], value[at.ON_CHANNEL])
-            enlist(s, w, unit, digest)
+            unpack = _cut_ns(g, s, unit) if value[at.PACK] >= 0 else 0
+            _set_times(s, w, unit, value[at.PACK], value[at.MAIN], unpack, value[at.ON_CHANNEL])
+            enlist(g, s, w, unit, digest)
             continue
         if g.flags[unit] & at.ALL_REDUCE and unknown.pieces.shape[1] > 0:
             _set_bucket_times(g, s, w, unit, unknown)
-            enlist(s, w, unit, digest)
+            enlist(g, s, w, unit, digest)
             continue
         left_open = True
         if size < 0:
@@ -184,14 +194,10 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 @inner
 def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
     """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
-    moved_bytes = unpack_ns = np.int64(0)
-    unpacked = False
+    moved_bytes = np.int64(0)
     x = bucket
     while x != -1:
         moved_bytes += g.moved_bytes[x]
-        if g.flags[x] & at.UNPACKED:
-            unpacked = True
-            unpack_ns += g.slice_ns[x]
         x = s.next[x]
     pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
     piece = 0
@@ -202,10 +208,23 @@ def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None
     if not on_channel:
         main_ns += launch_ns
     if s.count[bucket] == 1:
-        _set_times(s, w, bucket, -1, main_ns, -1, on_channel)
+        _set_times(s, w, bucket, -1, main_ns, 0, on_channel)
         return
     pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
-    _set_times(s, w, bucket, pack_ns, main_ns, unpack_ns if unpacked else -1, on_channel)
+    _set_times(s, w, bucket, pack_ns, main_ns, _cut_ns(g, s, bucket), on_channel)
+
+
+@inner
+def _cut_ns(g: Any, s: Any, bucket: Any) -> Any:
+    """What it takes to cut out of a shared bucket what its readers do not find in it. No price has that, for it depends
+    on who they are."""
+    total = np.int64(0)
+    x = bucket
+    while x != -1:
+        if g.flags[x] & at.UNCUT and cut_slot(s, g.edge, g.uncut_at[x], g.uncut_at[x + 1], -1) != NOWHERE:
+            total += g.slice_ns[x]
+        x = s.next[x]
+    return total
 
 
 @inner

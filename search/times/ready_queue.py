@@ -172,7 +172,8 @@ def _begin(g: Any, s: Any, w: Any) -> Any:
 def _retire(g: Any, s: Any, w: Any, task: Any, done: Any, found: Any) -> Any:
     """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
     unit, part = task // 3, task % 3
-    if w.packed[unit] & _BUCKET and part < at.UNPACK and s.time_ns[at.TIME_COLUMNS * unit + part + 1] >= 0:
+    sliced = part == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.UNPACK] > 0
+    if w.packed[unit] & _BUCKET and (part == at.PACK or sliced):
         w.neighbours[found] = task + 1
         return done, found + 1
     return done + 1, _release(g, s, w, unit, found)

@@ -33,13 +33,18 @@ DONE: Final = 2
 BUSY: Final = 3
 NEAREST: Final = 4
 HELD: Final = 5
-NUMBERS: Final = 6
+CUTS: Final = 6
+"""Gradients that are cut out of their buckets."""
+EVENTS: Final = 7
+"""Events that happen."""
+NUMBERS: Final = 8
 
-# Events: number 3 * rank + kind, in the order in which they happen between two slots.
+# Events: number 2 * rank + kind, in the order in which they happen between two slots.
 ISSUED: Final = 0
 AWAITED: Final = 1
-SLICED: Final = 2
-KINDS: Final = 3
+KINDS: Final = 2
+TIES: Final = 5
+"""Lists of ``Segments.tie`` for each all-reduce."""
 NEVER: Final = 2**62
 """The key of an event that does not happen."""
 
@@ -55,13 +60,15 @@ class Segments(NamedTuple):
     """``[blocks]``: the sum of the latter."""
     number: NDArray[np.int64]
     event: NDArray[np.int64]
-    """``[2, 3 * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
+    """``[2, KINDS * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
+    cut: NDArray[np.int64]
+    """``[2, all-reduces]``: the slots before which gradients are cut out of their buckets, and what that takes."""
     ranked: NDArray[np.int64]
     """``[all-reduces]``: their nodes, by rank."""
     tie_at: NDArray[np.int64]
-    """``[4 * all-reduces + 1]``: number i reads ``tie[tie_at[4 * i] : tie_at[4 * i + 1]]``; then come those
-    that must run before it, its readers, and those that must run after it. Near each other they are fast
-    to read, and candidates are scored by little else."""
+    """``[TIES * all-reduces + 1]``: number i reads ``tie[tie_at[TIES * i] : tie_at[TIES * i + 1]]``; then come those
+    that must run before it, its readers, those that must run after it, and who does not find it inside a bucket
+    (``UNCUT_AT``). Near each other they are fast to read, and candidates are scored by little else."""
     tie: NDArray[np.int64]
     lane: NDArray[np.int64]
     """``[channels, 3]``, as in the engine."""
@@ -81,6 +88,8 @@ class SegmentsView(NamedTuple):
     number: Any
     key: Any
     by_time: Any
+    cut_at: Any
+    cut_ns: Any
     ranked: Any
     buckets: Any
     """Number of all-reduces."""
@@ -99,13 +108,14 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
     """Working space for orders of a step, whose all-reduces are ``ranked``."""
     pace, nodes = machine.pace(), int(step.node.shape[1]) - 1
     channels, events = pace.speed_ppm.shape[1] - 1, KINDS * ranked.size
-    rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT)
+    rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT, at.UNCUT_AT)
     begin, end = (step.node[np.ix_(rows, beside)].T.ravel() for beside in (ranked, ranked + 1))
     return Segments(
         np.full((2, nodes + 1), -1, np.int64),
         np.zeros(nodes // BLOCK + 1, np.int64),
         np.zeros(NUMBERS, np.int64),
         np.array([np.full(events, NEVER), np.arange(events)], np.int64),
+        np.zeros((2, ranked.size), np.int64),
         ranked,
         np.concatenate([[0], np.cumsum(end - begin)]),
         step.edge[stretches(begin, end - begin)],
@@ -127,6 +137,8 @@ def open_segments(segments: Any) -> Any:
         pointer_to(segments.number.ctypes.data),
         pointer_to(segments.event.ctypes.data),
         pointer_to(segments.event.ctypes.data + 8 * events),
+        pointer_to(segments.cut.ctypes.data),
+        pointer_to(segments.cut.ctypes.data + 8 * buckets),
         pointer_to(segments.ranked.ctypes.data),
         buckets,
         pointer_to(segments.tie_at.ctypes.data),
@@ -148,10 +160,10 @@ def count_all(g: Any, s: Any, c: Any) -> None:
         c.block[block] = 0
     digest: Any = np.uint64(0)
     before: Any = np.int64(-1)
-    for slot in range(g.nodes):
+    for slot in range(g.nodes + 1):
         unit = s.order[slot] if slot < s.total[at.SLOTS] else -1
         c.unit[slot] = unit
-        c.time_ns[slot] = _compute_ns(g, s, unit)
+        c.time_ns[slot] = compute_ns(g, s, unit)
         c.block[slot // BLOCK] += c.time_ns[slot]
         if unit != -1:
             digest += _follows(g, before, unit)
@@ -199,14 +211,14 @@ def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
 @inner
 def _count_anew(g: Any, s: Any, w: Any, c: Any, slot: Any) -> None:
     """Bring the sums up to date with what a slot's unit adds to them."""
-    change_ns = _compute_ns(g, s, c.unit[slot]) - c.time_ns[slot]
+    change_ns = compute_ns(g, s, c.unit[slot]) - c.time_ns[slot]
     if change_ns != 0:
         put(w, c.block, slot // BLOCK, c.block[slot // BLOCK] + change_ns)
         put(w, c.time_ns, slot, c.time_ns[slot] + change_ns)
 
 
 @inner
-def _compute_ns(g: Any, s: Any, unit: Any) -> Any:
+def compute_ns(g: Any, s: Any, unit: Any) -> Any:
     """What a unit adds to the compute stream at its own place."""
     if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
         return 0

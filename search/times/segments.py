@@ -18,18 +18,22 @@ from typing import Any, Final
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import NOWHERE, cut_slot
 from disco_hlo.search.times.running_sums import (
     AWAITED,
     BLOCK,
     BUSY,
+    CUTS,
     DONE,
+    EVENTS,
     HELD,
     ISSUED,
     KINDS,
     NEAREST,
     NEVER,
     NOW,
-    SLICED,
+    TIES,
+    compute_ns,
 )  # fmt: skip
 from disco_hlo.search.times.timeline import has_product, hold_ns
 
@@ -38,7 +42,7 @@ from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, 
 from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, NOT_YET, TAIL
 
 _PLACE_BITS: Final = 24
-_KIND_BITS: Final = 2
+_KIND_BITS: Final = 1
 
 
 # --- events -------------------------------------------------------------------------------------------
@@ -46,7 +50,8 @@ _KIND_BITS: Final = 2
 
 @inner
 def _place_events(g: Any, s: Any, c: Any) -> None:
-    """When every bucket is issued, waited for and sliced apart: ``timeline`` has the rules."""
+    """When every bucket is issued and waited for, and what is cut out of it where: ``timeline`` has the rules."""
+    events = cuts = 0
     for i in range(c.buckets):
         bucket = c.ranked[i]
         if s.owner[bucket] != bucket:
@@ -54,21 +59,25 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
             continue
         issued, awaited = np.int64(-1), s.total[at.SLOTS]
         times = at.TIME_COLUMNS * bucket
-        is_packed = s.time_ns[times + at.PACK] >= 0
+        is_cut = s.time_ns[times + at.UNPACK] > 0
         x = bucket
         while x != -1:
             rank = g.rank[x]
             issued = max(issued, _last_needed(g, s, c, bucket, rank))
             awaited = min(awaited, _first_waiting(s, c, bucket, rank))
-            sliced = NEVER
-            if is_packed and g.flags[x] & at.UNPACKED:
-                sliced = _key(_first_outside(g, s, x), SLICED, x)
-            c.key[KINDS * rank + SLICED] = sliced
+            slot: Any = NOWHERE
+            if is_cut:
+                slot = cut_slot(s, c.tie, c.tie_at[TIES * rank + 4], c.tie_at[TIES * rank + 5], -1)
+            if slot != NOWHERE:
+                c.cut_at[cuts], c.cut_ns[cuts] = slot, g.slice_ns[x]
+                cuts += 1
             x = s.next[x]
         place = s.place[bucket]
         c.key[KINDS * i + ISSUED] = _key(issued + 1, ISSUED, place)
         on_channel = s.time_ns[times + at.ON_CHANNEL]
         c.key[KINDS * i + AWAITED] = _key(awaited, AWAITED, place) if on_channel else NEVER
+        events += 1 + on_channel
+    c.number[EVENTS], c.number[CUTS] = events, cuts
 
 
 @inner
@@ -80,8 +89,8 @@ def _key(slot: Any, kind: Any, place: Any) -> Any:
 @inner
 def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     """The last slot of what must have run before an all-reduce is issued."""
-    last, earlier = np.int64(-1), c.tie_at[4 * rank + 1]
-    for e in range(c.tie_at[4 * rank], c.tie_at[4 * rank + 2]):
+    last, earlier = np.int64(-1), c.tie_at[TIES * rank + 1]
+    for e in range(c.tie_at[TIES * rank], c.tie_at[TIES * rank + 2]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
         while True:
             # Another transfer is waited for at this one's own slot, for it is one of its readers.
@@ -98,7 +107,7 @@ def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
 def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     """The first slot of what must wait for an all-reduce."""
     first = s.total[at.SLOTS]
-    for e in range(c.tie_at[4 * rank + 2], c.tie_at[4 * rank + 4]):
+    for e in range(c.tie_at[TIES * rank + 2], c.tie_at[TIES * rank + 4]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]]
         while True:
             if unit != bucket:
@@ -111,25 +120,19 @@ def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
 
 
 @inner
-def _first_outside(g: Any, s: Any, x: Any) -> Any:
-    """The first slot of what cannot find an all-reduce inside its bucket."""
-    first = s.total[at.SLOTS]
-    for e in range(g.readers_at[x], g.readers_at[x + 1]):
-        if not g.flags[g.edge[e]] & at.FUSIBLE:
-            first = min(first, s.place[s.owner[g.edge[e]]])
-    return first
-
-
-@inner
 def _sort_events(c: Any) -> None:
-    """By insertion: the events of one candidate come nearly as those of the last one did."""
-    for i in range(1, KINDS * c.buckets):
+    """By insertion: the events of one candidate come nearly as those of the last one did, and behind the last that
+    happens are only such as do not."""
+    i, left = 0, c.number[EVENTS]
+    while left > 0:
         event = c.by_time[i]
         key, k = c.key[event], i
+        left -= key != NEVER
         while k > 0 and c.key[c.by_time[k - 1]] > key:
             c.by_time[k] = c.by_time[k - 1]
             k -= 1
         c.by_time[k] = event
+        i += 1
 
 
 # --- the engine's rules -------------------------------------------------------------------------------
@@ -140,6 +143,7 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
     """Makespan of the state in its order; its sums are up to date."""
     _place_events(g, s, c)
     _sort_events(c)
+    _add_cuts(c, 1)
     c.number[NOW] = c.number[DONE] = c.number[BUSY] = c.number[HELD] = 0
     c.number[NEAREST] = IDLE
     for channel in range(c.channels):
@@ -149,19 +153,15 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
     work_ns: Any = np.int64(0)
     reached: Any = np.int64(0)
     issued: Any = np.int64(0)
-    for k in range(KINDS * c.buckets):
+    for k in range(c.number[EVENTS]):
         event = c.by_time[k]
-        if c.key[event] == NEVER:
-            break
         slot, rank = c.key[event] >> (_PLACE_BITS + _KIND_BITS), event // KINDS
         if work_ns == 0 and c.number[HELD] > 0:
             reached = _behind_holding(g, s, c, reached, slot)
         work_ns += _sum_ns(c, reached, slot)
         reached = slot
         times = at.TIME_COLUMNS * c.ranked[rank]
-        if event % KINDS == SLICED:
-            work_ns += g.slice_ns[c.ranked[rank]]
-        elif event % KINDS == ISSUED:
+        if event % KINDS == ISSUED:
             work_ns += max(0, s.time_ns[times + at.PACK])
             if s.time_ns[times + at.ON_CHANNEL]:
                 _compute(c, work_ns, 0, False)
@@ -174,18 +174,31 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
             _compute(c, work_ns, 0, False)
             work_ns = 0
             _wait(c, rank)
+    end = s.total[at.SLOTS] + 1  # behind the last unit the entry root may need something cut out
     if work_ns == 0 and c.number[HELD] > 0:
-        reached = _behind_holding(g, s, c, reached, s.total[at.SLOTS])
-    _compute(c, work_ns + _sum_ns(c, reached, s.total[at.SLOTS]), 0, False)
+        reached = _behind_holding(g, s, c, reached, end)
+    _compute(c, work_ns + _sum_ns(c, reached, end), 0, False)
+    _add_cuts(c, -1)
     return c.number[NOW]
+
+
+@inner
+def _add_cuts(c: Any, sign: Any) -> None:
+    """Let the sums have, or no longer have, what is cut out right before the unit of a slot. That depends on where all
+    who read a gradient stand, so it is found anew for each candidate."""
+    for i in range(c.number[CUTS]):
+        c.time_ns[c.cut_at[i]] += sign * c.cut_ns[i]
+        c.block[c.cut_at[i] // BLOCK] += sign * c.cut_ns[i]
 
 
 @inner
 def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
     """Run the first kernel of these slots if it holds what is held: later ones do not matter to a transfer that has
-    begun. The slot from which on the rest is to be run."""
+    begun, and what cuts a gradient out holds nothing. The slot from which on the rest is to be run."""
     for slot in range(start, end):
         if c.time_ns[slot] > 0:
+            if c.time_ns[slot] > compute_ns(g, s, c.unit[slot]):
+                return start
             held_ns = hold_ns(g, s, c.unit[slot])
             if held_ns == 0:
                 return start

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import NOWHERE, cut_slot
 from disco_hlo.search.rules.neighbours import predecessors, successors
 from numpy.typing import NDArray
 
@@ -164,25 +165,28 @@ def _hang_up(g: Any, s: Any, w: Any, stage: Any, bucket: Any, end: Any) -> None:
         return
     x = bucket
     while x != -1:
-        if g.flags[x] & at.UNPACKED:
-            needed = end
-            for e in range(g.readers_at[x], g.readers_at[x + 1]):
-                reader = g.edge[e]
-                if not g.flags[reader] & at.FUSIBLE:
-                    needed = min(needed, s.place[s.owner[reader]])
+        needed = cut_slot(s, g.edge, g.uncut_at[x], g.uncut_at[x + 1], -1)
+        if needed != NOWHERE:
             _insert(s, stage, SLICED, needed + 1, x)
         x = s.next[x]
 
 
 @inner
 def _insert(s: Any, stage: Any, kind: Any, cell: Any, x: Any) -> None:
-    """Into the list of a slot, in the order of the buckets' places."""
+    """Into the list of a slot: buckets by their places, gradients by those of their buckets' heads, then their own."""
     first, following = stage.first, stage.following
     before, after = -1, first[kind, cell]
-    while after != -1 and s.place[s.owner[after]] < s.place[s.owner[x]]:
+    while after != -1 and _comes_before(s, kind, after, x):
         before, after = after, following[kind, after]
     following[kind, x] = after
     if before == -1:
         first[kind, cell] = x
     else:
         following[kind, before] = x
+
+
+@inner
+def _comes_before(s: Any, kind: Any, a: Any, b: Any) -> Any:
+    if kind != SLICED:
+        return s.place[a] < s.place[b]
+    return s.owner[a] < s.owner[b] or (s.owner[a] == s.owner[b] and a < b)
