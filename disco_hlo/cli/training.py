@@ -45,7 +45,8 @@ def start(
     """
     environment = {**os.environ, VARIABLE: str(folder)}
     environment.pop("ENABLE_SEARCH", None)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed by the shell (>&-)
+        sys.stdout.flush()
     try:
         return subprocess.Popen(
             command, env=environment, stdout=2 if quiet else None, start_new_session=own_group

@@ -5,6 +5,7 @@
 the step in a folder, whatever the switch says.
 """
 
+import contextlib
 import os
 import sys
 
@@ -30,4 +31,5 @@ def initialize() -> None:
 
 
 def _say_off(reason: str) -> None:
-    sys.stderr.write(f"disco: off: {reason}\n")
+    with contextlib.suppress(Exception):  # stderr may be closed, or None
+        sys.stderr.write(f"disco: off: {reason}\n")

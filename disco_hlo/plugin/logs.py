@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
@@ -24,11 +25,10 @@ class _StderrHandler(logging.Handler):
     """Writes to whatever ``sys.stderr`` is when the line is written, so that redirection works."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
+        # It may be closed, None, or an object of the script's that can do half of this: no line is worth the training.
+        with contextlib.suppress(Exception):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError):
-            return
 
 
 def one_line(error: BaseException) -> str:
@@ -50,7 +50,10 @@ def configure(level: str) -> None:
 
 def progress_wanted() -> bool:
     """Whether a progress bar may be drawn: stderr is a terminal and lines below ``warning`` are shown."""
-    return sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO)
+    try:
+        return sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO)
+    except (AttributeError, ValueError):  # None, closed, or an object of the script's
+        return False
 
 
 def compared(before_ns: float, after_ns: float) -> str:

@@ -54,7 +54,7 @@ class Settings:
     """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again; None is once on
     GPU, where new kernels gain most and keep least of what estimates promise, and not on CPU."""
     timeout_s: float = 600.0
-    """``DISCO_TIMEOUT_S``: longest a rank waits for another, and a candidate's run may take."""
+    """``DISCO_TIMEOUT_S``: longest a rank waits for another."""
     channel: str = "auto"
     """``DISCO_CHANNEL``: mpi, kv (``jax.distributed``), or auto."""
     structure: str = "auto"

@@ -21,6 +21,13 @@ def test_what_a_command_prints_does_not_get_into_our_json(
     assert ("loss 0.1" in out, "loss 0.1" in err) == (not quiet, quiet)
 
 
+def test_a_command_is_started_though_stdout_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert training.start([sys.executable, "-c", ""], tmp_path, quiet=False).wait(60) == 0
+
+
 @pytest.mark.parametrize("command", ["capture", "calibrate"])
 def test_a_file_that_is_no_program_is_refused(
     command: str, refused: Callable[..., str], tmp_path: Path

@@ -183,3 +183,9 @@ def test_an_unsupported_jax_is_one_line_and_nothing_is_installed(
         f"disco: off: jax {jax.__version__} is not supported: jax._src.compiler.backend_compile_and_load is "
         "missing; use jax 0.10.2 to 0.12\n"
     )
+
+
+def test_what_cannot_be_said_of_a_setting_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_SEARCH", "yes")
+    monkeypatch.setattr(sys, "stderr", None)
+    plugin.initialize()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from disco_hlo.errors import ActivationError
+from disco_hlo.plugin.measuring import lockstep
 from tests.ports import free_port
 
 RANK = Path(__file__).with_name("measuring_rank.py")
@@ -62,3 +68,32 @@ def test_a_rank_whose_run_fails_alone_ends_the_job_and_says_why(tmp_path: Path) 
     assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}) and not on all (" in line
     assert "the job ends" in line
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "stdout", None)
+    session: Any = SimpleNamespace(channel=SimpleNamespace(rank=1))
+    with pytest.raises(SystemExit):
+        lockstep._end_job(session, "a run", "RuntimeError: broken", ActivationError("rank 0 is silent"))
+
+
+def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.01)
+    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
+    with lockstep.coming_back("jit_step"):
+        assert ended.wait(60)
+    assert "a run of jit_step on made-up inputs has not ended after 0.01 s" in caplog.text
+
+
+def test_a_step_that_comes_back_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda _code: pytest.fail("the job was ended"))
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.05)
+    before = set(threading.enumerate())
+    with lockstep.coming_back("jit_step"):
+        [watch] = set(threading.enumerate()) - before
+    watch.join(60)

@@ -43,14 +43,29 @@ def test_a_traceback_is_shown_only_for_debugging(capsys: pytest.CaptureFixture[s
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_a_closed_stderr_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed:
-        def write(self, text: str) -> int:
-            raise ValueError("I/O operation on closed file")
+class Closed:
+    def write(self, text: str) -> int:
+        raise ValueError("I/O operation on closed file")
 
+    def isatty(self) -> bool:
+        raise ValueError("I/O operation on closed file")
+
+
+class Half:
+    """As scripts put in the place of stderr: what is not called in their own tests is not there."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.mark.parametrize("stream", [None, Closed(), Half()], ids=["none", "closed", "half"])
+def test_a_stderr_that_takes_no_line_does_not_stop_the_training(
+    stream: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs.configure("info")
-    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(sys, "stderr", stream)
     logs.LOGGER.info("nobody reads this")
+    assert logs.progress_wanted() is False
 
 
 def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

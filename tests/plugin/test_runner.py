@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -508,3 +509,36 @@ def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(
 def test_an_unknown_element_type_is_refused(compile_with: CompileWith) -> None:
     with pytest.raises(UnsupportedError, match="element type 'f33': expected one of bf16"):
         runner.jax_dtype("f33")
+
+
+def test_a_guard_that_the_user_set_on_all_threads_is_not_on_a_clean_one() -> None:
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        made = runner.in_clean_thread(lambda: jax.numpy.ones(3))
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+    np.testing.assert_array_equal(made, [1, 1, 1])
+
+
+def test_a_first_run_that_may_never_end_is_watched(
+    compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[str] = []
+
+    def coming_back(name: str) -> contextlib.AbstractContextManager[None]:
+        watched.append(name)
+        return contextlib.nullcontext()
+
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    def handle(request: CompileRequest) -> None:
+        on_device = Runner(request, request.call_default())
+        for _ in range(3):
+            on_device.run()
+
+    monkeypatch.setattr(runner, "coming_back", coming_back)
+    compile_with("doubled", handle)
+    jax.jit(doubled).lower(np.zeros(4, np.float32)).compile()
+    assert watched == ["jit_doubled"]

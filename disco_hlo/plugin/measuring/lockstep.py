@@ -3,7 +3,8 @@
 What fails before a rank has dispatched its step (no memory for its inputs) is agreed on before anyone dispatches:
 :func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
 whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
-the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it.
+the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it. So it
+does where a step does not come back at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
@@ -21,6 +23,9 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 
 Result = TypeVar("Result")
+
+_ENDLESS_S = 600.0
+"""No step takes so long. A loop of it may end with the training's numbers, and not with made-up ones."""
 
 
 def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
@@ -100,7 +105,34 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
         reason,
         silence,
     )
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _end_now()
+
+
+@contextlib.contextmanager
+def coming_back(name: str) -> Iterator[None]:
+    """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place."""
+    watch = threading.Timer(_ENDLESS_S, _end_endless, (name,))
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+def _end_endless(name: str) -> None:
+    LOGGER.error(
+        "a run of %s on made-up inputs has not ended after %g s, as if a loop of it ended with the training's own "
+        "alone; nothing can call it back, so the job ends; start it again without ENABLE_SEARCH=1",
+        name,
+        _ENDLESS_S,
+    )
+    _end_now()
+
+
+def _end_now() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # one may be closed, or None
+            stream.flush()
     # An exit in order would wait for the other ranks (jax.distributed shuts down at a barrier).
     os._exit(1)
