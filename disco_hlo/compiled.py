@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from disco_hlo.errors import DiscoError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -32,7 +34,11 @@ def compiled(function: Function) -> Function:
 
     Importing a module that uses this compiles nothing. The result can be called from Python and
     from other compiled functions.
+
+    Raises:
+        DiscoError: the user has told numba to compile nothing.
     """
+    _refuse_a_numba_that_compiles_nothing()
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     # Its types know less than it does.
     njit: Any = functools.partial(numba.njit, nogil=True, **_pipeline("OuterCompiler"))
@@ -51,9 +57,18 @@ def compiled(function: Function) -> Function:
 
 def inner(function: Function) -> Function:
     """``function`` for compiled functions alone to call: nothing is made for Python, and what calls it is cached."""
+    _refuse_a_numba_that_compiles_nothing()
     njit: Any = numba.njit
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_pipeline("InnerCompiler")}
     return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
+
+
+def _refuse_a_numba_that_compiles_nothing() -> None:
+    settings: Any = numba.config
+    if settings.DISABLE_JIT:
+        raise DiscoError(
+            "NUMBA_DISABLE_JIT is set: numba compiles nothing, and a search's inner loops do not run without. Unset it."
+        )
 
 
 def _pipeline(name: str) -> dict[str, Any]:

@@ -76,6 +76,16 @@ def _outer(a: int) -> int:
     return _twice(a) + _twice(3)
 
 
+def test_a_numba_told_to_compile_nothing_is_said_in_one_line() -> None:
+    """Every command was a traceback, and a search one line about ``get_call_template``."""
+    run = subprocess.run(
+        [sys.executable, "-c", "from disco_hlo.cli.main import main; main()", "list"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert run.stderr.startswith("disco: NUMBA_DISABLE_JIT is set")
+
+
 def test_a_function_is_compiled_once_for_a_type_whatever_constants_it_is_called_with() -> None:
     assert _outer(2) == 2 * 2 + 2 + 1 + 2 * 3 + 3 + 1
     assert len(_add.signatures) == 1

@@ -28,6 +28,7 @@ from disco_hlo.plugin.phases.capture_record import (
     CaptureRecord,
     encode,
 )
+from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -48,6 +49,8 @@ def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:
         PlanError: the folder cannot be written.
         ActivationError: ranks are missing, or saving failed on rank 0.
     """
+    if not may_be_run(request):
+        return
     step = training_step(request, settings)
     if step is None or step.again:
         return
@@ -62,6 +65,7 @@ def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:
 def _profile(session: Session, step: Step) -> Profile | None:
     """Measured times on rank 0, where they can be had."""
     try:
+        refuse_others(session, step.source.graph.fingerprint)
         session.request.positive = positive_parameters(step.source)
         session.request.index_bounds = index_bounds(step.source)
         with measured_times(session) as store:

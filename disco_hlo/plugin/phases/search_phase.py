@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from weakref import WeakSet
 
 import msgspec
 
-from disco_hlo.activation.agree import Proposal, agree
-from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -32,6 +28,7 @@ from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
+from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.phases.rehearsal import rehearsed
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.second_look import look_again
@@ -47,18 +44,11 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 MEASURE_BUDGET_S = 40.0
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
-_out_of_step: set[tuple[int, ...]] = set()
-"""Processes that were about to search different steps at once: threads compile in another order on each. What one of
-them then takes for the largest step so far may be known to another, which leaves it alone: it would wait in vain."""
-_threads: WeakSet[threading.Thread] = WeakSet()
-"""Those that compiled something for several processes, and so may run it."""
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
     """Search for the request if it is the training step, once; None leaves it to XLA."""
-    if len(request.process_indices) > 1:
-        _threads.add(threading.current_thread())
-    if request.process_indices in _out_of_step:
+    if not may_be_run(request):
         return None
     step = training_step(request, settings)
     if step is None:
@@ -68,9 +58,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     refuse_callbacks(step.module, request.module_name)
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
-    _refuse_other_steps(session, fingerprint)
-    with session.stage("threads"):
-        _refuse_other_threads(request)
+    refuse_others(session, fingerprint)
     request.positive = positive_parameters(step.source)
     request.index_bounds = index_bounds(step.source)
     slot = session.slot(fingerprint)
@@ -81,26 +69,6 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
 def _looks(session: Session) -> int:
     wanted = session.settings.looks
     return int(session.facts.backend == "gpu") if wanted is None else wanted
-
-
-def _refuse_other_steps(session: Session, fingerprint: str) -> None:
-    """One search is for one step: ranks that compile different ones must not even start."""
-    same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
-    if not same.enact:
-        _out_of_step.add(session.request.process_indices)
-        raise ActivationError(f"{same.reason}; no other step is searched")
-
-
-def _refuse_other_threads(request: CompileRequest) -> None:
-    """What other threads run meanwhile, they run at another moment on each rank: its all-reduces would meet those of
-    the search."""
-    here = threading.current_thread()
-    others = sorted(thread.name for thread in _threads if thread.is_alive() and thread is not here)
-    if others and len(request.process_indices) > 1:
-        raise UnsupportedError(
-            f"{', '.join(others)}, a thread beside this one, may run another step on all processes meanwhile, and the "
-            "all-reduces of that step would meet those of a search"
-        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""One step at a time: what ranks run together on made-up inputs, they must run alone, and all of them the same.
+
+The all-reduces of whatever else runs meanwhile would meet those of the search. Several threads of a script may compile,
+each in an order of its own on each rank, and train while another one compiles.
+"""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakSet
+
+from disco_hlo.activation.agree import Proposal, agree
+from disco_hlo.errors import ActivationError, UnsupportedError
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+_out_of_step: set[tuple[int, ...]] = set()
+"""Processes that were about to run different steps at once. What one of them then takes for the largest step so far may
+be known to another, which leaves it alone: it would wait in vain."""
+_threads: WeakSet[threading.Thread] = WeakSet()
+"""Those that compiled something for several processes, and so may run it."""
+
+
+def may_be_run(request: CompileRequest) -> bool:
+    """Whether these processes have been in step so far. To be asked of every compile: it notes who compiles."""
+    if len(request.process_indices) > 1:
+        _threads.add(threading.current_thread())
+    return request.process_indices not in _out_of_step
+
+
+def refuse_others(session: Session, fingerprint: str) -> None:
+    """Go on only where all ranks are about to run this step, and no thread of theirs another one.
+
+    Raises:
+        ActivationError: they are about to run different ones; from now on they run none.
+        UnsupportedError: a thread may run another one meanwhile.
+    """
+    same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
+    if not same.enact:
+        _out_of_step.add(session.request.process_indices)
+        raise ActivationError(f"{same.reason}; no other step is run on made-up inputs")
+    with session.stage("threads"):
+        _refuse_other_threads(session.request)
+
+
+def _refuse_other_threads(request: CompileRequest) -> None:
+    here = threading.current_thread()
+    others = sorted(thread.name for thread in _threads if thread.is_alive() and thread is not here)
+    if others and len(request.process_indices) > 1:
+        raise UnsupportedError(
+            f"{', '.join(others)}, a thread beside this one, may run another step on all processes meanwhile, and the "
+            "all-reduces of that step would meet those of this one on made-up inputs"
+        )
