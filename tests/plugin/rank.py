@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.plugin.measuring import runner
+from disco_hlo.plugin.measuring.links import all_reduce_runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -87,7 +88,7 @@ def main(address: str, rank: int, output: Path) -> None:
         store = job.key_value_store()
         assert store is not None
         report["waits"] = waits_for_a_late_rank(step, rank, store)
-        sweep = runner.all_reduce_runner(request, 1024, repeats=2, seed=1)
+        sweep = all_reduce_runner(request, 1024, repeats=2, seed=1)
         store.put(f"module/{rank}", hashlib.sha256(module).digest())
         store.barrier("module", request.process_indices, 30)
         hashes = [store.get(f"module/{other}", 30).hex() for other in (0, 1)]

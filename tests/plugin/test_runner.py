@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
+from disco_hlo.plugin.measuring.inputs import arguments
+from disco_hlo.plugin.measuring.inputs.arguments import Inputs
 from disco_hlo.plugin.measuring.inputs.made_up import sampled_values, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
@@ -143,7 +145,7 @@ def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
 ) -> None:
     made: list[runner.Outputs] = []
     happened: list[str] = []
-    execute, several, clock = executables.execute, runner._Inputs.several, time.perf_counter_ns
+    execute, several, clock = executables.execute, Inputs.several, time.perf_counter_ns
 
     def noted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -157,7 +159,7 @@ def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
         made.append(on_device.outputs())
         with monkeypatch.context() as patched:
             patched.setattr(executables, "execute", noted("execute", execute))
-            patched.setattr(runner._Inputs, "several", noted("arguments", several))
+            patched.setattr(Inputs, "several", noted("arguments", several))
             patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
             on_device.run_in_a_row(2)  # the first of all; what it takes over is learned before, and handed on
             del happened[:]
@@ -259,7 +261,7 @@ def test_runners_of_one_step_share_their_inputs(
         made.append(index)
         return original(parameter, seed, index, place, **more)
 
-    monkeypatch.setattr(runner, "synthetic_values", counted)
+    monkeypatch.setattr(arguments, "synthetic_values", counted)
 
     def handle(request: CompileRequest) -> None:
         module = compiles.capture(request)
@@ -475,50 +477,6 @@ def test_memory_is_that_of_the_buffer_assignment(compile_with: CompileWith) -> N
     assert found[0].outputs_bytes == 1024
     assert found[0].aliased_bytes == 1024
     assert found[0].total_bytes == 1024 + found[0].temporaries_bytes
-
-
-@pytest.mark.parametrize(("dtype", "repeats"), [("f32", 1), ("f32", 3), ("bf16", 1)])
-def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(
-    dtype: str, repeats: int, compile_with: CompileWith
-) -> None:
-    made: list[runner.Outputs] = []
-
-    def handle(request: CompileRequest) -> None:
-        sweep = runner.all_reduce_runner(request, 4096, dtype, repeats, seed=5)
-        made.append(sweep.outputs())
-        assert sweep.run() > 0
-
-    def on_three(x: jax.Array) -> jax.Array:
-        return x.sum()
-
-    mesh = mesh_of(jax.devices()[1:4])
-    compile_with("on_three", handle)
-    with jax.default_matmul_precision("float32"), jax.transfer_guard("disallow_explicit"):
-        split = NamedSharding(mesh, SPLIT)
-        jax.jit(on_three, in_shardings=split).lower(jax.ShapeDtypeStruct((6,), np.float32)).compile()
-    element = np.dtype(runner.jax_dtype(dtype))
-    parameter = Parameter((4096 // element.itemsize,), element, sharded=True)
-    inputs = [synthetic_values(parameter, 5, 0, place).astype(np.float64) for place in range(3)]
-    assert len(made[0]) == 1
-    assert len(made[0][0]) == 3
-    for found in made[0][0]:
-        assert found.dtype == element
-        np.testing.assert_allclose(found.astype(np.float64), sum(inputs) * 3 ** (repeats - 1), rtol=1e-2)
-
-
-def test_an_unknown_element_type_is_refused(compile_with: CompileWith) -> None:
-    with pytest.raises(UnsupportedError, match="element type 'f33': expected one of bf16"):
-        runner.jax_dtype("f33")
-
-
-def test_a_guard_that_the_user_set_on_all_threads_is_not_on_a_clean_one() -> None:
-    before = jax.config.jax_transfer_guard
-    jax.config.update("jax_transfer_guard", "disallow")
-    try:
-        made = runner.in_clean_thread(lambda: jax.numpy.ones(3))
-    finally:
-        jax.config.update("jax_transfer_guard", before)
-    np.testing.assert_array_equal(made, [1, 1, 1])
 
 
 def test_a_first_run_that_may_never_end_is_watched(

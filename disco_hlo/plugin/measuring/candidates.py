@@ -27,11 +27,12 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
-from disco_hlo.plugin.measuring.runner import Outputs, Runner, calls_python
+from disco_hlo.plugin.measuring.runner import Outputs, Runner
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured

@@ -16,7 +16,11 @@ from statistics import median
 import numpy as np
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.measuring.runner import Chain, Runner, Together, all_reduce_runner
+from disco_hlo.plugin.measuring.all_reduce_chains import Chain, compile_all_reduces
+from disco_hlo.plugin.measuring.inputs.arguments import Together
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.xla.clean_thread import in_clean_thread
+from disco_hlo.plugin.xla.dtypes import jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import is_transfer
@@ -60,10 +64,10 @@ def all_reduce_times(
     Args:
         without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
-        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+        together: as for :func:`~all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~all_reduce_runner`.
     """
     length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
     chain = all_reduce_runner(
@@ -85,7 +89,7 @@ class TransferChains:
     In a multi-process job every process makes and runs them with the same arguments.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~all_reduce_runner`.
     """
 
     def __init__(
@@ -145,10 +149,10 @@ def all_reduce_times_in_steps(
 
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
-        together: as for :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+        together: as for :func:`~all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.runner.all_reduce_runner`.
+        UnsupportedError: as :func:`~all_reduce_runner`.
     """
     small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
@@ -184,3 +188,32 @@ def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
     """What each all-reduce of a chain added to the compute's own time."""
     work_ns = median(alone for alone, _ in taken)
     return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]
+
+
+def all_reduce_runner(
+    request: CompileRequest,
+    size_bytes: int,
+    dtype: str = "f32",
+    repeats: int = 1,
+    seed: int = 0,
+    inputs_of: Runner | None = None,
+    chain: Chain = Chain.TIGHT,
+    together: Together = contextlib.nullcontext,
+) -> Runner:
+    """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
+
+    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
+    a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+    On GPU they go through the communication library, as those of a plan do.
+
+    Args:
+        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
+
+    Raises:
+        UnsupportedError: XLA did not keep the all-reduces apart.
+    """
+    element = np.dtype(jax_dtype(dtype))
+    count = max(1, -(-size_bytes // element.itemsize))
+    with together():
+        executable = in_clean_thread(lambda: compile_all_reduces(request, count, element, repeats, chain))
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)

@@ -14,8 +14,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.runner import in_clean_thread
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns

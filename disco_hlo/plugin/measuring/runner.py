@@ -7,23 +7,20 @@ or are indices by the request (:attr:`~disco_hlo.plugin.xla.jaxlink.CompileReque
 from __future__ import annotations
 
 import contextlib
-import enum
-import math
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.callbacks import refuse_callbacks
+from disco_hlo.plugin.measuring.all_reduce_chains import Chain, compile_all_reduces
+from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.xla import executables, jaxlink
-from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -32,27 +29,9 @@ Outputs = tuple[tuple[NDArray[Any], ...], ...]
 
 Result = TypeVar("Result")
 
-Together = Callable[[], contextlib.AbstractContextManager[None]]
-"""In its body something is made on every rank; where any rank cannot, it raises on all."""
-
-_KERNELS_OFF = (
-    ("xla_gpu_experimental_use_collective_kernels", ""),
-    ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
-)
 _SMALL_BYTES = 1 << 20
 _GROWN = 100.0
 """So many times as large as it was a number of the state is no training's any more."""
-_WORK_WIDTH = 384
-_PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
-
-
-class Chain(enum.Enum):
-    """What stands between the all-reduces of a chain."""
-
-    TIGHT = "nothing"
-    AFTER_WORK = "compute before each"
-    """As in a training step: the ranks meet with busy cores, one of them later than the other."""
-    WORK_ALONE = "the same compute, without the all-reduces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,139 +61,6 @@ def memory(executable: LoadedExecutable) -> Memory:
     )
 
 
-def calls_python(module: bytes) -> bool:
-    """Whether a serialized module calls back into Python (``jax.debug.print``, ``io_callback``, ...)."""
-    return _PYTHON_CALLBACK.search(module) is not None
-
-
-def refuse_callbacks(module: bytes, name: str) -> None:
-    """Raise UnsupportedError where :func:`calls_python`: such a step is not run on made-up inputs."""
-    if calls_python(module):
-        raise UnsupportedError(f"{name} calls back into Python: made-up inputs could have effects there")
-
-
-class _Inputs:
-    """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
-    a large model's take gigabytes and seconds to make."""
-
-    def __init__(
-        self,
-        request: CompileRequest,
-        parameters: Sequence[Parameter],
-        seed: int,
-        together: Together,
-        positive: Collection[int] | None,
-        index_bounds: Mapping[int, int],
-    ) -> None:
-        self.request = request
-        self._together = together
-        self.parameters = parameters
-        self.seed = seed
-        self.positive = positive
-        self.index_bounds = index_bounds
-        self._values = [self._make(index) for index in range(len(parameters))]
-        self._taken: set[int] = set()
-        """Parameters whose storage some executable takes over; these are handed out as copies."""
-        self.diverges: bool | None = None
-        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
-
-    def fresh(self) -> list[Any]:
-        """Arguments for one execution."""
-        return self.several(1)[0]
-
-    def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
-        """Arguments for so many executions, once every rank has its own.
-
-        Args:
-            handed_on: parameters that each execution but the first has from the one before; None stands there.
-        """
-        import jax
-
-        with self._together():
-            with jax.transfer_guard("allow"):
-                prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
-            jax.block_until_ready(prepared)
-        return prepared
-
-    def _arguments(self, handed_on: Collection[int]) -> list[Any]:
-        import jax
-
-        arguments: list[Any] = []
-        for index, value in enumerate(self._values):
-            if index in handed_on:
-                arguments.append(None)
-            elif index in self._taken:
-                arguments.append(jax.device_put(value, value.sharding, may_alias=False))
-            else:
-                arguments.append(value)
-        return arguments
-
-    def like(self, index: int) -> Any:
-        """An array as parameter ``index`` is."""
-        return self._values[index]
-
-    def nudge(self, by: float) -> None:
-        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room."""
-        for index, parameter in enumerate(self.parameters):
-            if not is_integer(parameter):
-                self._values[index] = None
-                self._values[index] = self._make(index, by)
-
-    def sampled(self, index: int, device: int, every: int, nudge: float) -> NDArray[Any]:
-        """Some of what parameter ``index`` holds on a local device."""
-        here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
-        return sampled_values(
-            self.parameters[index],
-            self.seed,
-            index,
-            here[device],
-            every,
-            signed=self._signed(index),
-            nudge=nudge,
-            bound=self.index_bounds.get(index, 2),
-        )
-
-    def _signed(self, index: int) -> bool:
-        return self.positive is not None and index not in self.positive
-
-    def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
-        """What the copies for one more execution take on each device, as far as runs have shown."""
-        taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
-        return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
-
-    def learn_donation(self, arguments: Sequence[Any]) -> None:
-        """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
-        for index, value in enumerate(arguments):
-            if index not in self._taken and value.is_deleted():
-                self._taken.add(index)
-                self._values[index] = self._make(index)
-
-    def _make(self, index: int, nudge: float = 0.0) -> Any:
-        import jax
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-        parameter, devices = self.parameters[index], self.request.devices
-        signed, bound = self._signed(index), self.index_bounds.get(index, 2)
-        with jax.transfer_guard("allow"):
-            buffers = [
-                jax.device_put(
-                    synthetic_values(
-                        parameter, self.seed, index, place, signed=signed, nudge=nudge, bound=bound
-                    ),
-                    device,
-                    may_alias=False,
-                )
-                for place, device in enumerate(devices)
-                if device.process_index == self.request.backend.process_index()
-            ]
-        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
-        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
-        mesh = Mesh(np.array(devices, dtype=object), ("device",))
-        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
-        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
-
-
 class _Meeting:
     """Where the ranks of a CPU job wait for each other before a clock starts.
 
@@ -228,10 +74,10 @@ class _Meeting:
         if request.backend.platform != "cpu" or len(request.process_indices) == 1:
             return
         self._executable = in_clean_thread(
-            lambda: _compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
+            lambda: compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         )
         parameters = executables.parameters(self._executable)
-        self._arguments = _Inputs(request, parameters, 0, contextlib.nullcontext, None, {}).fresh()
+        self._arguments = Inputs(request, parameters, 0, contextlib.nullcontext, None, {}).fresh()
 
     def wait(self) -> None:
         """Return once every rank is here: when a tiny all-reduce has ended."""
@@ -280,8 +126,8 @@ class Runner:
             or (shared.parameters, shared.seed) != (parameters, seed)
             or (shared.positive, shared.index_bounds) != (positive, index_bounds)
         ):
-            shared = _Inputs(request, parameters, seed, together, positive, index_bounds)
-        self._inputs: _Inputs = shared
+            shared = Inputs(request, parameters, seed, together, positive, index_bounds)
+        self._inputs: Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
@@ -410,110 +256,3 @@ def _largest(arrays: Iterable[Any]) -> float:
     with jax.transfer_guard("allow"):
         values = [np.asarray(array.addressable_data(0)) for array in arrays]
     return float(np.max([np.abs(one).astype(np.float32).max(initial=0.0) for one in values]))
-
-
-def all_reduce_runner(
-    request: CompileRequest,
-    size_bytes: int,
-    dtype: str = "f32",
-    repeats: int = 1,
-    seed: int = 0,
-    inputs_of: Runner | None = None,
-    chain: Chain = Chain.TIGHT,
-    together: Together = contextlib.nullcontext,
-) -> Runner:
-    """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
-
-    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
-    a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
-    On GPU they go through the communication library, as those of a plan do.
-
-    Args:
-        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
-
-    Raises:
-        UnsupportedError: XLA did not keep the all-reduces apart.
-    """
-    element = np.dtype(jax_dtype(dtype))
-    count = max(1, -(-size_bytes // element.itemsize))
-    with together():
-        executable = in_clean_thread(lambda: _compile_all_reduces(request, count, element, repeats, chain))
-        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)
-
-
-def jax_dtype(name: str) -> Any:
-    """The numpy dtype of an HLO element type name such as ``bf16``."""
-    import jax.numpy as jnp
-
-    if name not in JAX_NAMES:
-        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(JAX_NAMES))}")
-    return jnp.dtype(JAX_NAMES[name])
-
-
-def _compile_all_reduces(
-    request: CompileRequest, count: int, element: np.dtype[Any], repeats: int, chain: Chain
-) -> LoadedExecutable:
-    import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    mesh = Mesh(np.array(request.devices, dtype=object), ("device",))
-    everywhere = PartitionSpec("device")
-
-    def disco_all_reduce(value: Any) -> Any:
-        for _ in range(repeats):
-            if chain is not Chain.TIGHT:
-                value = value + _some_work(value)
-            if chain is not Chain.WORK_ALONE:
-                value = jax.lax.psum(value, "device")
-        return value
-
-    mapped = jax.shard_map(
-        disco_all_reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
-    )
-    argument = jax.ShapeDtypeStruct(
-        (count * len(request.devices),), element, sharding=NamedSharding(mesh, everywhere)
-    )
-    passes = "all-reduce-simplifier,all-reduce-folder,all-reduce-reassociate,all-reduce-splitter"
-    options: dict[str, str | bool] = {"xla_disable_hlo_passes": passes}
-    compiled = _compile_without_kernels(jax.jit(mapped).lower(argument), options, request)
-    executable: LoadedExecutable = compiled.runtime_executable()
-    found = len(re.findall(r"\ball-reduce(?:-start)?\(", executable.hlo_modules()[0].to_string()))
-    expected = 0 if chain is Chain.WORK_ALONE else repeats
-    if found != expected:
-        raise UnsupportedError(f"expected XLA to keep {expected} all-reduces apart, it made {found}")
-    return executable
-
-
-def _some_work(value: Any) -> Any:
-    """A scalar of ``value``'s type that takes a millisecond of all cores, and that no compiler sees through."""
-    import jax
-
-    first = value[0].astype(jax.numpy.float32)
-    places = jax.lax.iota(jax.numpy.float32, _WORK_WIDTH**2).reshape(_WORK_WIDTH, _WORK_WIDTH)
-    matrix = jax.numpy.cos(places + first)
-    return (matrix @ matrix).max().astype(value.dtype)
-
-
-def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
-    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it."""
-    switches = () if request.backend.platform == "cpu" else _KERNELS_OFF
-    for name, value in switches:
-        try:
-            return lowered.compile(compiler_options={**options, name: value})
-        except Exception as error:
-            if "No such compile option" not in str(error):
-                raise
-    return lowered.compile(compiler_options=options)
-
-
-def in_clean_thread(work: Callable[[], LoadedExecutable]) -> LoadedExecutable:
-    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread, and without
-    the guard that it may have set on all."""
-    import jax
-
-    def marked() -> LoadedExecutable:
-        with jaxlink.ours(), jax.transfer_guard("allow"):
-            return work()
-
-    with ThreadPoolExecutor(1, "disco-compile") as clean:
-        return clean.submit(marked).result()

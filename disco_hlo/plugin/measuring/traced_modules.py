@@ -19,9 +19,10 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
+from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.links import TransferChains
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, anywhere, run_on_all
-from disco_hlo.plugin.measuring.runner import Runner, Together, memory
+from disco_hlo.plugin.measuring.runner import Runner, memory
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables

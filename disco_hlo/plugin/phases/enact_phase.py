@@ -21,9 +21,9 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.measuring.runner import calls_python
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step

@@ -16,6 +16,7 @@ import msgspec
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.candidates import Trial, measure
@@ -23,7 +24,6 @@ from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.runner import refuse_callbacks
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact

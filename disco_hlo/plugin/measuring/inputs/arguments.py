@@ -1,0 +1,140 @@
+"""What a step is called with: made-up arrays on its devices, made again where an execution takes them over."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+Together = Callable[[], contextlib.AbstractContextManager[None]]
+"""In its body something is made on every rank; where any rank cannot, it raises on all."""
+
+
+class Inputs:
+    """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
+    a large model's take gigabytes and seconds to make."""
+
+    def __init__(
+        self,
+        request: CompileRequest,
+        parameters: Sequence[Parameter],
+        seed: int,
+        together: Together,
+        positive: Collection[int] | None,
+        index_bounds: Mapping[int, int],
+    ) -> None:
+        self.request = request
+        self._together = together
+        self.parameters = parameters
+        self.seed = seed
+        self.positive = positive
+        self.index_bounds = index_bounds
+        self._values = [self._make(index) for index in range(len(parameters))]
+        self._taken: set[int] = set()
+        """Parameters whose storage some executable takes over; these are handed out as copies."""
+        self.diverges: bool | None = None
+        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def fresh(self) -> list[Any]:
+        """Arguments for one execution."""
+        return self.several(1)[0]
+
+    def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
+        """Arguments for so many executions, once every rank has its own.
+
+        Args:
+            handed_on: parameters that each execution but the first has from the one before; None stands there.
+        """
+        import jax
+
+        with self._together():
+            with jax.transfer_guard("allow"):
+                prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
+            jax.block_until_ready(prepared)
+        return prepared
+
+    def _arguments(self, handed_on: Collection[int]) -> list[Any]:
+        import jax
+
+        arguments: list[Any] = []
+        for index, value in enumerate(self._values):
+            if index in handed_on:
+                arguments.append(None)
+            elif index in self._taken:
+                arguments.append(jax.device_put(value, value.sharding, may_alias=False))
+            else:
+                arguments.append(value)
+        return arguments
+
+    def like(self, index: int) -> Any:
+        """An array as parameter ``index`` is."""
+        return self._values[index]
+
+    def nudge(self, by: float) -> None:
+        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
+        the other: a second set may not have room."""
+        for index, parameter in enumerate(self.parameters):
+            if not is_integer(parameter):
+                self._values[index] = None
+                self._values[index] = self._make(index, by)
+
+    def sampled(self, index: int, device: int, every: int, nudge: float) -> NDArray[Any]:
+        """Some of what parameter ``index`` holds on a local device."""
+        here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
+        return sampled_values(
+            self.parameters[index],
+            self.seed,
+            index,
+            here[device],
+            every,
+            signed=self._signed(index),
+            nudge=nudge,
+            bound=self.index_bounds.get(index, 2),
+        )
+
+    def _signed(self, index: int) -> bool:
+        return self.positive is not None and index not in self.positive
+
+    def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
+        """What the copies for one more execution take on each device, as far as runs have shown."""
+        taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
+
+    def learn_donation(self, arguments: Sequence[Any]) -> None:
+        """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
+        for index, value in enumerate(arguments):
+            if index not in self._taken and value.is_deleted():
+                self._taken.add(index)
+                self._values[index] = self._make(index)
+
+    def _make(self, index: int, nudge: float = 0.0) -> Any:
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        parameter, devices = self.parameters[index], self.request.devices
+        signed, bound = self._signed(index), self.index_bounds.get(index, 2)
+        with jax.transfer_guard("allow"):
+            buffers = [
+                jax.device_put(
+                    synthetic_values(
+                        parameter, self.seed, index, place, signed=signed, nudge=nudge, bound=bound
+                    ),
+                    device,
+                    may_alias=False,
+                )
+                for place, device in enumerate(devices)
+                if device.process_index == self.request.backend.process_index()
+            ]
+        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
+        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
+        mesh = Mesh(np.array(devices, dtype=object), ("device",))
+        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
+        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
