@@ -64,10 +64,10 @@ def all_reduce_times(
     Args:
         without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
-        together: as for :func:`~all_reduce_runner`.
+        together: as for :func:`all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~all_reduce_runner`.
+        UnsupportedError: as :func:`all_reduce_runner`.
     """
     length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
     chain = all_reduce_runner(
@@ -89,7 +89,7 @@ class TransferChains:
     In a multi-process job every process makes and runs them with the same arguments.
 
     Raises:
-        UnsupportedError: as :func:`~all_reduce_runner`.
+        UnsupportedError: as :func:`all_reduce_runner`.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ def all_reduce_times_in_steps(
 
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
-        together: as for :func:`~all_reduce_runner`.
+        together: as for :func:`all_reduce_runner`.
 
     Raises:
-        UnsupportedError: as :func:`~all_reduce_runner`.
+        UnsupportedError: as :func:`all_reduce_runner`.
     """
     small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
