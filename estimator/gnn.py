@@ -6,6 +6,7 @@ how far the analytical estimate is off. Kernels of equal structure are computed 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -160,19 +161,27 @@ def estimator_for(
         if weights is not None and backend == "gpu":
             # What it was trained with fits it better than this GPU's own analytical model, once both are put right by
             # what this GPU's kernels took (docs/estimator.md).
-            _LOGGER.info(
-                "fused ops on %s: estimated as on %s, put right by what the step's measured kernels take here",
-                device_kind, weights.device_kind,
-            )  # fmt: skip
+            _say_once(
+                logging.INFO,
+                f"fused ops on {device_kind}: estimated as on {weights.device_kind}, put right by what the step's "
+                "measured kernels take here",
+            )
             return GnnModel(weights, times_ns)
         if weights is not None:
-            _LOGGER.info(
-                "fused ops on %s: the estimator trained on %s corrects this machine's own analytical estimate",
-                device_kind, weights.device_kind,
-            )  # fmt: skip
+            _say_once(
+                logging.INFO,
+                f"fused ops on {device_kind}: the estimator trained on {weights.device_kind} corrects this machine's "
+                "own analytical estimate",
+            )
             return GnnModel(weights, times_ns, local)
         reason = "no estimator was trained for it"
     except ProfileError as error:
         reason = str(error)
-    _LOGGER.warning("fused ops on %s are estimated analytically: %s", device_kind, reason)
+    _say_once(logging.WARNING, f"fused ops on {device_kind} are estimated analytically: {reason}")
     return AnalyticModel(local)
+
+
+@functools.cache
+def _say_once(level: int, line: str) -> None:
+    """A search asks for its estimator several times: for the profile, the search, and each look."""
+    _LOGGER.log(level, "%s", line)

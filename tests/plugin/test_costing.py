@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.profiler.costs import fused_key
@@ -37,6 +38,7 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
 
 
 def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
+    gnn._say_once.cache_clear()
     other = replace(profile, platform=replace(profile.platform, device_kind="Other GPU"))
     assert isinstance(costs_of(other, transformer().graph).estimator, AnalyticModel)
     assert caplog.text.count("Other GPU are estimated analytically") == 1
