@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,13 +26,14 @@ from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plugin.measuring import profiling, traced_modules
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.runner import Memory
-from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, _alike, _slow_downs
-from disco_hlo.plugin.measuring.traced_modules import Findings
+from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, _alike, _slow_downs
+from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
@@ -328,3 +330,45 @@ def test_a_gpu_computes_for_a_second_before_it_is_traced(
     monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
     warm_ups: Any = traced_modules.traced_on_all(session, "a step", runner, 5, first_runs)
     assert warm_ups == runs
+
+
+@pytest.mark.parametrize(
+    ("alone_ns", "again_ns", "beside_ns"),
+    [(1_000_000, 1_010_000, 1_030_000), (1_000_000, 0, 0), (0, 1_010_000, 0)],
+)
+def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_transfers(
+    alone_ns: int, again_ns: int, beside_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step beside transfers was timed last, on the warmest GPU, and held against the first."""
+    source: Any = SimpleNamespace(graph=None)
+    session: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend="gpu", process_count=1), stage=lambda _name: contextlib.nullcontext()
+    )
+    untraced = {ALONE: alone_ns, UNFUSED: 0, BESIDE: 1_040_300}
+    timed: list[tuple[str, str]] = []
+
+    def take(_session: Any, module: Traceable, *_: Any, timed: bool) -> NamedTrace:
+        name = module.trial.name
+        assert timed == (name != UNFUSED)
+        empty = tracing.Trace((), (), "gpu")
+        return NamedTrace(empty, (), "executable", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
+
+    def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:
+        timed.append((trial.name, runner))
+        return again_ns
+
+    monkeypatch.setattr(profiling, "take", take)
+    monkeypatch.setattr(profiling, "untraced_ns", timed_again)
+    monkeypatch.setattr(profiling, "lack_of_memory", lambda *_: "")
+    monkeypatch.setattr(profiling, "tell_of_uneven_devices", lambda *_: None)
+    monkeypatch.setattr(
+        profiling,
+        "findings",
+        lambda _graph, _trial, taken, *_, **__: Findings(
+            times={"dot": OpTime(1, 0, 1)}, step_ns=taken.step_ns
+        ),
+    )
+    modules = [Traceable(Trial(name, None, 0)) for name in (ALONE, UNFUSED, BESIDE)]
+    found = profiling._trace(session, source, modules, 0, None)
+    assert (found[ALONE].step_ns, found[BESIDE].step_ns) == (alone_ns, beside_ns)
+    assert timed == ([(ALONE, f"runner of {ALONE}")] if alone_ns else [])

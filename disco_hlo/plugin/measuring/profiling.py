@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disco_hlo.errors import ProfileError
@@ -45,6 +45,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
+    NamedTrace,
     Traceable,
     as_all_have_it,
     findings,
@@ -54,6 +55,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
     traced,
+    untraced_ns,
 )
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
@@ -182,6 +184,19 @@ def _known_and_wanted(
     return known, session.tell(lacking, "to profile")
 
 
+def _as_alone_was(
+    session: Session, step_ns: int, trial: Trial, taken: NamedTrace, first_runs: FirstRuns
+) -> int:
+    """A step's time as it would have been when the step with transfers alone was timed, by timing that one once more.
+
+    Between the two a GPU grows warm, and slower by more than is looked for (``slow_downs``). 0 where nobody knows.
+    """
+    if not taken.untraced_ns:
+        return 0
+    again_ns = untraced_ns(session, trial, taken.runner, first_runs)
+    return round(step_ns * taken.untraced_ns / again_ns) if again_ns else 0
+
+
 def kernels_of(
     session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
 ) -> Traceable:
@@ -267,6 +282,7 @@ def _trace(
     found = {name: Findings() for name in (UNFUSED, ALONE, BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
+    alone: tuple[Trial, NamedTrace] | None = None
     for module in modules:
         trial = module.trial
         trial.error = module.error or lack_of_memory(session, trial, runner)
@@ -278,9 +294,13 @@ def _trace(
                         source.graph, trial, taken, launch_ns,
                         blocks=ranks_block(session), by_itself=trial.name != BESIDE,
                     )  # fmt: skip
-                found[trial.name] = one = as_all_have_it(session, one)
+                one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)
+                    alone = trial, taken
+                elif trial.name == BESIDE and alone is not None and taken.untraced_ns:  # as on all ranks
+                    one = replace(one, step_ns=_as_alone_was(session, one.step_ns, *alone, first_runs))
+                found[trial.name] = one
                 runner = taken.runner
                 launch_ns = launch_ns if one.gap_ns is None else one.gap_ns
                 if kept is not None:

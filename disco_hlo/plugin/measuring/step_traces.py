@@ -125,7 +125,7 @@ def step_profile(
     Args:
         slowed: how kernels and transfers slow each other by the traces; None where that was known.
         alone_ns: what the step took untraced with transfers alone; 0 where that is not known.
-        beside_ns: and with transfers beside kernels.
+        beside_ns: and with transfers beside kernels, on a GPU as warm as when the other was timed.
     """
     graph = source.graph
     together = one_bucket(graph) if graph.backend == "cpu" else varied_buckets(xla)

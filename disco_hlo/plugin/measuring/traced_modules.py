@@ -172,8 +172,10 @@ class NamedTrace:
     """Whose inputs do for other modules of the step."""
     by_name: tracing.Trace | None = None
     """As of :class:`Findings`; ``trace`` itself where the other one did not find its names in it."""
+    untraced_ns: int = 0
+    """What it took untraced, several in a row; 0 where that was not asked for, or failed."""
     step_ns: int = 0
-    """What it took untraced, several in a row, less what has no name; 0 where that was not asked for, or failed."""
+    """The same less what has no name."""
 
 
 def take(
@@ -203,7 +205,7 @@ def take(
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
     if by_name is None:
         return NamedTrace(trace, walls_ns, trial.executable, runner)
-    step_ns = _untraced_ns(session, trial, runner, first_runs) if timed else 0
+    untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
     with session.stage(f"profile {by_name.name}"), marked(session, by_name):
@@ -216,8 +218,8 @@ def take(
         )
         return NamedTrace(named, walls_ns, by_name.executable, runner, named)
     assert whole is not None
-    step_ns = max(0, step_ns - whole.unnamed_ns)
-    return NamedTrace(whole.trace, walls_ns, by_name.executable, runner, named, step_ns)
+    step_ns = max(0, untraced - whole.unnamed_ns)
+    return NamedTrace(whole.trace, walls_ns, by_name.executable, runner, named, untraced, step_ns)
 
 
 def _with_names(
@@ -231,7 +233,7 @@ def _with_names(
         return None, one_line(error)
 
 
-def _untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns) -> int:
+def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns) -> int:
     """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that."""
     first_runs.begin()
     try:
