@@ -4,8 +4,9 @@ What kernels and transfers cost each other is read from a few traced runs. Which
 first is chance, and a profiler that writes between kernels loads the dice. So both steps that were traced, one with
 transfers alone and one with transfers beside kernels, are timed untraced, too, many runs of each. How much longer the
 second takes is what hiding transfers costs; where the simulator says less, by more than a hundredth of the step, all
-slow-downs are taken larger alike until it does not. Where it says more, they stay: it may be wrong about something else
-there, and with too small ones a search would hide transfers under whatever they cost most.
+slow-downs are taken larger alike until it does not. Where that takes more than can be believed, or the simulator says
+more than the step takes, they stay: it is wrong about something else there, and with too small ones a search would hide
+transfers under whatever they cost most.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from disco_hlo.simulator.timeline import simulate
 _RIGHT = 0.01
 """Of a step: as far off the simulator may be for other reasons."""
 _MOST_TIMES = 3.0
-"""What traces say is believed to be a third of what slow-downs cost at the least."""
+"""What slow-downs cost is believed to be up to so many times what traces say."""
 _MUCH_MOVED = 1 / 3
 """Of a step: where transfers take more, their rate, which changes from run to run, hides what they cost kernels."""
 _HALVINGS = 10
@@ -62,7 +63,13 @@ def adding_up(
 
     off = (simulated_ns(found) - taken_ns) / beside_ns
     LOGGER.debug("transfers beside XLA's kernels: simulated %+.1f %% of what the step took", 100 * off)
-    if off >= -_RIGHT or larger(found, _MOST_TIMES) == found:
+    if off >= -_RIGHT:
+        return found
+    if simulated_ns(larger(found, _MOST_TIMES)) < taken_ns - _RIGHT * beside_ns:
+        LOGGER.info(
+            "transfers beside kernels make the step %.1f %% longer than simulated, more than slow-downs explain",
+            -100 * off,
+        )
         return found
     least, most = 1.0, _MOST_TIMES
     for _ in range(_HALVINGS):
