@@ -48,8 +48,9 @@ _BETTER = 0.75
 """Nor those from which a wait and a factor miss, in the median, more than this share of what the factor alone does."""
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
-_MUCH_MOVED = 1 / 3
-"""Of a step: where transfers take more, what they take longer in one run than in another hides the launches."""
+MUCH_MOVED = 1 / 3
+"""Of a step: where transfers take more, what they take longer in one run than in another hides launches, and what
+transfers cost kernels."""
 
 
 def contention(
@@ -127,7 +128,7 @@ def gap_in_step_ns(
     if not by_run:
         raise ProfileError(f"the trace holds nothing of {module_name}")
     slowest = [max(devices) for devices in by_run.values()]
-    if median(moved_ns for _, moved_ns, _ in slowest) > _MUCH_MOVED * step_ns:
+    if median(moved_ns for _, moved_ns, _ in slowest) > MUCH_MOVED * step_ns:
         return None
     if uneven(computed_ns(trace, module_name)) is not None:
         return None

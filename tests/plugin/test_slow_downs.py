@@ -58,7 +58,7 @@ def test_slow_downs_that_explain_the_step_stay(source: CanonicalModule, profile:
 
 
 def test_slow_downs_that_the_step_shows_larger_are(source: CanonicalModule, profile: Profile) -> None:
-    """rnnlm's transfers took a step 1.8 % longer, over NVLink on two H100s, than its traces said."""
+    """rnnlm's step took 1.5 % longer, over NVLink on two H100s, than was simulated by its traces."""
     alone, wanted = alone_ns(profile, source), larger(SLOWED, 2.0)
     taken_ns = beside_ns(profile, source, wanted)
     assert taken_ns > 1.011 * beside_ns(profile, source, SLOWED)

@@ -16,7 +16,9 @@ _KERNELS_OFF = (
     ("xla_gpu_experimental_use_collective_kernels", ""),
     ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
 )
+"""What XLA:GPU's own all-reduce kernels are switched off by, in one version or another: no plan has any (``links``)."""
 _WORK_WIDTH = 384
+"""Rows and columns of the matrix whose square is the work between two all-reduces."""
 
 
 class Chain(enum.Enum):

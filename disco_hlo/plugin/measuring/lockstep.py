@@ -3,8 +3,8 @@
 What fails before a rank has dispatched its step (no memory for its inputs) is agreed on before anyone dispatches:
 :func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
 whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
-the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it. So it
-does where a step does not come back at all.
+the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it. So
+does a rank whose step does not come back at all.
 """
 
 from __future__ import annotations

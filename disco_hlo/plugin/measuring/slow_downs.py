@@ -18,6 +18,7 @@ from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buc
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.profiler.contention import MUCH_MOVED
 from disco_hlo.profiler.losses import MOST
 from disco_hlo.profiler.profile import Contention, Profile
 from disco_hlo.simulator.build import build
@@ -27,8 +28,6 @@ _RIGHT = 0.01
 """Of a step: as far off the simulator may be for other reasons."""
 _MOST_TIMES = 3.0
 """What slow-downs cost is believed to be up to so many times what traces say."""
-_MUCH_MOVED = 1 / 3
-"""Of a step: where transfers take more, their rate, which changes from run to run, hides what they cost kernels."""
 _HALVINGS = 10
 
 
@@ -51,7 +50,7 @@ def adding_up(
         for strategy in (one_at_a_time(graph, varied), beside_transfers(graph, varied))
     )
     by_itself = simulate(alone)
-    if by_itself.communication_ns > _MUCH_MOVED * alone_ns:
+    if by_itself.communication_ns > MUCH_MOVED * alone_ns:
         return found
     # What is wrong about the step with transfers alone is nothing that slow-downs could mend.
     taken_ns = beside_ns - alone_ns + by_itself.makespan_ns
