@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
-from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, SourceInstruction, flatten
+from disco_hlo.hlo.flatten import (
+    CALLER,
+    FlatComputation,
+    FlatOp,
+    ModuleIndex,
+    SourceInstruction,
+    flatten,
+    with_copies,
+)
 from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 from disco_hlo.hlo.numbering import ComputationDigests, Numbering, Structures, numbered
-from disco_hlo.hlo.opcodes import COLLECTIVES, FREE, TRANSFERS, kind_of
-from disco_hlo.hlo.order_rules import before_pairs, overwritten_operands
+from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, kind_of
+from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
+from disco_hlo.hlo.storage import SHOWING, in_place
 from disco_hlo.hlo.unpack import unpack_concatenated
+
+_MOST_COPIES = 8
+"""Each round gives buffers of their own to all values that need one; a second round is seldom needed."""
 
 
 @dataclass(frozen=True)
@@ -77,40 +89,71 @@ def canonicalize(data: bytes) -> CanonicalModule:
 def _canonical(module: Message) -> CanonicalModule:
     index = ModuleIndex(module)
     flat = unpack_concatenated(flatten(index, index.computation(module.entry_computation_id)))
-    structures = Structures(flat, ComputationDigests(index))
-    facts = _Facts(structures, index)
     backend = _backend(module)
-    apart: set[int] = set()
-    while True:
-        numbering = numbered(structures, apart)
-        nodes = _nodes(flat, numbering, facts, apart)
-        protos = tuple(flat.ops[position].proto for position in numbering.representative)
-        aliases = _aliases(module, nodes, numbering.root)
-        rules = before_pairs(nodes, protos, aliases, _control_pairs(flat, numbering, nodes), index)
-        if _copy_first(flat, numbering, rules.needing_a_copy):
-            continue
-        found = _overwritten_too_soon(flat, numbering, rules.too_soon, index)
-        if found <= apart:
+    for _ in range(_MOST_COPIES):
+        form = _form(flat, module, index)
+        if not form.edges_to_copy:
             break
-        apart |= found
+        flat = with_copies(flat, form.edges_to_copy)
+    if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
+        raise ModuleError(
+            f"module {module.name!r} overwrites values that are read later, and no copy helps: nodes "
+            f"{form.rules.too_soon}, results {form.rules.shared_results}"
+        )
+    numbering, nodes, rules = form.numbering, form.nodes, form.rules
+    kept = tuple(one for one in form.aliases if one[:2] not in rules.dropped_aliases)
     graph = Graph(
         nodes=nodes,
         root=numbering.root,
         before=rules.before,
         backend=backend,
         module_name=module.name,
-        fingerprint=_fingerprint(nodes, numbering.root, aliases, backend),
+        fingerprint=_fingerprint(nodes, numbering.root, kept, backend),
         inplace=rules.inplace,
+        shown=rules.shown,
     )
     return CanonicalModule(
         graph,
         module,
         index,
-        protos,
+        form.protos,
         _origins(flat, numbering, graph),
         _cut(flat, numbering, graph),
         rules.dropped_aliases,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A flat computation with its ops merged as far as they may be."""
+
+    numbering: Numbering
+    nodes: tuple[Node, ...]
+    protos: tuple[Message, ...]
+    aliases: tuple[tuple[int, int, int], ...]
+    rules: Overwrites
+    edges_to_copy: frozenset[tuple[int, int]]
+    """(flat op, number of its operand) that need a copy, since nothing else keeps a value from being overwritten."""
+
+
+def _form(flat: FlatComputation, module: Message, index: ModuleIndex) -> _Form:
+    structures = Structures(flat, ComputationDigests(index))
+    facts = _Facts(structures, index)
+    apart: set[int] = set()
+    while True:
+        numbering = numbered(structures, apart)
+        nodes = _nodes(flat, numbering, facts, apart)
+        protos = tuple(flat.ops[position].proto for position in numbering.representative)
+        aliases = _aliases(module, nodes, numbering.root)
+        control = _control_pairs(flat, numbering, nodes)
+        rules = overwrites(nodes, numbering.root, protos, aliases, control, index)
+        if _copy_first(flat, numbering, rules.needing_a_copy):
+            continue
+        edges = _endangered(flat, numbering, rules, index)
+        found = {op for reader, number in edges for op in _leading_there(flat, reader, number)}
+        if found <= apart:
+            return _Form(numbering, nodes, protos, aliases, rules, frozenset(edges))
+        apart |= found
 
 
 def _copy_first(flat: FlatComputation, numbering: Numbering, needing: Collection[int]) -> bool:
@@ -127,30 +170,47 @@ def _copy_first(flat: FlatComputation, numbering: Numbering, needing: Collection
     return bool(updates)
 
 
-def _overwritten_too_soon(
-    flat: FlatComputation, numbering: Numbering, pairs: Collection[tuple[int, int]], index: ModuleIndex
-) -> set[int]:
-    """Flat ops that must not be merged, as the source has a buffer of its own for each: the zeros that a gradient
-    is scattered into are not those that a relu's mask selects later. With them what hands their buffer on."""
-    found: set[int] = set()
+def _endangered(
+    flat: FlatComputation, numbering: Numbering, rules: Overwrites, index: ModuleIndex
+) -> set[tuple[int, int]]:
+    """(flat op, number of an operand) by which ops get an array that they overwrite too soon, and the root one that is
+    another result as well. XLA had a buffer for each: the zeros that a gradient is scattered into are not those that a
+    relu's mask selects later."""
+    holder = flat.root if flat.ops[flat.root].proto.opcode == "tuple" else CALLER
+    edges = {(holder, number) for number in rules.shared_results}
+    written_by: dict[int, list[int]] = {writer: [] for _, writer in rules.too_soon}
+    for position in range(len(flat.ops)):
+        written_by.get(numbering.node_of.get(position, -1), []).append(position)
+    for value, writer in rules.too_soon:
+        for position in written_by[writer]:
+            op = flat.ops[position]
+            shapes = [flat.ops[operand].proto.shape for operand in op.operands]
+            written = [operand for _, operand, _ in in_place(op.proto, shapes, index)]
+            for number in written or range(len(op.operands)):
+                edges |= set(_edges_of_arrays(flat, numbering, position, number, rules.shown[value], rules))
+    return edges
 
-    def leads_there(position: int, buffer: int) -> bool:
-        op = flat.ops[position]
-        there = numbering.node_of.get(position) == buffer
-        if not there and op.proto.opcode in FREE:
-            there = bool([operand for operand in op.operands if leads_there(operand, buffer)])
-        if there:
-            found.add(position)
-        return there
 
-    written_by: dict[int, list[FlatOp]] = {writer: [] for _, writer in pairs}
-    for position, op in enumerate(flat.ops):
-        written_by.get(numbering.node_of.get(position, -1), []).append(op)
-    for buffer, writer in pairs:
-        for op in written_by[writer]:
-            for operand in overwritten_operands(op.proto, index):
-                leads_there(op.operands[operand], buffer)
-    return found
+def _edges_of_arrays(
+    flat: FlatComputation, numbering: Numbering, reader: int, number: int, value: int, rules: Overwrites
+) -> Iterator[tuple[int, int]]:
+    """Where an operand, or a member of it if it is a tuple, shows a value."""
+    position = flat.ops[reader].operands[number]
+    op = flat.ops[position]
+    if op.proto.opcode == "tuple":
+        for member in range(len(op.operands)):
+            yield from _edges_of_arrays(flat, numbering, position, member, value, rules)
+    elif rules.shown[numbering.node_of[position]] == value:
+        yield reader, number
+
+
+def _leading_there(flat: FlatComputation, reader: int, number: int) -> Iterator[int]:
+    """What hands on an operand's buffer, and what makes it: they must not be merged with what makes other buffers."""
+    position = flat.root if reader == CALLER else flat.ops[reader].operands[number]
+    yield position
+    while flat.ops[position].proto.opcode in SHOWING and len(flat.ops[position].operands) == 1:
+        position = flat.ops[position].operands[0]
+        yield position
 
 
 @dataclass(frozen=True, slots=True)

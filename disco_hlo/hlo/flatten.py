@@ -7,7 +7,9 @@ which instruction is kept: that is XLA's own plan, and ``plan.read`` turns it in
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
@@ -66,9 +68,8 @@ class ModuleIndex:
         self.module = module
         self.by_id: dict[int, Message] = {computation.id: computation for computation in module.computations}
         self._contains_dot: dict[int, bool] = {}
-        self.overwrites: dict[int, bool] = {}
-        self.only_read: dict[int, frozenset[int]] = {}
-        """Answers that ``order_rules`` found so far, by computation."""
+        self.storage: dict[int, Any] = {}
+        """What ``storage`` found of called computations so far."""
         self.most_ops: int = _MOST_REPEATED * sum(
             1 + len(instruction.operand_ids)
             for computation in module.computations
@@ -109,6 +110,45 @@ def flatten(index: ModuleIndex, computation: Message) -> FlatComputation:
             each other without end.
     """
     return _Flattener(index, computation).run()
+
+
+CALLER = -1
+"""Who reads the root, in edges."""
+
+
+def with_copies(flat: FlatComputation, edges: Collection[tuple[int, int]]) -> FlatComputation:
+    """The computation with a copy of what some ops read, given as (op, number of the operand): it gives the value a
+    buffer of its own."""
+    new: list[FlatOp] = []
+    place: list[int] = []
+    for position, op in enumerate(flat.ops):
+        operands = [place[operand] for operand in op.operands]
+        for number in range(len(operands)):
+            if (position, number) in edges:
+                new.append(_copied(new, operands[number], op))
+                operands[number] = len(new) - 1
+        new.append(FlatOp(op.proto, operands, op.source, None if op.spare is None else place[op.spare]))
+        place.append(len(new) - 1)
+    root = place[flat.root]
+    if (CALLER, 0) in edges:
+        new.append(_copied(new, root, flat.ops[flat.root]))
+        root = len(new) - 1
+    by_source: list[list[int]] = [[] for _ in flat.sources]
+    for position, op in enumerate(new):
+        by_source[op.source].append(position)
+    sources = []
+    for number, source in enumerate(flat.sources):
+        moved = [place[op] for op in source.ops]
+        added = [op for op in by_source[number] if op not in set(moved)] if source.role != "done" else []
+        cuts = [place[op] for op in source.cuts]
+        sources.append(SourceInstruction(source.proto, source.role, sorted(moved + added), cuts))
+    return FlatComputation(new, root, sources, flat.control)
+
+
+def _copied(ops: list[FlatOp], value: int, reader: FlatOp) -> FlatOp:
+    copy = Instruction(name=f"{reader.proto.name}.copy", opcode="copy")
+    copy.shape.CopyFrom(ops[value].proto.shape)
+    return FlatOp(copy, [value], reader.source)
 
 
 def scheduled_instructions(index: ModuleIndex, computation: Message) -> list[Message]:

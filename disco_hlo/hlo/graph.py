@@ -134,8 +134,18 @@ class Graph:
     fingerprint: str
     """Hex digest of the structure: opcodes, shapes, attributes, edges. No names, no metadata."""
     inplace: tuple[tuple[int, int], ...] = field(default=())
-    """Pairs (buffer, writer): ``writer`` overwrites the storage of ``buffer`` (an in-place update, or
+    """Pairs (value, writer): ``writer`` leaves its result in the buffer of the value (an in-place update, or
     the update of a donated parameter)."""
+    shown: tuple[int, ...] = field(default=())
+    """For each array the node whose value it shows: itself, or behind bitcasts, members of tuples and barriers what
+    lies in the same buffer, unchanged. Not given: there are no such nodes but bitcasts."""
+
+    def __post_init__(self) -> None:
+        if not self.shown:
+            shown: list[int] = []
+            for node in self.nodes:
+                shown.append(shown[node.operands[0]] if node.opcode == "bitcast" else node.id)
+            object.__setattr__(self, "shown", tuple(shown))
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -188,3 +198,14 @@ def once_per_graph(find: Callable[[Graph], _Found]) -> Callable[[Graph], _Found]
         return known[name]
 
     return kept
+
+
+@once_per_graph
+def overwritten_names(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """``graph.inplace`` with every node under which an overwritten value can be read."""
+    names: dict[int, list[int]] = {}
+    for node, shown in enumerate(graph.shown):
+        names.setdefault(shown, []).append(node)
+    return tuple(
+        (name, writer) for value, writer in graph.inplace for name in names.get(graph.shown[value], [value])
+    )

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned, overwritten_names
 from disco_hlo.hlo.legality_gpu import gpu_refusal
-from disco_hlo.hlo.opcodes import ELEMENTWISE
+from disco_hlo.hlo.opcodes import reads_own_element
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,7 @@ def keeps_own_buffer(graph: Graph, node: Node) -> bool:
 
 def is_elementwise(graph: Graph, node: Node) -> bool:
     """Whether element i of the result reads element i of each operand: same dimensions, same layout."""
-    if node.opcode not in ELEMENTWISE:
-        return False
-    shapes = [graph.nodes[operand].shape for operand in node.operands]
-    return all(not shape.dims or _same_geometry(shape, node.shape) for shape in shapes)
+    return reads_own_element(node.opcode, node.shape, (graph.nodes[x].shape for x in node.operands))
 
 
 def _same_geometry(left: Shape, right: Shape) -> bool:
@@ -160,27 +157,26 @@ def _emission_refusal(graph: Graph, inside: set[int], results: Sequence[int], li
 
 
 def _inplace_refusal(graph: Graph, inside: set[int]) -> str | None:
-    for buffer, writer in graph.inplace:
-        if writer not in inside:
-            continue
-        reason = _shared_buffer_refusal(graph, inside, buffer, writer)
-        if reason:
-            return reason
+    for name, writer in overwritten_names(graph):
+        if writer in inside:
+            reason = _shared_buffer_refusal(graph, inside, name, writer)
+            if reason:
+                return reason
     return None
 
 
-def _shared_buffer_refusal(graph: Graph, inside: set[int], buffer: int, writer: int) -> str | None:
+def _shared_buffer_refusal(graph: Graph, inside: set[int], name: int, writer: int) -> str | None:
     """A kernel that overwrites a buffer may read it only at the element it is about to write."""
-    home = graph.nodes[buffer]
-    touched = {buffer}
+    written = graph.nodes[writer].shape
+    touched = {name}
     for member in sorted(inside):
         node = graph.nodes[member]
-        if not touched.intersection(node.operands):
+        if not touched.intersection(node.operands) or graph.shown[member] == graph.shown[name]:
             continue
         touched.add(member)
-        if not is_elementwise(graph, node) or not _same_geometry(node.shape, home.shape):
+        if not is_elementwise(graph, node) or not _same_geometry(node.shape, written):
             return (
-                f"n{writer} overwrites the buffer of n{buffer}, which n{member} ({node.opcode}) "
+                f"n{writer} overwrites the buffer of n{name}, which n{member} ({node.opcode}) "
                 "reads at other elements in the same kernel"
             )
     return None

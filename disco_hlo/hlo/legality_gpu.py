@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.gpu_facts import GpuFacts, gpu_facts
-from disco_hlo.hlo.graph import Graph, once_per_graph
+from disco_hlo.hlo.graph import Graph, overwritten_names
 
 Emitter = Literal["reduction", "transpose", "scatter", "concatenate", "loop"]
 
@@ -280,27 +280,6 @@ def _budget_refusal(facts: GpuFacts, inside: Collection[int]) -> str | None:
     if reductions > MAXIMUM_REDUCTIONS:
         return f"{reductions} reductions, more than {MAXIMUM_REDUCTIONS}"
     return None
-
-
-@once_per_graph
-def overwritten_names(graph: Graph) -> tuple[tuple[int, int], ...]:
-    """``graph.inplace`` with every node under which the overwritten storage can be read: bitcasts of the
-    buffer too, and what comes out of an optimization barrier that it goes into (all that comes out)."""
-    return tuple((name, writer) for buffer, writer in graph.inplace for name in _names(graph, buffer))
-
-
-def _names(graph: Graph, buffer: int) -> list[int]:
-    found = [buffer]
-    for name in found:
-        for user in graph.users[name]:
-            opcode = graph.nodes[user].opcode
-            enters = opcode == "tuple" and any(
-                graph.nodes[x].opcode == "opt-barrier" for x in graph.users[user]
-            )
-            leaves = opcode == "get-tuple-element" and graph.nodes[name].opcode == "opt-barrier"
-            if (enters or leaves or opcode in ("bitcast", "opt-barrier")) and user not in found:
-                found.append(user)
-    return found
 
 
 def _inplace_refusal(graph: Graph, facts: GpuFacts, inside: Collection[int]) -> str | None:

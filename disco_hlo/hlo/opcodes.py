@@ -6,7 +6,9 @@ The sets follow XLA's own rules: ``CanBeLoopFused`` (cpu_instruction_fusion.cc) 
 
 from __future__ import annotations
 
-from disco_hlo.hlo.graph import Kind
+from collections.abc import Iterable
+
+from disco_hlo.hlo.graph import Kind, Shape
 
 TRANSCENDENTAL = frozenset({
     "atan2", "cbrt", "ceil-exp", "cosine", "erf", "exponential", "exponential-minus-one", "log",
@@ -22,6 +24,16 @@ ELEMENTWISE = TRANSCENDENTAL | frozenset({
     "sign", "subtract", "xor", "stochastic-convert",
 })  # fmt: skip
 """Ops whose output element depends on the same element of each operand (scalars broadcast)."""
+
+
+def reads_own_element(opcode: str, result: Shape, operands: Iterable[Shape]) -> bool:
+    """Whether element i of the result reads element i of each of these operands: same dimensions, same layout."""
+    if opcode not in ELEMENTWISE:
+        return False
+    return all(
+        not shape.dims or (shape.dims, shape.layout) == (result.dims, result.layout) for shape in operands
+    )
+
 
 DATA_MOVEMENT = frozenset({
     "broadcast", "concatenate", "dynamic-slice", "gather", "iota", "pad", "reshape", "reverse",

@@ -22,14 +22,8 @@ def may_overwrite(graph: Graph, all_reduce: int) -> bool:
     """
     if any(writer == all_reduce for _, writer in graph.inplace):
         return False
-    home = _behind_bitcasts(graph, graph.nodes[all_reduce].operands[0])
+    home = graph.shown[graph.nodes[all_reduce].operands[0]]
     return _readers(graph, home) == {all_reduce} and _is_own_buffer(graph, home)
-
-
-def _behind_bitcasts(graph: Graph, node: int) -> int:
-    while graph.nodes[node].opcode == "bitcast":
-        node = graph.nodes[node].operands[0]
-    return node
 
 
 def _readers(graph: Graph, home: int) -> set[int]:
@@ -53,5 +47,5 @@ def _is_own_buffer(graph: Graph, home: int) -> bool:
         return taken_apart and call != graph.root and _is_own_buffer(graph, call)
     updated = [buffer for buffer, writer in graph.inplace if writer == home]
     if updated:
-        return all(_is_own_buffer(graph, _behind_bitcasts(graph, buffer)) for buffer in updated)
+        return all(_is_own_buffer(graph, graph.shown[buffer]) for buffer in updated)
     return node.kind is Kind.FUSIBLE or (node.kind is Kind.FIXED and node.opcode in _LIBRARY_CALLS)

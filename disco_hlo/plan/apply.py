@@ -24,6 +24,7 @@ from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
 from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
 from disco_hlo.plan.legal import Kernel, check_strategy
+from disco_hlo.plan.names import named_once
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
@@ -51,6 +52,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
         IllegalStrategyError: the strategy is not legal on this module.
     """
     graph = source.graph
+    strategy = named_once(graph, strategy)
     units = unit_graph(graph, strategy)
     asynchronous = graph.backend == "gpu"
     order = strategy.order or default_unit_order(units, asynchronous)
@@ -339,7 +341,7 @@ class _ModuleWriter:
             return self._joined(token, members)
         body = ComputationWriter(self._new_id(), f"{token}_pack_computation")
         gradients = [self.graph.nodes[member].operands[0] for member in members]
-        operands = [self._value(gradient) for gradient in gradients]
+        operands = [self._value(self._before_bitcast(gradient)) for gradient in gradients]
         vectors: list[Message] = []
         parameters: dict[int, Message] = {}
         distinct: list[Message] = []
@@ -358,6 +360,13 @@ class _ModuleWriter:
         size_bytes = sum(self.graph.nodes[member].shape.size_bytes for member in members)
         work = KernelWork(shape_of(packed_shape), 0, 0, 2 * size_bytes)
         return self._fusion(f"{token}_pack", Group((members[0],)), body, root, distinct, work)
+
+    def _before_bitcast(self, node_id: int) -> int:
+        """What a bitcast shows, so that a kernel that reads both has it once."""
+        node = self.graph.nodes[node_id]
+        if node.opcode != "bitcast" or self.graph.nodes[node.operands[0]].shape.dtype != node.shape.dtype:
+            return node_id
+        return node.operands[0]
 
     def _joined(self, token: str, members: Sequence[int]) -> Message:
         vectors = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.names import named_once
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
@@ -17,6 +18,7 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
     Raises:
         IllegalStrategyError: as :func:`~disco_hlo.plan.units.unit_graph`.
     """
+    strategy = named_once(graph, strategy)
     units = unit_graph(graph, strategy)
     groups = _settled(
         strategy.groups, {value.node for value in units.values}, _standing_bitcasts(graph, units)

@@ -353,12 +353,13 @@ def _reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Coll
         return False
     inside, found = {*group.nodes, *group.duplicates}, False
     for read in graph.nodes[reader].operands:
+        value = graph.shown[read]
+        if value not in overwritten:
+            continue
         names = [read]
         while graph.nodes[names[-1]].opcode == "bitcast":
             names.append(graph.nodes[names[-1]].operands[0])
-        if names[-1] not in overwritten:
-            continue
-        if names[-1] not in group.duplicates or not inside.issuperset(names):
+        if names[-1] != value or value not in group.duplicates or not inside.issuperset(names):
             return False
         found = True
     return found

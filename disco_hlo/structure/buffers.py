@@ -1,8 +1,8 @@
-"""Which values are overwritten, and whether a move may read one later than the program did.
+"""Whether a move may read a value later than the program did.
 
 On XLA:CPU the moves come after copy insertion: a loop overwrites the value it begins with, and the new value of a
-donated argument may take the argument's buffer, because everything that reads the old value comes before. Another
-reader keeps that only where the overwriting depends on it.
+donated argument takes the argument's buffer, because everything that reads the old value comes before. Another reader
+keeps that only where the overwriting depends on it.
 """
 
 from __future__ import annotations
@@ -10,22 +10,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.opcodes import FUSIBLE
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
 from disco_hlo.structure.program import Program
-
-_SAME_BUFFER = frozenset({"bitcast", "get-tuple-element", "opt-barrier", "reshape", "tuple"})
-"""Ops whose result may lie in the buffer of an operand, unchanged."""
-_IN_PLACE = frozenset({"call", "conditional", "dynamic-update-slice", "scatter", "sort", "while"})
-"""Ops that may work in the buffer of an operand."""
-ONLY_READ = (FUSIBLE - _SAME_BUFFER - _IN_PLACE) | {
-    "all-gather",
-    "all-reduce",
-    "convolution",
-    "dot",
-    "reduce-scatter",
-}
-"""Ops that neither overwrite an operand nor hand its buffer on."""
 
 
 class Buffers:
@@ -39,14 +27,47 @@ class Buffers:
         return {i.id: place for place, i in enumerate(self.program.instructions)}
 
     @cached_property
-    def _new(self) -> dict[int, int]:
-        """By the number of a donated parameter, the id of what takes its buffer."""
-        root, found = self.program.by_id[self.program.root], {}
-        for entry in self.program.module.input_output_alias.entries:
-            at = list(entry.output_shape_index)
-            in_tuple = root.opcode == "tuple" and bool(at)
-            found[entry.parameter_number] = root.operand_ids[at[0]] if in_tuple else root.id
+    def _operands(self) -> list[list[int]]:
+        return [[self._place[i] for i in one.operand_ids] for one in self.program.instructions]
+
+    @cached_property
+    def _storage(self) -> Storage:
+        """Values and buffers, each donated argument in one with the result that takes its place."""
+        program, place = self.program, self._place
+        found = storage_of(program.instructions, self._operands, ModuleIndex(program.module))
+        parameters = {i.parameter_number: i for i in program.instructions if i.opcode == "parameter"}
+        root = program.by_id[program.root]
+        for entry in program.module.input_output_alias.entries:
+            given = parameters.get(entry.parameter_number)
+            results = found.of_op[place[root.id]]
+            result = leaf_at(root.shape, entry.output_shape_index)
+            if given is not None and result < len(results):
+                found.join(found.of_op[place[given.id]][0], results[result])
         return found
+
+    @cached_property
+    def _together(self) -> dict[int, list[int]]:
+        """The values of each buffer."""
+        found: dict[int, list[int]] = {}
+        for value in range(len(self._storage.made_by)):
+            found.setdefault(self._storage.buffer(value), []).append(value)
+        return found
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        return readers_of(self._storage, self.program.instructions, self._operands)
+
+    def readers(self, value: Message) -> list[Message]:
+        """The instructions that read an array, under whatever name, each once."""
+        found = {op for one in self._storage.of_op[self._place[value.id]] for op in self._readers[one]}
+        return [self.program.instructions[op] for op in sorted(found)]
+
+    def is_only_read(self, value: Message) -> bool:
+        """Whether nothing writes over an array, and the program does not return it."""
+        storage = self._storage
+        returned = storage.of_op[self._place[self.program.root]]
+        values = storage.of_op[self._place[value.id]]
+        return all(len(self._together[storage.buffer(one)]) == 1 and one not in returned for one in values)
 
     def check_read(self, value: Message, reader: Message) -> None:
         """Refuse a move by which ``value`` is read where ``reader`` stands.
@@ -54,44 +75,16 @@ class Buffers:
         Raises:
             IllegalMoveError: it may have been overwritten by then; names both.
         """
-        if value.opcode == "constant":
-            return
-        for by in self._overwriting(value):
-            if not self._depends(by, reader):
-                raise IllegalMoveError(
-                    f"{reader.name} ({reader.opcode}): {by.name} ({by.opcode}) may overwrite {value.name} before it "
-                    "is read there"
-                )
-
-    def _overwriting(self, value: Message) -> list[Message]:
-        found: dict[int, Message] = {}
-        shared = {i.id: i for i in self._bases(value)}
-        waiting = list(shared.values())
-        while waiting:
-            one = waiting.pop()
-            if one.opcode == "parameter" and one.parameter_number in self._new:
-                new = self.program.by_id[self._new[one.parameter_number]]
-                found |= {i.id: i for i in self._bases(new, _SAME_BUFFER | _IN_PLACE)}
-            for reader in self.program.readers(one):
-                if reader.opcode not in _SAME_BUFFER:
-                    if reader.opcode not in ONLY_READ:
-                        found[reader.id] = reader
-                elif reader.id not in shared:
-                    shared[reader.id] = reader
-                    waiting.append(reader)
-        return [i for i in found.values() if i.id not in shared]
-
-    def _bases(self, value: Message, through: frozenset[str] = _SAME_BUFFER) -> list[Message]:
-        """The value and what it may share its buffer with, against the dataflow."""
-        seen = {value.id: value}
-        waiting = [value]
-        while waiting:
-            one = waiting.pop()
-            for operand in self.program.operands(one) if one.opcode in through else ():
-                if operand.id not in seen:
-                    seen[operand.id] = operand
-                    waiting.append(operand)
-        return list(seen.values())
+        storage = self._storage
+        for one in storage.of_op[self._place[value.id]]:
+            for other in self._together[storage.buffer(one)]:
+                writer = storage.made_by[other]
+                by = self.program.instructions[writer]
+                if writer > storage.made_by[one] and not self._depends(by, reader):
+                    raise IllegalMoveError(
+                        f"{reader.name} ({reader.opcode}): {by.name} ({by.opcode}) may overwrite {value.name} before "
+                        "it is read there"
+                    )
 
     def _depends(self, instruction: Message, earlier: Message) -> bool:
         """Whether ``earlier`` must be done before ``instruction``. What stands before ``earlier`` does not wait for it:

@@ -13,7 +13,7 @@ from math import prod
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.buffers import ONLY_READ, Buffers
+from disco_hlo.structure.buffers import Buffers
 from disco_hlo.structure.dimensions import Needs, operand_needs, reduction_opcode, shrink
 from disco_hlo.structure.groups import Groups, SameValues, groups_of
 from disco_hlo.structure.literals import evaluate
@@ -212,11 +212,11 @@ def _own_shard(program: Program, all_gather: Message, reader: Message, groups: G
 def _in_its_own_buffer(program: Program, shard: Message, reader: Message) -> Message:
     """What takes the place of a slice, whose buffer was nobody else's: a copy of the shard, unless all that reads the
     slice only reads. XLA:CPU inserts its copies before the moves, and a loop overwrites what it begins with."""
-    readers, buffers = program.readers(reader), Buffers(program)
-    if reader.id == program.root or any(r.opcode not in ONLY_READ for r in readers):
+    buffers = Buffers(program)
+    if not buffers.is_only_read(reader):
         buffers.check_read(shard, reader)
         return program.make("copy", f"{reader.name}.shard", reader.shape, [shard])
-    for late in readers:
+    for late in buffers.readers(reader):
         buffers.check_read(shard, late)
     return shard
 

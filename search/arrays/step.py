@@ -21,7 +21,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
-from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names
 from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
 from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
 
@@ -279,7 +279,7 @@ def _running(graph: Graph, node: int) -> set[int]:
 
 
 def _buffers(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    pairs = np.array(graph.inplace, np.int64).reshape(-1, 2)
+    pairs = np.array(sorted(set(overwritten_names(graph))), np.int64).reshape(-1, 2)
     return grouped(pairs[:, 1], pairs[:, 0], len(graph))
 
 

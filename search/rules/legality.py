@@ -268,23 +268,25 @@ def _inplace_refusal(g: Any, w: Any, count: Any) -> Any:
     for i in range(count):
         writer = w.members[i]
         for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
-            if not _reads_only_its_element(g, w, count, g.edge[e]):
+            if not _reads_only_its_element(g, w, count, g.edge[e], writer):
                 return SHARED_BUFFER
     return LEGAL
 
 
 @inner
-def _reads_only_its_element(g: Any, w: Any, count: Any, buffer: Any) -> Any:
+def _reads_only_its_element(g: Any, w: Any, count: Any, name: Any, writer: Any) -> Any:
     touched = fresh_stamp(w)
-    w.mark[buffer] = touched
+    w.mark[name] = touched
     for i in range(count):
         x = w.members[i]
         reads = False
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            reads = reads or w.mark[g.edge[e]] == touched
+            # A bitcast of the value is another name of it, which is looked at for itself.
+            is_name = g.flags[x] & at.BITCAST and g.edge[e] == name
+            reads = reads or (w.mark[g.edge[e]] == touched and not is_name)
         if not reads:
             continue
         w.mark[x] = touched
-        if not g.flags[x] & at.ELEMENTWISE or g.geometry[x] != g.geometry[buffer]:
+        if not g.flags[x] & at.ELEMENTWISE or g.geometry[x] != g.geometry[writer]:
             return False
     return True

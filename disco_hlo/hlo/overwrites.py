@@ -1,0 +1,227 @@
+"""What must run before what since buffers are overwritten, and which values need buffers of their own for that.
+
+XLA's copies make the module safe in the form in which it hands it over. A rewrite moves ops, so the rule behind that
+becomes explicit: every reader of a value, the step's caller included, is done before the next value of its buffer is
+written (:mod:`disco_hlo.hlo.storage` says which values share one). Where no order does that, the value that is
+overwritten needs a buffer of its own, as it had one in XLA's kernels; or a donated argument is not overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.graph import Kind, Node
+from disco_hlo.hlo.opcodes import reads_own_element
+from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.running_order import RunningOrder
+from disco_hlo.hlo.storage import Storage, in_place, readers_of, storage_of
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrites:
+    """See :class:`~disco_hlo.hlo.graph.Graph` for ``before``, ``inplace`` and ``shown``."""
+
+    before: tuple[Pair, ...]
+    inplace: tuple[Pair, ...]
+    shown: tuple[int, ...]
+    dropped_aliases: tuple[Pair, ...]
+    """(parameter number, output index) pairs given up: something reads the argument when the result must have been
+    written already."""
+    too_soon: tuple[Pair, ...]
+    """(node, node that overwrites it) where something reads the first later, whatever the order. XLA had two buffers:
+    merging has made them one."""
+    shared_results: tuple[int, ...]
+    """Places in the root's tuple whose value is also another result, an argument that is not donated for it, or a
+    constant: they need buffers of their own."""
+    needing_a_copy: frozenset[int]
+    """Dynamic-update-slices of arrays that others have too, or that the step was given. XLA may write into such an
+    array, having made sure that all have read it before; where it does not, nobody may."""
+
+
+def overwrites(
+    nodes: Sequence[Node],
+    root: int,
+    protos: Sequence[Message],
+    aliases: Sequence[tuple[int, int, int]],
+    control: Sequence[Pair],
+    index: ModuleIndex,
+) -> Overwrites:
+    """Derive the rules of a graph.
+
+    Args:
+        nodes: the numbered nodes; ``protos``: the instruction behind each.
+        aliases: donated arguments as (parameter node, output index, node of that output).
+        control: control dependencies between nodes.
+        index: the module's computations.
+    """
+    return _Rules(nodes, root, protos, index).found(aliases, control)
+
+
+class _Rules:
+    def __init__(
+        self, nodes: Sequence[Node], root: int, protos: Sequence[Message], index: ModuleIndex
+    ) -> None:
+        self.nodes, self.protos, self.index = nodes, protos, index
+        self.operands = [node.operands for node in nodes]
+        self.storage: Storage = storage_of(protos, self.operands, index)
+        self.readers = readers_of(self.storage, protos, self.operands)
+        self.root, self.results = nodes[root], self.storage.of_op[root]
+        self.returned = frozenset(self.results)
+        self.order = RunningOrder(self.operands)
+        self.of_buffer: dict[int, list[int]] = {}
+        for value in range(len(self.storage.made_by)):
+            self.of_buffer.setdefault(self.storage.buffer(value), []).append(value)
+        self.name = list(self.storage.made_by)
+        for node in reversed(nodes):
+            if len(self.storage.of_op[node.id]) == 1 and node.shape.dtype != "tuple":
+                self.name[self.storage.of_op[node.id][0]] = node.id
+        self.before: set[Pair] = set()
+        self.inplace: set[Pair] = set()
+
+    def found(self, aliases: Sequence[tuple[int, int, int]], control: Sequence[Pair]) -> Overwrites:
+        for pair in sorted(control):
+            if self.order.add(*pair):
+                self.before.add(pair)
+        shared_results = self._shared_results(aliases)
+        needing_a_copy = self._updates_of_shared_arrays()
+        donated = frozenset(parameter for parameter, _, _ in aliases)
+        too_soon = self._order_buffers(donated)
+        dropped = tuple(
+            (parameter, output)
+            for parameter, output, result in aliases
+            if not self._is_kept(parameter, self.storage.of_op[result][0])
+        )
+        too_soon += self._overwritten_arguments(parameter for parameter, _ in dropped)
+        return Overwrites(
+            tuple(sorted(self.before)),
+            tuple(sorted(self.inplace)),
+            tuple(map(self._shown, range(len(self.nodes)))),
+            dropped,
+            tuple(sorted(too_soon)),
+            shared_results,
+            needing_a_copy,
+        )
+
+    def _shown(self, node: int) -> int:
+        values = self.storage.of_op[node]
+        return self.name[values[0]] if len(values) == 1 and self.nodes[node].shape.dtype != "tuple" else node
+
+    def _overwritten_arguments(self, parameters: Iterable[int]) -> tuple[Pair, ...]:
+        """Arguments that stay the caller's, and what overwrites them all the same."""
+        buffers = [self.of_buffer[self.storage.buffer(self.storage.of_op[x][0])] for x in parameters]
+        return tuple(
+            (self.name[value], writer) for values in buffers for value, writer in self._steps(values)[:1]
+        )
+
+    def _order_buffers(self, donated: Collection[int]) -> tuple[Pair, ...]:
+        conflicts: set[Pair] = set()
+        wanted: dict[Pair, int] = {}
+        for values in self.of_buffer.values():
+            for value, writer in self._steps(values):
+                self.inplace.add((self.name[value], writer))
+                if self._is_needed_whole(value, donated) or self._misreads(writer, value):
+                    conflicts.add((self.name[value], writer))
+                wanted |= dict.fromkeys(self._edges(value, writer), value)
+        # Those that go along with the numbers first: they close no circle.
+        for first, second in sorted(wanted, key=lambda pair: (pair[0] > pair[1], pair)):
+            if self.order.add(first, second):
+                self.before.add((first, second))
+            else:
+                conflicts.add((self.name[wanted[first, second]], second))
+        return tuple(sorted(conflicts))
+
+    def _is_needed_whole(self, value: int, donated: Collection[int]) -> bool:
+        """Whether the caller has or gets a value, so that nothing may overwrite it."""
+        maker = self.nodes[self.storage.made_by[value]]
+        is_callers = maker.kind is Kind.PARAMETER and maker.id not in donated
+        return value in self.returned or is_callers or maker.kind is Kind.CONSTANT
+
+    def _steps(self, values: Iterable[int]) -> list[Pair]:
+        """The values that are overwritten in one buffer, with the op that writes the next one."""
+        made_by = self.storage.made_by
+        ordered = sorted(values, key=lambda value: (made_by[value], value))
+        writers = sorted({made_by[value] for value in ordered})
+        following = dict(pairwise(writers))
+        return [(value, following[made_by[value]]) for value in ordered if made_by[value] in following]
+
+    def _edges(self, value: int, writer: int) -> list[Pair]:
+        """What must run before the op that overwrites a value."""
+        maker = self.storage.made_by[value]
+        is_made = self.nodes[maker].kind not in (Kind.PARAMETER, Kind.CONSTANT)
+        waits = [maker] if is_made and writer not in self.readers[value] else []
+        return [(op, writer) for op in (*waits, *self.readers[value]) if op != writer]
+
+    def _misreads(self, writer: int, value: int) -> bool:
+        """Whether an op reads what it overwrites at other elements than the one that it writes."""
+        node, proto, of_op = self.nodes[writer], self.protos[writer], self.storage.of_op
+        if writer not in self.readers[value]:
+            return False
+        reading = [place for place, x in enumerate(node.operands) if value in of_op[x]]
+        if node.opcode == "conditional":  # one branch runs
+            return any(of_op[node.operands[place]].count(value) > 1 for place in reading)
+        if node.kind is Kind.FUSIBLE:
+            shapes = [self.nodes[node.operands[place]].shape for place in reading]
+            return not reads_own_element(node.opcode, node.shape, shapes)
+        written = {
+            operand
+            for _, operand, _ in in_place(proto, [self.protos[x].shape for x in node.operands], self.index)
+        }
+        if written:
+            return not written.issuperset(reading) or len(reading) > 1
+        return sum(of_op[x].count(value) for x in node.operands) > 1 and node.opcode in ("while", "call")
+
+    def _is_kept(self, parameter: int, result: int) -> bool:
+        """Let a result share the buffer of a donated argument, where that can be."""
+        storage = self.storage
+        given = storage.of_op[parameter][0]
+        if storage.buffer(given) == storage.buffer(result):
+            return True
+        values = [*self.of_buffer[storage.buffer(given)], *self.of_buffer[storage.buffer(result)]]
+        kinds = [self.nodes[storage.made_by[value]].kind for value in values]
+        if kinds.count(Kind.PARAMETER) > 1 or Kind.CONSTANT in kinds:
+            return False
+        steps = self._steps(values)
+        if any(value in self.returned or self._misreads(writer, value) for value, writer in steps):
+            return False
+        edges = list(dict.fromkeys(edge for step in steps for edge in self._edges(*step)))
+        if not self.order.add_all(edges):
+            return False
+        self.before.update(edges)
+        self.inplace.update((self.name[value], writer) for value, writer in steps)
+        storage.join(given, result)
+        self.of_buffer[storage.buffer(given)] = values
+        return True
+
+    def _shared_results(self, aliases: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
+        members = [self.nodes[x] for x in self.root.operands] if self.root.opcode == "tuple" else [self.root]
+        if any(member.shape.dtype == "tuple" for member in members):
+            return ()  # as XLA left it: nothing of it is merged
+        donated = {(self.storage.of_op[parameter][0], output) for parameter, output, _ in aliases}
+        kept: dict[int, int] = {}
+        for place, value in enumerate(self.results):
+            kind = self.nodes[self.storage.made_by[value]].kind
+            if (value, place) in donated:
+                kept[value] = place
+            elif kind not in (Kind.PARAMETER, Kind.CONSTANT):
+                kept.setdefault(value, place)
+        return tuple(place for place, value in enumerate(self.results) if kept.get(value) != place)
+
+    def _updates_of_shared_arrays(self) -> frozenset[int]:
+        nodes, storage = self.nodes, self.storage
+        gathering = (node for node in nodes if node.opcode in ("tuple", "opt-barrier"))
+        held = {value for node in gathering for value in storage.of_op[node.id]}
+
+        def is_shared(value: int, update: int) -> bool:
+            maker = nodes[storage.made_by[value]]
+            is_given = maker.kind in (Kind.PARAMETER, Kind.CONSTANT) or maker.shape.dtype == "tuple"
+            return is_given or value in held or self.readers[value] != [update]
+
+        updates = (node for node in nodes if node.opcode == "dynamic-update-slice")
+        return frozenset(
+            node.id for node in updates if is_shared(storage.of_op[node.operands[0]][0], node.id)
+        )

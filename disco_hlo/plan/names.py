@@ -1,0 +1,69 @@
+"""No value enters a kernel under two names.
+
+XLA:CPU looks at one operand of a kernel to find whether the result may take its buffer. Where the same value is another
+operand too, by a bitcast that stands outside, it is overwritten while it is still read. So such bitcasts are computed
+inside: then the kernel has the value once, and XLA sees all that it does with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from disco_hlo.hlo.graph import Graph, Kind, once_per_graph
+from disco_hlo.plan.strategy import Group, Strategy
+
+
+def named_once(graph: Graph, strategy: Strategy) -> Strategy:
+    """The same strategy, whose kernels read each value under one name."""
+    if not _values_with_names(graph):
+        return strategy
+    groups = [_with_bitcasts(graph, group) for group in strategy.groups]
+    owned = {node for group in groups for node in group.nodes}
+    tokens: dict[str, str] = {}
+    for node in _read_by_two_names(graph):
+        if node not in owned:
+            tokens[f"n{node}"] = f"g{len(groups)}"
+            groups.append(_with_bitcasts(graph, Group((node,))))
+    if tuple(groups) == strategy.groups:
+        return strategy
+    order = tuple(tokens.get(token, token) for token in strategy.order)
+    return replace(strategy, groups=tuple(groups), order=order)
+
+
+def _with_bitcasts(graph: Graph, group: Group) -> Group:
+    inside = {*group.nodes, *group.duplicates}
+    added = _doubled(graph, inside)
+    return replace(group, duplicates=tuple(sorted({*group.duplicates, *added}))) if added else group
+
+
+def _doubled(graph: Graph, inside: Collection[int]) -> set[int]:
+    """Bitcasts by which a kernel reads from outside what it also reads by another name."""
+    names: dict[int, set[int]] = {}
+    for member in inside:
+        for operand in graph.nodes[member].operands:
+            if operand not in inside:
+                names.setdefault(graph.shown[operand], set()).add(operand)
+    return {
+        name
+        for read in names.values()
+        if len(read) > 1
+        for name in read
+        if graph.nodes[name].opcode == "bitcast"
+    }
+
+
+@once_per_graph
+def _values_with_names(graph: Graph) -> frozenset[int]:
+    """Values that can be read by a bitcast."""
+    return frozenset(graph.shown[node.id] for node in graph.nodes if node.opcode == "bitcast")
+
+
+@once_per_graph
+def _read_by_two_names(graph: Graph) -> tuple[int, ...]:
+    """Ops that read one value by two names themselves."""
+    return tuple(
+        node.id
+        for node in graph.nodes
+        if node.kind is Kind.FUSIBLE and len(node.operands) > 1 and _doubled(graph, (node.id,))
+    )
