@@ -105,9 +105,10 @@ class _ModuleWriter:
         """What each unit computes for others, by its position."""
         for value in self.units.values:
             self.results.setdefault(value.producer, []).append(value.node)
-        self.wrapped = {
-            o.nodes[0]: o for o in self.source.origins if o.role == "fusion" and len(o.nodes) == 1
-        }
+        kernels = [origin for origin in self.source.origins if origin.role == "fusion"]
+        self.wrapped = {kernel.nodes[0]: kernel for kernel in kernels if len(kernel.nodes) == 1}
+        self.in_kernels = {node for kernel in kernels for node in kernel.nodes}
+        """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
     def _new_id(self) -> int:
         self.next_id += 1
@@ -171,7 +172,8 @@ class _ModuleWriter:
 
     def _write_single(self, token: str, node_id: int) -> None:
         node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
-        needs_kernel = node.opcode in (_KERNELS_ON_GPU if self.graph.backend == "gpu" else _KERNELS_ON_CPU)
+        kernels = _KERNELS_ON_GPU if self.graph.backend == "gpu" else _KERNELS_ON_CPU
+        needs_kernel = node.opcode in kernels or (node.kind is Kind.FIXED and node_id in self.in_kernels)
         if (
             node.kind is Kind.FUSIBLE
             or node_id in self.wrapped

@@ -11,7 +11,10 @@ from tests.steps.models import DEVICES
 
 
 def intercept(
-    step: Callable[..., Any], arguments: tuple[Any, ...], body: Callable[[CompileRequest], Any]
+    step: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    body: Callable[[CompileRequest], Any],
+    devices: int = DEVICES,
 ) -> Any:
     """Call ``body`` with the compile request of ``step``, while JAX waits; returns what ``body`` returns.
 
@@ -24,7 +27,7 @@ def intercept(
         pass
 
     def handler(request: CompileRequest) -> Any:
-        if len(request.devices) != DEVICES:
+        if len(request.devices) != devices:
             return None
         try:
             outcome.append(body(request))
