@@ -17,6 +17,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.unpack import unpack_concatenated
+from tests.hlo.test_storage import RETURNED_AND_UPDATED
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -73,7 +74,7 @@ def test_what_an_op_is_is_found_once_though_ops_are_merged_and_numbered_twice(
     monkeypatch.setattr(canonical_module, "numbered", numbering.numbered)
     for module in (numbering, canonical_module):
         monkeypatch.setattr(module, "unpack_concatenated", noting(ops, unpack_concatenated))
-    canonicalize(gzip.decompress((DATA / "h200_models" / "reformer.hlo.pb.gz").read_bytes()))
+    canonicalize(small_module(RETURNED_AND_UPDATED))
     assert len(merged) == len(ops) + 1
     assert len(digested) <= sum(len(computation.ops) for computation in ops)
 

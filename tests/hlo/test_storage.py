@@ -1,0 +1,169 @@
+"""Who shares a buffer, what must come first since buffers are overwritten, and what gets a buffer of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.proto import parse
+from disco_hlo.hlo.running_order import RunningOrder
+from disco_hlo.hlo.storage import Storage, storage_of
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.verify import verify
+from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
+
+
+def stored(entry: str) -> tuple[Storage, dict[str, int]]:
+    """The storage of an entry, and the place of each instruction by name."""
+    whole = parse(small_module(entry))
+    index = ModuleIndex(whole)
+    protos = list(index.computation(whole.entry_computation_id).instructions)
+    place = {proto.id: number for number, proto in enumerate(protos)}
+    found = storage_of(protos, [[place[i] for i in proto.operand_ids] for proto in protos], index)
+    return found, {proto.name: number for number, proto in enumerate(protos)}
+
+
+def same_buffer(entry: str, one: str, other: str, member: int = 0) -> bool:
+    storage, place = stored(entry)
+    return storage.buffer(storage.of_op[place[one]][0]) == storage.buffer(storage.of_op[place[other]][member])
+
+
+def same_value(entry: str, one: str, other: str, member: int = 0) -> bool:
+    storage, place = stored(entry)
+    return storage.of_op[place[one]][0] == storage.of_op[place[other]][member]
+
+
+LOOP = """%own = f32[8]{0} negate(%x)
+%begin = (f32[8]{0}, f32[8]{0}, s32[]) tuple(%own, %y, %n)
+%loop = (f32[8]{0}, f32[8]{0}, s32[]) while(%begin), condition=%goes_on, body=%turn
+ROOT %last = f32[8]{0} get-tuple-element(%loop), index=0"""
+BRANCH = """%two = f32[8]{0} negate(%x)
+ROOT %chosen = f32[8]{0} conditional(%n, %two, %two), branch_computations={%adding, %passing}"""
+CALL = """%two = f32[8]{0} negate(%x)
+ROOT %called = f32[8]{0} call(%two), to_apply=%passing"""
+KERNEL = """%two = f32[8]{0} negate(%x)
+%part = f32[2]{0} slice(%y), slice={[0:2]}
+ROOT %kernel = f32[8]{0} fusion(%two, %part, %n), kind=kLoop, calls=%updating"""
+
+
+def test_a_loop_writes_over_what_it_carries_and_hands_on_what_it_only_reads() -> None:
+    assert same_buffer(LOOP, "own", "loop", 0)
+    assert not same_value(LOOP, "own", "loop", 0)
+    assert same_value(LOOP, "y", "loop", 1)
+
+
+def test_a_branch_that_hands_its_operand_on_returns_its_buffer() -> None:
+    """The other branch writes over it: a subtraction of the operand behind the conditional gave 0."""
+    assert same_buffer(BRANCH, "two", "chosen")
+    assert not same_value(BRANCH, "two", "chosen")
+
+
+def test_a_call_that_hands_its_operand_on_returns_its_value() -> None:
+    assert same_value(CALL, "two", "called")
+
+
+def test_a_kernel_that_ends_in_an_update_writes_over_its_operand() -> None:
+    assert same_buffer(KERNEL, "two", "kernel")
+    assert not same_value(KERNEL, "two", "kernel")
+
+
+def ordered(source: CanonicalModule) -> set[tuple[str, str]]:
+    """Pairs of opcodes of which the first must run before the second."""
+    nodes = source.graph.nodes
+    return {(nodes[a].opcode, nodes[b].opcode) for a, b in source.graph.before}
+
+
+ALIAS = ", input_output_alias={ {0}: (0, {}, may-alias) }"
+SWAPPED = ", input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
+
+
+def test_readers_of_a_donated_argument_come_before_what_is_updated_into_its_place() -> None:
+    """The update's operand is made in the argument's buffer already, as the update must end there."""
+    source = canonicalize(
+        small_module(
+            """%first = f32[8]{0} reverse(%x), dimensions={0}
+%seed = f32[8]{0} negate(%y)
+%part = f32[2]{0} slice(%y), slice={[0:2]}
+%new = f32[8]{0} dynamic-update-slice(%seed, %part, %n)
+ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %first)""",
+            ALIAS,
+        )
+    )
+    assert ("reverse", "negate") in ordered(source)
+
+
+def test_an_argument_that_is_read_behind_its_new_value_is_not_overwritten() -> None:
+    source = canonicalize(
+        small_module(
+            """%new = f32[8]{0} reverse(%x), dimensions={0}
+%late = f32[8]{0} subtract(%new, %x)
+ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %late)""",
+            ALIAS,
+        )
+    )
+    assert source.dropped_aliases == ((0, 0),)
+    written = apply(unfused(source.graph), source)
+    assert not parse(written).input_output_alias.entries
+    assert canonicalize(written).graph.fingerprint == source.graph.fingerprint
+    verify(source, written, unfused(source.graph))
+
+
+def test_two_arguments_that_take_each_others_place_do_not_wait_in_a_circle() -> None:
+    """Each result reads both: one kernel could write both in place, and single ops cannot."""
+    source = canonicalize(
+        small_module(
+            """%sum = f32[8]{0} add(%x, %y)
+%difference = f32[8]{0} subtract(%x, %y)
+ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%sum, %difference)""",
+            SWAPPED,
+        )
+    )
+    assert len(source.dropped_aliases) == 1
+    verify(source, apply(unfused(source.graph), source), unfused(source.graph))
+
+
+def test_an_op_that_moves_elements_does_not_write_where_it_reads() -> None:
+    source = canonicalize(
+        small_module("ROOT %new = f32[8]{0} reverse(%x), dimensions={0}", ALIAS.replace("{0}", "{}"))
+    )
+    assert source.dropped_aliases == ((0, 0),)
+
+
+@pytest.mark.parametrize("made", ["negate(%x)", "parameter"])
+def test_a_value_that_is_two_results_gets_a_second_buffer(made: str) -> None:
+    """XLA:CPU aborts on two results in one buffer; a kernel of XLA's that only moves the layout is a bitcast here."""
+    first = "%own = f32[8]{0} copy(%x)" if made == "parameter" else f"%own = f32[8]{{0}} {made}"
+    source = canonicalize(
+        small_module(
+            f"""{first}
+%other = f32[2,4]{{1,0}} bitcast(%own)
+ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)"""
+        )
+    )
+    shown = source.graph.shown
+    results = [shown[x] for x in source.graph.nodes[source.graph.root].operands]
+    assert results[0] != results[1]
+    verify(source, apply(unfused(source.graph), source), unfused(source.graph))
+
+
+def test_an_argument_that_is_returned_under_other_dimensions_is_copied() -> None:
+    source = canonicalize(small_module("ROOT %other = f32[2,4]{1,0} bitcast(%x)"))
+    assert [node.opcode for node in source.graph.nodes].count("copy") == 1
+
+
+def test_what_is_returned_is_not_scattered_into() -> None:
+    """XLA had the transpose twice, and merging made one buffer of it."""
+    source = canonicalize(small_module(RETURNED_AND_UPDATED))
+    assert [node.opcode for node in source.graph.nodes].count("reverse") == 2
+    assert canonicalize(apply(unfused(source.graph), source)).graph.fingerprint == source.graph.fingerprint
+
+
+def test_a_running_order_refuses_circles_and_keeps_what_it_had() -> None:
+    order = RunningOrder([(), (), (0,), (1,)])
+    assert order.add(3, 0)
+    assert not order.add(2, 1)
+    assert not order.add_all([(0, 3), (1, 2)])
+    assert order.add(1, 2)
+    assert not order.add(2, 2)
