@@ -17,7 +17,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.unpack import unpack_concatenated
-from tests.hlo.test_storage import RETURNED_AND_UPDATED
+from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
 
 DATA = Path(__file__).parents[1] / "data"
 
