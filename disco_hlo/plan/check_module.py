@@ -17,7 +17,7 @@ It refuses a module
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from disco_hlo.errors import PlanError
@@ -56,17 +56,20 @@ def faults(data: bytes, backend: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """One value written over another: all readers of the first must come before the second."""
+    """One value written over another: all readers of the first must run before what writes the second."""
 
     computation: str
     overwritten: str
     writer: str
+    """The instruction that writes the second value."""
+    readers: tuple[str, ...]
+    """The instructions of the same computation that read the first, the writer excepted."""
     is_carried: bool
-    """Whether the overwritten value is one that a loop's body was given."""
+    """Whether the overwritten value is one that a loop carries from turn to turn."""
 
 
 def overwrites(data: bytes, backend: str) -> list[Overwrite]:
-    """The pairs of values that constrain the order of a module, in the order in which they are written.
+    """What constrains the order of a module, in the order in which it is written over.
 
     Raises:
         ModuleError: the bytes are no HLO module.
@@ -83,7 +86,7 @@ def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
         return [str(error)], []
     check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
     check.entry(entry)
-    return check.faults, check.overwrites
+    return check.faults, check.overwrites()
 
 
 class _Check:
@@ -91,7 +94,10 @@ class _Check:
 
     def __init__(self, values: Values, bodies: dict[int, Body], *, gpu: bool) -> None:
         self.faults: list[str] = []
-        self.overwrites: list[Overwrite] = []
+        self._written: list[tuple[str, int, Message]] = []
+        """(computation, value that was overwritten, writer)"""
+        self._readers: dict[int, list[tuple[str, Message]]] = {}
+        """(computation, reader) of each value that shares its buffer."""
         self._values, self._bodies, self._gpu = values, bodies, gpu
         self._itself, self._buffer = _shared_buffers(values)
         self._holds: dict[int, int] = {}
@@ -109,13 +115,36 @@ class _Check:
         self._read_only()
         given = [value for value in range(1, len(self._itself)) if self._is_argument(value, block)]
         for value in given:
-            self._define(value, block.name, "the arguments")
+            buffer = self._buffer[value]
+            if buffer in self._holds:
+                both = f"{self._name(self._holds[buffer])} and {self._name(value)}"
+                self._fault(f"{both} are arguments of {block.name} in one buffer")
+            if buffer:
+                self._hold(buffer, value)
         self._run(block)
         self._read(block.ends_with, block.root, block)
         self._results(block)
         for time, value, sentence in self._two_names:
             if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
                 self.faults.append(sentence)
+
+    def overwrites(self) -> list[Overwrite]:
+        """What was written over what, and who reads it."""
+        return [
+            Overwrite(
+                computation,
+                self._name(value),
+                str(writer.name),
+                tuple(dict.fromkeys(self._others(value, computation, writer))),
+                value in self._values.phis,
+            )
+            for computation, value, writer in self._written
+        ]
+
+    def _others(self, value: int, computation: str, writer: Message) -> Iterator[str]:
+        for where, reader in self._readers.get(value, ()):
+            if where == computation and reader.name != writer.name:
+                yield str(reader.name)
 
     def _is_argument(self, value: int, block: Block) -> bool:
         definer = self._values.definers[value][0]
@@ -170,7 +199,7 @@ class _Check:
 
     def _op(self, step: Step, block: Block) -> None:
         for operand in step.operands:
-            self._read(operand, step.instruction, block)
+            self._read(operand, step.runs, block)
         self._kernel(step, block)
         self._define_all(step.results, step, block)
 
@@ -195,7 +224,7 @@ class _Check:
     def _branches(self, step: Step, block: Block) -> None:
         """Branches exclude each other: what one writes, another one does not see."""
         for operand in step.operands:
-            self._read(operand, step.instruction, block)
+            self._read(operand, step.runs, block)
         written: dict[int, int] = {}
         for branch in step.blocks:
             mark = len(self._changes)
@@ -229,8 +258,11 @@ class _Check:
             one = itself[value]
             last[one] = now
             buffer = buffers[one]
-            if buffer and holds.get(buffer) != one:
-                held = holds.get(buffer)
+            if not buffer:
+                continue
+            self._readers.setdefault(one, []).append((block.name, reader))
+            held = holds.get(buffer)
+            if held != one:
                 by = "nothing has written" if held is None else f"{self._name(held)} has overwritten"
                 self._fault(f"{reader.name} reads {self._name(one)}, which {by} before, in {block.name}")
 
@@ -239,22 +271,15 @@ class _Check:
         if len(set(buffers)) != len(buffers):
             twice = next(one for one in buffers if buffers.count(one) > 1)
             both = [self._name(one) for one in results if self._buffer[one] == twice]
-            self._fault(f"{step.instruction.name} writes {both[0]} and {both[1]} into one buffer")
+            self._fault(f"{step.runs.name} writes {both[0]} and {both[1]} into one buffer")
         for one in results:
-            self._define(one, block.name, step.instruction.name)
-
-    def _define(self, value: int, computation: str, writer: str) -> None:
-        buffer = self._buffer[value]
-        if not buffer:
-            return
-        before = self._holds.get(buffer)
-        phis = self._values.phis
-        if before is not None and value not in phis:
-            overwritten = self._name(before)
-            self.overwrites.append(Overwrite(computation, overwritten, self._name(value), before in phis))
-        elif before is not None and writer == "the arguments":
-            self._fault(f"{self._name(before)} and {self._name(value)} are arguments in one buffer")
-        self._hold(buffer, self._itself[value])
+            buffer = self._buffer[one]
+            if not buffer:
+                continue
+            before = self._holds.get(buffer)
+            if before is not None and one not in self._values.phis:
+                self._written.append((block.name, before, step.runs))
+            self._hold(buffer, self._itself[one])
 
     # --- kernels -----------------------------------------------------------------------------------
 
@@ -283,7 +308,7 @@ class _Check:
                 continue
             if not self._reads_what_it_writes(step, place, leaf, result):
                 self._fault(
-                    f"{step.instruction.name} writes {self._name(written)} over {self._name(value)} "
+                    f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
                     f"and reads that at other elements than it writes, in {block.name}"
                 )
 
@@ -298,7 +323,7 @@ class _Check:
             if not all(self._reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
                 self._two_names.append((
                     self._now, self._itself[value],
-                    f"{step.instruction.name} reads {self._name(value)} by two names and may write "
+                    f"{step.runs.name} reads {self._name(value)} by two names and may write "
                     f"{self._name(written)} over it, in {block.name}",
                 ))  # fmt: skip
                 return

@@ -41,7 +41,9 @@ def width(shape: Message) -> int:
 
 def lies_alike(one: Message, other: Message) -> bool:
     """Whether two arrays have the same dimensions, in the same order in memory."""
-    return list(one.dimensions) == list(other.dimensions) and _physical(one) == _physical(other)
+    if one.dimensions != other.dimensions:
+        return False
+    return one.layout.minor_to_major == other.layout.minor_to_major or _physical(one) == _physical(other)
 
 
 def _physical(shape: Message) -> list[int]:

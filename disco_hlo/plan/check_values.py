@@ -48,6 +48,13 @@ class Step:
     """What it calls: a while its condition and body, in this order."""
     starts: Leaves = ()
     """The values that a while's condition and body begin with and its body writes anew."""
+    caller: Message | None = None
+    """The async start that wraps the instruction."""
+
+    @property
+    def runs(self) -> Message:
+        """What the schedule around names: the instruction, or the async start that wraps it."""
+        return self.instruction if self.caller is None else self.caller
 
 
 @dataclass(slots=True)
@@ -156,18 +163,15 @@ class Reader:
         """
         module, values = self._module, self.values
         body = self.bodies[module.entry_computation_id]
-        given: dict[int, list[int]] = {}
-        for one in body.by_id.values():
-            if one.opcode == "parameter":
-                given[one.parameter_number] = values.new_for(one, one.shape)
+        parameters = {one.parameter_number: one for one in body.by_id.values() if one.opcode == "parameter"}
+        given = {number: values.new_for(one, one.shape) for number, one in parameters.items()}
         arguments = [given.get(number, []) for number in range(max(given, default=-1) + 1)]
         block = self.block(module.entry_computation_id, arguments, "the module")
         donated = set()
         for entry in module.input_output_alias.entries:
             if entry.parameter_number not in given:
                 raise MalformedError(f"input_output_alias names parameter {entry.parameter_number}, which is not there")
-            parameter = next(p for p in body.by_id.values() if p.opcode == "parameter"
-                             and p.parameter_number == entry.parameter_number)  # fmt: skip
+            parameter = parameters[entry.parameter_number]
             leaf = leaf_at(parameter.shape, tuple(entry.parameter_shape_index), parameter.name)
             out = leaf_at(body.root.shape, tuple(entry.output_shape_index), body.root.name)
             argument = given[entry.parameter_number][leaf]
@@ -353,8 +357,10 @@ class Reader:
 
     def _async_start(self, instruction: Message, operands: tuple[Leaves, ...], block: Block) -> Leaves:
         inner = self.block(_called(instruction, 1)[0], operands, instruction.name)
+        inner.name = block.name
         read = [value for operand in operands for value in operand]
         for step in inner.steps:
+            step.caller = instruction
             for value in step.results:
                 if value != NOTHING and value in inner.ends_with:
                     leaf = len(read) + list(inner.ends_with).index(value)
