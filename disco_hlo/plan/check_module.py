@@ -104,6 +104,8 @@ class _Check:
         """Which value a buffer holds."""
         self._changes: list[tuple[int, int | None]] = []
         """What buffers held before each change, to be undone between exclusive branches."""
+        self._arguments: set[int] = set()
+        """Buffers of arguments."""
         self._last_read: dict[int, int] = {}
         self._now = 0
         self._two_names: list[tuple[int, int, str]] = []
@@ -120,6 +122,7 @@ class _Check:
                 both = f"{self._name(self._holds[buffer])} and {self._name(value)}"
                 self._fault(f"{both} are arguments of {block.name} in one buffer")
             if buffer:
+                self._arguments.add(buffer)
                 self._hold(buffer, value)
         self._run(block)
         self._read(block.ends_with, block.root, block)
@@ -314,11 +317,13 @@ class _Check:
 
     def _may_share(self, step: Step, value: int, block: Block) -> None:
         """XLA puts a result into the buffer of an operand of its size that nothing reads any more, having looked at
-        one of the operand's names alone."""
+        one of the operand's names alone. Not so a result that must be in the buffer of an argument."""
         places = [(p, leaf) for p, operand in enumerate(step.operands) for leaf, v in enumerate(operand) if v == value]
         size = _size(self._values.shapes[value])
         for result, written in enumerate(step.results):
             if written == NOTHING or _size(self._values.shapes[written]) != size:
+                continue
+            if self._buffer[written] in self._arguments:
                 continue
             if not all(self._reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
                 self._two_names.append((
