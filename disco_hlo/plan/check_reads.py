@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.plan.check_pairs import TUPLE, Body, fused
 
 ELEMENTWISE = frozenset((
@@ -50,6 +50,15 @@ def _physical(shape: Message) -> list[int]:
     """Dimensions from the slowest to the fastest, those of one element left out."""
     order = list(shape.layout.minor_to_major)[::-1] or list(range(len(shape.dimensions)))
     return [place for place in order if place < len(shape.dimensions) and shape.dimensions[place] != 1]
+
+
+def _whole_number(constant: Message) -> int | None:
+    """What an instruction is, where that is a constant whole number."""
+    if constant.opcode != "constant" or math.prod(constant.shape.dimensions) != 1:
+        return None
+    literal = DetailedInstruction.FromString(constant.SerializeToString()).literal
+    numbers = [*literal.s32s, *literal.s64s, *literal.u32s]
+    return int(numbers[0]) if len(numbers) == 1 else None
 
 
 def _is_row_major(shape: Message) -> bool:
@@ -189,18 +198,21 @@ class FusedReads:
         )
 
     def _is_slice_of(self, reader: Message, update: Message) -> bool:
-        """Whether a dynamic-slice cuts out what a dynamic-update-slice writes, of an array that lies like its."""
-        if reader.opcode != "dynamic-slice":
+        """Whether a slice cuts out what a dynamic-update-slice writes, of an array that lies like its."""
+        if reader.opcode not in ("dynamic-slice", "slice"):
             return False
         by_id = self._body.by_id
         cut, part = by_id[reader.operand_ids[0]], by_id[update.operand_ids[1]]
-        starts, others = reader.operand_ids[1:], update.operand_ids[2:]
-        return (
-            lies_alike(reader.shape, part.shape)
-            and lies_alike(cut.shape, update.shape)
-            and len(starts) == len(others)
-            and all(self._are_equal(one, other) for one, other in zip(starts, others, strict=True))
-        )
+        if not lies_alike(reader.shape, part.shape) or not lies_alike(cut.shape, update.shape):
+            return False
+        starts = update.operand_ids[2:]
+        if reader.opcode == "slice":
+            dense = all(one.stride == 1 for one in reader.slice_dimensions)
+            return dense and [one.start for one in reader.slice_dimensions] == [
+                _whole_number(by_id[one]) for one in starts
+            ]
+        others = reader.operand_ids[1:]
+        return len(starts) == len(others) and all(map(self._are_equal, starts, others))
 
     def _are_equal(self, one: int, other: int, depth: int = 8) -> bool:
         """Whether two scalars are the same, by the look of how they are computed."""
@@ -217,7 +229,5 @@ class FusedReads:
             and a.opcode not in ("compare", "map")
             and a.shape.element_type == b.shape.element_type
             and len(a.operand_ids) == len(b.operand_ids)
-            and all(
-                self._are_equal(p, q, depth - 1) for p, q in zip(a.operand_ids, b.operand_ids, strict=True)
-            )
+            and all(self._are_equal(p, q, depth - 1) for p, q in zip(a.operand_ids, b.operand_ids, strict=True))
         )
