@@ -1,0 +1,396 @@
+"""The last check before XLA compiles a module of ours: does anything read what has been overwritten?
+
+After the hook XLA inserts no copy and checks nothing. Which values share a buffer, and in which order they are written
+and read, stands in the bytes alone, so the check reads nothing else: no graph, no strategy, none of the code that
+decides what may be written. It goes through each scheduled computation in its order and remembers which value each
+buffer holds.
+
+It refuses a module
+
+1. that has no schedule for what runs, or whose order or calls make no sense;
+2. in which a value is read after another one of its buffer was written;
+3. in which a value enters a kernel by two names, where XLA may give the kernel's result its buffer, having looked at
+   one name alone;
+4. in which a kernel that must write over an operand reads it at other elements than it writes;
+5. with two results in one buffer, or a result in the buffer of a constant or an argument that was not donated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from disco_hlo.errors import PlanError
+from disco_hlo.hlo import proto
+from disco_hlo.hlo.proto import Message
+from disco_hlo.plan.check_pairs import TUPLE, Body, MalformedError, fused, leaves
+from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike, width
+from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Reader, Step, Values
+
+
+def check_module(data: bytes, backend: str) -> None:
+    """Refuse a module whose buffers would not hold what is read from them.
+
+    Args:
+        data: what goes to XLA: a serialized, scheduled HloModuleProto.
+        backend: ``cpu`` or ``gpu``.
+
+    Raises:
+        ModuleError: the bytes are no HLO module.
+        PlanError: the first fault, with the names of both values.
+    """
+    found = faults(data, backend)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise PlanError(f"the module would compute wrong numbers: {found[0]}{more}")
+
+
+def faults(data: bytes, backend: str) -> list[str]:
+    """Why a module must not be compiled, one sentence for each fault; empty where it may.
+
+    Raises:
+        ModuleError: the bytes are no HLO module.
+    """
+    return _checked(data, backend)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """One value written over another: all readers of the first must run before what writes the second."""
+
+    computation: str
+    overwritten: str
+    writer: str
+    """The instruction that writes the second value."""
+    readers: tuple[str, ...]
+    """The instructions of the same computation that read the first, the writer excepted."""
+    is_carried: bool
+    """Whether the overwritten value is one that a loop carries from turn to turn."""
+
+
+def overwrites(data: bytes, backend: str) -> list[Overwrite]:
+    """What constrains the order of a module, in the order in which it is written over.
+
+    Raises:
+        ModuleError: the bytes are no HLO module.
+    """
+    return _checked(data, backend)[1]
+
+
+def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
+    module = proto.parse(data)
+    try:
+        reader = Reader(module, ELEMENTWISE)
+        entry = reader.entry()
+    except MalformedError as error:
+        return [str(error)], []
+    check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
+    check.entry(entry)
+    return check.faults, check.overwrites()
+
+
+class _Check:
+    """Goes through the steps in their order and remembers which value each buffer holds."""
+
+    def __init__(self, values: Values, bodies: dict[int, Body], *, gpu: bool) -> None:
+        self.faults: list[str] = []
+        self._written: list[tuple[str, int, Message]] = []
+        """(computation, value that was overwritten, writer)"""
+        self._readers: dict[int, list[tuple[str, Message]]] = {}
+        """(computation, reader) of each value that shares its buffer."""
+        self._values, self._bodies, self._gpu = values, bodies, gpu
+        self._itself, self._buffer = _shared_buffers(values)
+        self._holds: dict[int, int] = {}
+        """Which value a buffer holds."""
+        self._changes: list[tuple[int, int | None]] = []
+        """What buffers held before each change, to be undone between exclusive branches."""
+        self._arguments: set[int] = set()
+        """Buffers of arguments."""
+        self._last_read: dict[int, int] = {}
+        self._now = 0
+        self._two_names: list[tuple[int, int, str]] = []
+        """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
+        self._reads: dict[int, FusedReads] = {}
+
+    def entry(self, block: Block) -> None:
+        """Check the whole module."""
+        self._read_only()
+        given = [value for value in range(1, len(self._itself)) if self._is_argument(value, block)]
+        for value in given:
+            buffer = self._buffer[value]
+            if buffer in self._holds:
+                both = f"{self._name(self._holds[buffer])} and {self._name(value)}"
+                self._fault(f"{both} are arguments of {block.name} in one buffer")
+            if buffer:
+                self._arguments.add(buffer)
+                self._hold(buffer, value)
+        self._run(block)
+        self._read(block.ends_with, block.root, block)
+        self._results(block)
+        for time, value, sentence in self._two_names:
+            if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
+                self.faults.append(sentence)
+
+    def overwrites(self) -> list[Overwrite]:
+        """What was written over what, and who reads it."""
+        return [
+            Overwrite(
+                computation,
+                self._name(value),
+                str(writer.name),
+                tuple(dict.fromkeys(self._others(value, computation, writer))),
+                value in self._values.phis,
+            )
+            for computation, value, writer in self._written
+        ]
+
+    def _others(self, value: int, computation: str, writer: Message) -> Iterator[str]:
+        for where, reader in self._readers.get(value, ()):
+            if where == computation and reader.name != writer.name:
+                yield str(reader.name)
+
+    def _is_argument(self, value: int, block: Block) -> bool:
+        definer = self._values.definers[value][0]
+        return definer is not None and definer.opcode == "parameter" and value not in self._values.phis
+
+    def _read_only(self) -> None:
+        """No other value may be in the buffer of a constant or of an argument that was not donated."""
+        values = self._values
+        wanted = {self._buffer[one]: one for one in values.read_only if self._buffer[one] != NOTHING}
+        if not wanted:
+            return
+        for value in range(len(self._itself) - 1, 0, -1):
+            kept = wanted.get(self._buffer[value])
+            if kept is not None and kept != self._itself[value] and value not in values.phis:
+                del wanted[self._buffer[value]]
+                self._fault(f"{self._name(value)} is written over {self._name(kept)}, which must not change")
+        for kept in wanted.values():
+            self._fault(f"{self._name(kept)} must not change, but a loop or conditional has it in a buffer of its own")
+
+    def _results(self, block: Block) -> None:
+        """No two results of the module in one buffer, and none in the buffer of what must not change."""
+        values = self._values
+        seen: dict[int, int] = {}
+        for value in block.ends_with:
+            if value == NOTHING:
+                continue
+            value = values.itself(value)
+            if value in values.read_only:
+                self._fault(f"{block.root.name} returns {self._name(value)}, which is a constant or was not donated")
+            buffer = values.buffer(value)
+            if buffer in seen:
+                self._fault(
+                    f"{block.root.name} returns {self._name(seen[buffer])} and {self._name(value)} in one buffer"
+                )
+            seen[buffer] = value
+
+    # --- going through the steps -------------------------------------------------------------------
+
+    def _run(self, block: Block) -> None:
+        for step in block.steps:
+            self._now += 1
+            if step.kind == "op":
+                self._op(step, block)
+            elif step.kind == "done":
+                self._done(step, block)
+            elif step.kind == "while":
+                self._loop(step, block)
+            elif step.kind == "conditional":
+                self._branches(step, block)
+            else:
+                self._run(step.blocks[0])
+
+    def _op(self, step: Step, block: Block) -> None:
+        for operand in step.operands:
+            self._read(operand, step.runs, block)
+        self._kernel(step, block)
+        self._define_all(step.results, step, block)
+
+    def _done(self, step: Step, block: Block) -> None:
+        """An async op ends: what it was given must still be there, unless it wrote over it itself."""
+        for operand in step.operands:
+            own = {self._itself[value] for value in operand}
+            left = [one for one in operand if self._holds.get(self._buffer[one]) not in own]
+            self._read(left, step.instruction, block)
+            self._touch(operand)
+
+    def _loop(self, step: Step, block: Block) -> None:
+        self._read(step.operands[0], step.instruction, block)
+        self._define_all(step.starts, step, block)
+        for inner in step.blocks:
+            self._run(inner)
+        body = step.blocks[1]
+        self._now += 1
+        self._read(body.ends_with, body.root, body)
+        self._define_all(step.results, step, block)
+
+    def _branches(self, step: Step, block: Block) -> None:
+        """Branches exclude each other: what one writes, another one does not see."""
+        for operand in step.operands:
+            self._read(operand, step.runs, block)
+        written: dict[int, int] = {}
+        for branch in step.blocks:
+            mark = len(self._changes)
+            self._run(branch)
+            self._now += 1
+            self._read(branch.ends_with, branch.root, branch)
+            while len(self._changes) > mark:
+                buffer, before = self._changes.pop()
+                written.setdefault(buffer, self._holds[buffer])
+                if before is None:
+                    del self._holds[buffer]
+                else:
+                    self._holds[buffer] = before
+        for buffer, value in written.items():
+            self._hold(buffer, value)
+        self._define_all(step.results, step, block)
+
+    def _hold(self, buffer: int, value: int) -> None:
+        self._changes.append((buffer, self._holds.get(buffer)))
+        self._holds[buffer] = value
+
+    def _touch(self, values: Leaves) -> None:
+        for value in values:
+            self._last_read[self._itself[value]] = self._now
+
+    def _read(self, values: Leaves, reader: Message, block: Block) -> None:
+        holds, buffers, itself, last, now = (
+            self._holds, self._buffer, self._itself, self._last_read, self._now,
+        )  # fmt: skip
+        for value in values:
+            one = itself[value]
+            last[one] = now
+            buffer = buffers[one]
+            if not buffer:
+                continue
+            self._readers.setdefault(one, []).append((block.name, reader))
+            held = holds.get(buffer)
+            if held != one:
+                by = "nothing has written" if held is None else f"{self._name(held)} has overwritten"
+                self._fault(f"{reader.name} reads {self._name(one)}, which {by} before, in {block.name}")
+
+    def _define_all(self, results: Leaves, step: Step, block: Block) -> None:
+        buffers = [self._buffer[one] for one in results if self._buffer[one]]
+        if len(set(buffers)) != len(buffers):
+            twice = next(one for one in buffers if buffers.count(one) > 1)
+            both = [self._name(one) for one in results if self._buffer[one] == twice]
+            self._fault(f"{step.runs.name} writes {both[0]} and {both[1]} into one buffer")
+        for one in results:
+            buffer = self._buffer[one]
+            if not buffer:
+                continue
+            before = self._holds.get(buffer)
+            if before is not None and one not in self._values.phis:
+                self._written.append((block.name, before, step.runs))
+            self._hold(buffer, self._itself[one])
+
+    # --- kernels -----------------------------------------------------------------------------------
+
+    def _kernel(self, step: Step, block: Block) -> None:
+        """What a kernel writes over must be read before, element by element."""
+        shared = {self._buffer[one] for one in step.results} - {NOTHING}
+        entering = [one for operand in step.operands for one in operand if one != NOTHING]
+        twice = len(set(entering)) != len(entering) and self._is_kernel(step.instruction)
+        if not shared and not twice:
+            return
+        for place, operand in enumerate(step.operands):
+            for leaf, value in enumerate(operand):
+                if value != NOTHING and self._buffer[value] in shared:
+                    self._must_share(step, place, leaf, value, block)
+        if twice:
+            for value in {one for one in entering if entering.count(one) > 1}:
+                self._may_share(step, value, block)
+
+    @staticmethod
+    def _is_kernel(instruction: Message) -> bool:
+        return instruction.opcode == "fusion" or instruction.opcode in ELEMENTWISE
+
+    def _must_share(self, step: Step, place: int, leaf: int, value: int, block: Block) -> None:
+        for result, written in enumerate(step.results):
+            if self._buffer[written] != self._buffer[value]:
+                continue
+            if not self._reads_what_it_writes(step, place, leaf, result):
+                self._fault(
+                    f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
+                    f"and reads that at other elements than it writes, in {block.name}"
+                )
+
+    def _may_share(self, step: Step, value: int, block: Block) -> None:
+        """XLA puts a result into the buffer of an operand of its size that nothing reads any more, having looked at
+        one of the operand's names alone. Not so a result that must be in the buffer of an argument."""
+        places = [(p, leaf) for p, operand in enumerate(step.operands) for leaf, v in enumerate(operand) if v == value]
+        size = _size(self._values.shapes[value])
+        for result, written in enumerate(step.results):
+            if written == NOTHING or _size(self._values.shapes[written]) != size:
+                continue
+            if self._buffer[written] in self._arguments:
+                continue
+            if not all(self._reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
+                self._two_names.append((
+                    self._now, self._itself[value],
+                    f"{step.runs.name} reads {self._name(value)} by two names and may write "
+                    f"{self._name(written)} over it, in {block.name}",
+                ))  # fmt: skip
+                return
+
+    def _reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int) -> bool:
+        instruction = step.instruction
+        opcode = instruction.opcode
+        declared = any(p.operand == place and p.operand_leaf == leaf and p.result_leaf == result for p in step.pairs)
+        if opcode == "fusion":
+            if declared and instruction.output_operand_aliasing:
+                return True
+            body = fused(instruction, self._bodies)
+            key = instruction.called_computation_ids[0]
+            if key not in self._reads:
+                self._reads[key] = FusedReads(body, self._bodies, gpu=self._gpu)
+            return place not in self._reads[key].elsewhere(result)
+        if declared:
+            return True
+        if opcode in ELEMENTWISE:
+            shape = self._values.shapes
+            return lies_alike(shape[step.operands[place][leaf]], shape[step.results[result]])
+        return _works_in_place(instruction, place, result, gpu=self._gpu)
+
+    # --- words -------------------------------------------------------------------------------------
+
+    def _name(self, value: int) -> str:
+        return self._values.name(value)
+
+    def _fault(self, sentence: str) -> None:
+        self.faults.append(sentence)
+
+
+def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool) -> bool:
+    """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
+    opcode = instruction.opcode
+    if opcode in ("all-reduce", "collective-broadcast"):
+        return gpu and place == result
+    if opcode == "sort":
+        return place == result
+    if opcode == "triangular-solve":
+        return place == 1
+    if opcode == "custom-call" and gpu:
+        target = instruction.custom_call_target
+        if target == "__cublas$lt$matmul":
+            return place == 2 and result == 0
+        return target == "cusolver$cholesky" and result == 0
+    return False
+
+
+def _shared_buffers(values: Values) -> tuple[list[int], list[int]]:
+    """What each value is, and its buffer; a buffer that holds one value only is :data:`NOTHING`."""
+    count = len(values.definers)
+    itself = list(range(count))
+    buffer = [values.buffer(one) for one in range(count)]
+    holders: dict[int, int] = {}
+    shared = set()
+    for one in range(1, count):
+        itself[one] = values.itself(one)
+        if holders.setdefault(buffer[one], itself[one]) != itself[one]:
+            shared.add(buffer[one])
+    return itself, [one if one in shared else NOTHING for one in buffer]
+
+
+def _size(shape: Message) -> tuple[int, int]:
+    return width(shape), shape.element_type
