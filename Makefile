@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench venv venv-product venv-py311 test-product test-py311 clean
+.PHONY: help demo test lint format bench fuzz venv venv-product venv-py311 test-product test-py311 clean
 
 PRODUCT := .venv-product
 
@@ -51,6 +51,9 @@ bench: venv-product ## Run a benchmark: make bench BENCH=name; without BENCH lis
 	if [ -n "$(BENCH)" ]; then PATH="$(CURDIR)/$(PRODUCT)/bin:$$PATH" python scripts/bench_$(BENCH).py $(ARGS); exit; fi; \
 	for file in scripts/bench_*.py; do name=$${file#scripts/bench_}; \
 	printf '  make bench BENCH=%-14s %s\n' "$${name%.py}" "$$(sed -nE '1s/^"""|"""$$//gp' $$file)"; done
+
+fuzz: venv-product ## Random programs under random strategies, compared with XLA's default (ARGS=... passes on)
+	@PATH="$(CURDIR)/$(PRODUCT)/bin:$$PATH" python scripts/fuzz.py $(ARGS)
 
 venv: venv-product venv-py311 ## Make both virtual environments
 

@@ -1,0 +1,188 @@
+"""One program with one strategy after the other, each compared with XLA's default."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.fuzz import by_hand
+from tests.fuzz.compare import Outputs, Reference, reference
+from tests.fuzz.inputs import make_inputs, moved_by_a_bit, place
+from tests.fuzz.interpret import abstract_arguments, step_of
+from tests.fuzz.program import Program
+from tests.fuzz.strategies import LostError, Wanted, digest, strategy_of
+from tests.fuzz.tally import FINDINGS
+
+KINDS = ("same", "repeated", "gated", "refused", *FINDINGS)
+"""All outcomes of a pair. repeated: the module was compared before; gated: the last gate before XLA refused it;
+refused: ``apply`` did; lost: a state of the search is no strategy; uncompiled: XLA refused the module; unverified:
+``verify`` did; broken: an exception that nothing of ours may raise."""
+LOOSER = 4.0
+"""The default may lie so many times further from what is computed op by op than a strategy from the default."""
+_GATE = "check_module.py"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a pair."""
+
+    kind: str
+    detail: str = ""
+
+
+class SkippedError(Exception):
+    """A program of which no strategy is judged: XLA's default is at fault, or the module is none of ours."""
+
+
+class Case:
+    """A program that XLA's default has run: ready to be compared with.
+
+    Raises:
+        SkippedError: it is not compared with anything; the first word of the message says why.
+    """
+
+    def __init__(self, program: Program, by_hand_too: bool = True) -> None:
+        self.program = program
+        self.inputs = make_inputs(program)
+        self.request = _request_of(program)
+        try:
+            default = compiles.compile_module(self.request, None)
+            self.reference = self._reference(default)
+        except Exception as error:
+            raise SkippedError(f"default: XLA cannot run it: {_one_line(error)}") from error
+        self._evaluated = False
+        if by_hand_too:
+            self._evaluate()
+        try:
+            self.source: CanonicalModule = canonicalize(compiles.capture(self.request))
+        except DiscoError as error:
+            raise SkippedError(f"unread: {_one_line(error)}") from error
+        self._seen: set[bytes] = set()
+
+    def _reference(self, default: Any) -> Reference:
+        runs = [self._run(default, self.inputs)]
+        runs += [self._run(default, moved_by_a_bit(self.inputs, seed)) for seed in (1, 2)]
+        return reference(self.program, self.inputs, *runs)
+
+    def _run(self, executable: Any, inputs: Sequence[NDArray[Any]]) -> Outputs:
+        result = executables.execute(executable, place(self.program, inputs))
+        return [[np.array(part) for part in output] for output in executables.result_arrays(result)]
+
+    def _evaluate(self) -> None:
+        """Hear the third opinion.
+
+        Raises:
+            SkippedError: XLA's default computes something else than its ops one by one.
+        """
+        if self._evaluated:
+            return
+        self._evaluated = True
+        found = by_hand.evaluate(self.program)
+        self.reference = self.reference.with_largest(found.largest)
+        difference = self.reference.difference(found.outputs, LOOSER)
+        if difference:
+            raise SkippedError(f"default: op by op it is another: {difference}")
+
+    def attempt(self, one: Wanted) -> Outcome:
+        """Compile and run one strategy of the program, and compare.
+
+        Raises:
+            SkippedError: as the constructor; the third opinion may be heard only here.
+        """
+        try:
+            return self._attempt(one)
+        except LostError as error:
+            return Outcome("lost", _one_line(error))
+        except SkippedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any other is a finding
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return Outcome("broken", f"{_one_line(error)} ({where.name}:{where.lineno})")
+
+    def _attempt(self, one: Wanted) -> Outcome:
+        strategy = strategy_of(self.source, one)
+        try:
+            module = apply(strategy, self.source)
+        except IllegalStrategyError as error:
+            if _raised_in(error, _GATE):
+                return Outcome("gated", _one_line(error))
+            own = one.kind not in ("random", "order", "one-kernel", "one-bucket")
+            return Outcome("lost" if own else "refused", f"apply: {_one_line(error)}")
+        digested = digest(module)
+        if digested in self._seen:
+            return Outcome("repeated")
+        self._seen.add(digested)
+        try:
+            verify(self.source, module, strategy)
+        except PlanError as error:
+            return Outcome("gated" if _raised_in(error, _GATE) else "unverified", _one_line(error))
+        try:
+            executable = compiles.compile_module(self.request, module)
+        except IllegalStrategyError as error:
+            return Outcome("uncompiled", _one_line(error))
+        return self._compared(self._run(executable, self.inputs))
+
+    def _compared(self, outputs: Outputs) -> Outcome:
+        if not self.reference.difference(outputs):
+            return Outcome("same")
+        self._evaluate()
+        difference = self.reference.difference(outputs)
+        return Outcome("different", difference) if difference else Outcome("same")
+
+
+def attempts(
+    program: Program, strategies: Sequence[Wanted], by_hand_too: bool
+) -> Iterator[tuple[Wanted, Outcome]]:
+    """Each of the strategies with its outcome.
+
+    Raises:
+        SkippedError: as :class:`Case`.
+    """
+    case = Case(program, by_hand_too)
+    for one in strategies:
+        yield one, case.attempt(one)
+
+
+def _request_of(program: Program) -> CompileRequest:
+    """The compile that JAX asks for to run the program; nothing is run."""
+    name = f"fuzz{next(_numbers)}"
+    found: list[CompileRequest] = []
+
+    class Stop(BaseException):
+        pass
+
+    def handler(request: CompileRequest) -> None:
+        if request.module_name == f"jit_{name}":
+            found.append(request)
+            raise Stop
+
+    lowered = step_of(program, name).lower(*abstract_arguments(program))
+    jaxlink.install(handler)
+    try:
+        lowered.compile()
+    except Stop:
+        return found[0]
+    finally:
+        jaxlink.uninstall()
+    raise AssertionError("the program was never compiled")
+
+
+def _raised_in(error: BaseException, file: str) -> bool:
+    return any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]

@@ -1,0 +1,231 @@
+"""A run of the fuzzer: programs by seed to as many workers as asked for, counts, and what was found."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import findings, tally
+from tests.fuzz.findings import Finding
+from tests.fuzz.processes import Worker
+from tests.fuzz.strategies import Wanted, wanted
+from tests.fuzz.tally import FINDINGS, Tally
+
+_PROGRESS_S = 2.0
+_SHRINK_S = 90.0
+"""The longest that one finding is made smaller."""
+_WARM_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How far to go, and on what."""
+
+    seed: int = 0
+    """Of the first program; each has the next number."""
+    pairs: int | None = None
+    seconds: float | None = None
+    jobs: int = 1
+    platform: str = "cpu"
+    devices: int = 4
+    """The most that a program runs on."""
+    strategies: int = 12
+    """For each program."""
+    searched: bool = True
+    """Whether to try states of the search, which numba has to compile first."""
+    keep: int = 8
+    """So many findings are shrunk and saved."""
+    folder: Path = findings.FOUND
+    pair_limit_s: float = 60.0
+    by_hand_every: int = 1
+    """One of so many programs is evaluated op by op whatever comes of it; any other is where a strategy differs."""
+
+    @property
+    def subject(self) -> str:
+        """What the counts are of."""
+        return f"{self.platform}, up to {self.devices} devices"
+
+
+@dataclass
+class Run:
+    """One run; ``go`` returns when it is over."""
+
+    settings: Settings
+    before: Tally = field(default_factory=Tally)
+    """What earlier runs did, whose seeds are left out."""
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    counts: Tally = field(default_factory=Tally)
+    saved: list[Path] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """One for each finding of a sort that was new."""
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        seconds = self.settings.seconds
+        self.deadline = float("inf") if seconds is None else self.began + seconds
+        self.lock = threading.Lock()
+        self.next_seed = self.settings.seed
+        self.pending: list[Finding] = []
+        self.known: set[str] = set()
+        self.accepted = 0
+        self.ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    def go(self) -> Tally:
+        """Work until pairs or seconds are used up, or Ctrl-C."""
+        try:
+            self._warm()
+            threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.settings.jobs)]
+            for thread in threads:
+                thread.start()
+            said = time.monotonic()
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(0.1)
+                if time.monotonic() - said > _PROGRESS_S:
+                    said = time.monotonic()
+                    self._progress()
+        except KeyboardInterrupt:
+            self.say("stopping: what is under way is given up")
+            self.deadline = min(self.deadline, time.monotonic())
+            self.ended.set()
+            for thread in threading.enumerate():
+                if thread.daemon and thread is not threading.current_thread():
+                    thread.join(10.0)
+        self.counts.seconds = time.monotonic() - self.began
+        if self.failure is not None:
+            raise self.failure
+        return self.counts
+
+    def _progress(self) -> None:
+        self.counts.seconds = time.monotonic() - self.began
+        self.say(self.counts.line())
+
+    def _warm(self) -> None:
+        """Have numba compile the search before several workers do."""
+        if not self.settings.searched:
+            return
+        worker = Worker(self.settings.platform, self.settings.devices, self.settings.jobs)
+        self.say("compiling the search, once on a machine")
+        worker.ask({"do": "warm"}, lambda _: None, self.deadline, _WARM_LIMIT_S)
+        worker.stop()
+
+    # One worker ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        settings = self.settings
+        worker = Worker(settings.platform, settings.devices, settings.jobs, settings.pair_limit_s)
+        try:
+            while time.monotonic() < self.deadline and not self.ended.is_set():
+                if (finding := self._to_shrink()) is not None:
+                    self._shrink(finding, worker)
+                elif (seed := self._take_seed()) is not None:
+                    self._try(seed, worker)
+                else:
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self.failure = error
+            self.ended.set()
+        finally:
+            worker.stop()
+
+    def _take_seed(self) -> int | None:
+        with self.lock:
+            if self.settings.pairs is not None and self.counts.pairs >= self.settings.pairs:
+                return None
+            while self.before.is_done(self.next_seed):
+                self.next_seed += 1
+            self.next_seed += 1
+            return self.next_seed - 1
+
+    def _try(self, seed: int, worker: Worker) -> None:
+        settings = self.settings
+        left = wanted(seed, settings.strategies, settings.searched)
+        by_hand = seed % settings.by_hand_every == 0
+        while left:
+            heard: list[tuple[Wanted, str, str]] = []
+            skipped: list[str] = []
+
+            def hear(
+                message: dict[str, Any],
+                heard: list[tuple[Wanted, str, str]] = heard,
+                skipped: list[str] = skipped,
+                left: list[Wanted] = left,
+            ) -> None:
+                if "pair" in message:
+                    heard.append((left[len(heard)], message["kind"], message["detail"]))
+                if "skipped" in message:
+                    skipped.append(message["skipped"])
+
+            task = findings.task(seed, left, by_hand, settings.devices)
+            what, said = worker.ask(task, hear, self.deadline)
+            if what == "stopped":
+                return
+            left = left[len(heard) :]
+            if what != "done" and said.startswith(("XLA's default", "the program")):
+                skipped.append(f"{said.split(' ', 1)[0].lower()}: {what}: {said}")
+            elif what != "done" and left:
+                heard.append((left.pop(0), what if what in FINDINGS else "broken", said))
+            self._count(seed, heard, skipped)
+            if what == "done" or skipped:
+                break
+        with self.lock:
+            self.counts.note_done(seed)
+
+    def _count(self, seed: int, heard: list[tuple[Wanted, str, str]], skipped: list[str]) -> None:
+        with self.lock:
+            for why in skipped:
+                self.counts.skipped[why.partition(":")[0]] += 1
+            for one, kind, detail in heard:
+                self.counts.kinds[kind] += 1
+                if kind in FINDINGS:
+                    self._note(seed, one, kind, detail)
+
+    def _note(self, seed: int, one: Wanted, kind: str, detail: str) -> None:
+        """Say of a finding of a new sort, and have it shrunk, as long as there are few."""
+        from tests.fuzz.grammar import generate
+
+        finding = Finding(generate(seed, self.settings.devices), one, kind, detail, seed)
+        sort = f"{finding.alike} {seed if kind == 'different' else ''}"
+        if sort in self.known:
+            return
+        self.known.add(sort)
+        line = f"{kind}: program {seed}, strategy {one}, after {self.counts.pairs} pairs: {detail}"
+        self.lines.append(line)
+        self.say(line)
+        if self.accepted < self.settings.keep:
+            self.accepted += 1
+            self.pending.append(finding)
+
+    def _to_shrink(self) -> Finding | None:
+        with self.lock:
+            return self.pending.pop(0) if self.pending else None
+
+    def _shrink(self, finding: Finding, worker: Worker) -> None:
+        until = min(self.deadline, time.monotonic() + _SHRINK_S)
+        small = findings.shrunk(finding, worker, until)
+        path = findings.save(small, self.settings.folder)
+        with self.lock:
+            self.saved.append(path)
+        self.say(f"{path}: {small.kind}, strategy {small.strategy}, {len(small.program.body.ops)} ops")
+
+
+def run(settings: Settings, add_to: Path | None, say: Callable[[str], None]) -> int:
+    """Do a run, add its counts to a file where one is named; 1 where anything was found, else 0."""
+    # The parent writes programs, for which jax needs no device.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    before = Tally() if add_to is None else tally.load(add_to, settings.subject)
+    whole = Run(replace(settings), before, say)
+    counts = whole.go()
+    if add_to is not None:
+        together = tally.load(add_to, settings.subject)
+        together.add(counts)
+        tally.save(add_to, settings.subject, together)
+        say(f"all runs together: {together.line()}")
+    print(counts.line())
+    return 1 if counts.found else 0

@@ -1,0 +1,158 @@
+"""Strategies to try on a program: XLA's own, plain ones, random ones, and what the search makes of its states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from disco_hlo.errors import DiscoError, IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.legality import is_joinable
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.units import UnitGraph, unit_graph
+from tests.steps.strategies import random_strategy
+
+KINDS = ("xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
+SEARCHED = ("moves", "search")
+"""Kinds that need the search's compiled code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which strategy to try: a kind, and a seed where the kind has many."""
+
+    kind: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.seed}"
+
+
+class LostError(Exception):
+    """A state of the search that is no strategy."""
+
+
+def wanted(seed: int, count: int, searched: bool) -> list[Wanted]:
+    """About ``count`` strategies to try on the program of this seed."""
+    found = [Wanted("xla"), Wanted("unfused"), Wanted("one-kernel"), Wanted("one-bucket")]
+    kinds = ("random", "order", "random", "moves", "order", "moves", "random", "search")
+    usable = [kind for kind in kinds if searched or kind not in SEARCHED]
+    while len(found) < count:
+        number = len(found) - 4
+        found.append(Wanted(usable[number % len(usable)], seed * 1000 + number))
+    return found[:count]
+
+
+def strategy_of(source: CanonicalModule, one: Wanted) -> Strategy:
+    """The strategy that is meant, on this module.
+
+    Raises:
+        LostError: the search came to a state that is no strategy.
+        DiscoError: the module cannot be read.
+    """
+    graph = source.graph
+    if one.kind == "xla":
+        return read(source)
+    if one.kind == "unfused":
+        return unfused(graph)
+    if one.kind == "one-bucket":
+        return one_bucket(graph, read(source).groups)
+    if one.kind == "one-kernel":
+        return one_kernel(source)
+    if one.kind == "random":
+        return random_strategy(source, one.seed, attempts=60)
+    if one.kind == "order":
+        return in_random_order(source, one.seed)
+    if one.kind in SEARCHED:
+        return _searched(source, one)
+    raise ValueError(f"strategy {one.kind!r}: expected one of {', '.join(KINDS)}")
+
+
+def one_kernel(source: CanonicalModule) -> Strategy:
+    """As much as may be in one kernel, from the last op on."""
+    graph = source.graph
+    best = unfused(graph)
+    inside: tuple[int, ...] = ()
+    for node in reversed(graph.nodes):
+        if not is_joinable(node):
+            continue
+        grown = tuple(sorted((*inside, node.id)))
+        candidate = replace(best, groups=(Group(grown),))
+        if not inside or _is_legal(source, candidate):
+            inside = grown
+            if len(grown) > 1:
+                best = candidate
+    return best
+
+
+def _is_legal(source: CanonicalModule, strategy: Strategy) -> bool:
+    graph = source.graph
+    try:
+        check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))
+    except IllegalStrategyError:
+        return False
+    return True
+
+
+def in_random_order(source: CanonicalModule, seed: int) -> Strategy:
+    """Kernels as some other strategy has them, in an order drawn from all that are legal."""
+    graph, dice = source.graph, random.Random(seed)
+    plain = (unfused(graph), read(source), one_bucket(graph, read(source).groups))
+    strategy = dice.choice(plain) if dice.random() < 0.6 else random_strategy(source, seed, attempts=60)
+    units = unit_graph(graph, strategy)
+    return replace(strategy, order=random_order(units, graph.backend == "gpu", dice))
+
+
+def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:
+    """One of all orders that ``check_order`` lets pass; half of them late: what can wait does."""
+    waits: dict[str, list[str]] = {}
+    for i, unit in enumerate(units.units):
+        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
+        waits[start] = [units.units[j].done_token(asynchronous) for j in units.dependencies[i]]
+        if done != start:
+            waits[done] = [start]
+    order: list[str] = []
+    placed: set[str] = set()
+    last_first = dice.random() < 0.5
+    while waits:
+        ready = [token for token, before in waits.items() if placed.issuperset(before)]
+        token = ready[-1] if last_first and dice.random() < 0.7 else dice.choice(ready)
+        order.append(token)
+        placed.add(token)
+        del waits[token]
+    return tuple(order)
+
+
+# The search --------------------------------------------------------------------------------------
+
+
+def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
+    """What the search writes a state of its own as: after random moves, or after a short joint search."""
+    # Imported here: numba takes a while, and a run without the search does without it.
+    from tests.fuzz.searching import after_moves, after_search
+
+    graph, dice = source.graph, random.Random(one.seed)
+    start = unfused(graph) if dice.random() < 0.4 else read(source)
+    try:
+        found = (after_moves if one.kind == "moves" else after_search)(graph, start, dice)
+        return normal_form(graph, found)
+    except (DiscoError, KeyError, IndexError, AssertionError) as error:
+        raise LostError(f"{type(error).__name__}: {error}") from error
+
+
+def digest(module: bytes) -> bytes:
+    """What tells modules apart."""
+    return blake2b(module, digest_size=16).digest()
+
+
+def kernels_of(graph: Graph, strategy: Strategy) -> list[Sequence[str]]:
+    """The opcodes of each kernel of several ops, for messages."""
+    return [[graph.nodes[x].opcode for x in (*g.nodes, *g.duplicates)] for g in strategy.groups]
