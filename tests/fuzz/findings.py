@@ -16,6 +16,7 @@ from tests.fuzz.program import Body, Program, ProgramError, decode, from_json, t
 from tests.fuzz.shrink import shrink
 from tests.fuzz.strategies import KINDS, Wanted
 from tests.fuzz.tally import FINDINGS
+from tests.fuzz.worker import DEFAULT, WRITING
 
 FOUND = Path(__file__).parent / "found"
 """Where findings lie; every file there is a test."""
@@ -66,13 +67,20 @@ def save(finding: Finding, folder: Path) -> Path:
         "found_with_seed": finding.seed,
         "program": to_json(finding.program),
     }
-    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", _on_one_line, json.dumps(raw, indent=1))
-    path.write_text(text + "\n")
+    path.write_text(_readable(raw) + "\n")
     return path
 
 
-def _on_one_line(match: re.Match[str]) -> str:
-    return "[" + re.sub(r"\s+", " ", match[1]) + "]"
+def _readable(raw: Any, indent: str = "") -> str:
+    """JSON with what is short on one line."""
+    text = json.dumps(raw)
+    if len(indent) + len(text) < 120 or not isinstance(raw, dict | list) or not raw:
+        return text
+    inner = indent + " "
+    if isinstance(raw, dict):
+        parts = [f"{json.dumps(key)}: {_readable(value, inner)}" for key, value in raw.items()]
+        return "{\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _readable(one, inner) for one in raw) + f"\n{indent}]"
 
 
 def load(path: Path) -> Finding:
@@ -116,15 +124,15 @@ def outcomes(
             if "skipped" in message:
                 skipped.append(message["skipped"])
 
-        what, said = worker.ask(task(program, left), hear, deadline)
+        end = worker.ask(task(program, left), hear, deadline)
         found += [(one, *outcome) for one, outcome in zip(left, heard, strict=False)]
         left = left[len(heard) :]
-        if what == "done" or what == "stopped":
+        if end.how in ("done", "stopped"):
             break
-        if said.startswith("XLA's default"):
-            return found, f"default: {what}: {said}"
-        if left:
-            found.append((left.pop(0), what if what in FINDINGS else "broken", said))
+        if end.trying in (WRITING, DEFAULT):
+            skipped.append(f"default: {end.how}: {end.said}")
+        elif left:
+            found.append((left.pop(0), end.how if end.how in FINDINGS else "broken", end.said))
     return found, "".join(skipped[:1])
 
 

@@ -16,6 +16,7 @@ from tests.fuzz.findings import Finding
 from tests.fuzz.processes import Worker
 from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
+from tests.fuzz.worker import DEFAULT, WRITING
 
 _PROGRESS_S = 2.0
 _SHRINK_S = 90.0
@@ -147,14 +148,13 @@ class Run:
         settings = self.settings
         left = wanted(seed, settings.strategies, settings.searched)
         by_hand = seed % settings.by_hand_every == 0
-        while left:
+        skipped: list[str] = []
+        while left and not skipped:
             heard: list[tuple[Wanted, str, str]] = []
-            skipped: list[str] = []
 
             def hear(
                 message: dict[str, Any],
                 heard: list[tuple[Wanted, str, str]] = heard,
-                skipped: list[str] = skipped,
                 left: list[Wanted] = left,
             ) -> None:
                 if "pair" in message:
@@ -162,25 +162,25 @@ class Run:
                 if "skipped" in message:
                     skipped.append(message["skipped"])
 
-            task = findings.task(seed, left, by_hand, settings.devices)
-            what, said = worker.ask(task, hear, self.deadline)
-            if what == "stopped":
+            end = worker.ask(findings.task(seed, left, by_hand, settings.devices), hear, self.deadline)
+            if end.how == "stopped":
                 return
             left = left[len(heard) :]
-            if what != "done" and said.startswith(("XLA's default", "the program")):
-                skipped.append(f"{said.split(' ', 1)[0].lower()}: {what}: {said}")
-            elif what != "done" and left:
-                heard.append((left.pop(0), what if what in FINDINGS else "broken", said))
-            self._count(seed, heard, skipped)
-            if what == "done" or skipped:
+            if end.trying in (WRITING, DEFAULT):
+                skipped.append(f"default: {end.how}: {end.said}")
+            elif end.how != "done" and left:
+                heard.append((left.pop(0), end.how if end.how in FINDINGS else "broken", end.said))
+            self._count(seed, heard)
+            if end.how == "done":
                 break
         with self.lock:
             self.counts.note_done(seed)
-
-    def _count(self, seed: int, heard: list[tuple[Wanted, str, str]], skipped: list[str]) -> None:
-        with self.lock:
             for why in skipped:
                 self.counts.skipped[why.partition(":")[0]] += 1
+                self.say(f"skipped: program {seed}: {why[:300]}")
+
+    def _count(self, seed: int, heard: list[tuple[Wanted, str, str]]) -> None:
+        with self.lock:
             for one, kind, detail in heard:
                 self.counts.kinds[kind] += 1
                 if kind in FINDINGS:

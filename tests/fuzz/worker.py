@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import IO, Any
 
+WRITING, DEFAULT = "the program", "XLA's default"
+"""What is tried before any strategy."""
 CLEAR_EVERY = 20
 """So many programs share jax's caches, which otherwise grow without end."""
 
@@ -45,7 +47,7 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
     import jax
 
     from tests.fuzz.grammar import generate
-    from tests.fuzz.pairs import SkippedError, attempts
+    from tests.fuzz.pairs import Case, SkippedError
     from tests.fuzz.program import from_json
     from tests.fuzz.strategies import Wanted
 
@@ -59,19 +61,18 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
             _compile_search()
             say({"done": True})
             continue
-        say({"trying": "the program"})
+        say({"trying": WRITING})
         given = task["program"]
         program = generate(given, task["devices"]) if isinstance(given, int) else from_json(given)
         wanted = [Wanted(kind, seed) for kind, seed in task["strategies"]]
-        say({"trying": "XLA's default"})
         began = time.perf_counter()
         try:
-            pairs = attempts(program, wanted, task["by_hand"])
-            for place in range(len(wanted)):
-                one, outcome = next(pairs)
-                found = {"pair": str(one), "kind": outcome.kind, "detail": outcome.detail}
-                following = str(wanted[place + 1]) if place + 1 < len(wanted) else "the end"
-                say({**found, "trying": following})
+            say({"trying": DEFAULT})
+            case = Case(program, task["by_hand"])
+            for one in wanted:
+                say({"trying": str(one)})
+                outcome = case.attempt(one)
+                say({"pair": str(one), "kind": outcome.kind, "detail": outcome.detail})
         except SkippedError as error:
             say({"skipped": str(error)})
         say({"done": True, "seconds": time.perf_counter() - began})
