@@ -11,12 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.processes import Worker
+from tests.fuzz.processes import End, Worker
 from tests.fuzz.program import Body, Program, ProgramError, decode, from_json, to_json
 from tests.fuzz.shrink import shrink
 from tests.fuzz.strategies import KINDS, Wanted
 from tests.fuzz.tally import FINDINGS
-from tests.fuzz.worker import DEFAULT, WRITING
+from tests.fuzz.worker import DEFAULT, PAST_GATE, WRITING
 
 FOUND = Path(__file__).parent / "found"
 """Where findings lie; every file there is a test."""
@@ -132,12 +132,23 @@ def outcomes(
         if end.trying in (WRITING, DEFAULT):
             skipped.append(f"default: {end.how}: {end.said}")
         elif left:
-            found.append((left.pop(0), end.how if end.how in FINDINGS else "broken", end.said))
+            found.append((left.pop(0), kind_of(end), end.said))
     return found, "".join(skipped[:1])
 
 
+def kind_of(end: End) -> str:
+    """The outcome of a pair whose worker ended."""
+    if end.trying.endswith(PAST_GATE):
+        return "gated"
+    return end.how if end.how in FINDINGS else "broken"
+
+
 def task(
-    program: Program | int, strategies: Sequence[Wanted], by_hand: bool = True, devices: int = 4
+    program: Program | int,
+    strategies: Sequence[Wanted],
+    by_hand: bool = True,
+    devices: int = 4,
+    past_gate: bool = False,
 ) -> dict[str, Any]:
     """What a worker is asked to do; a program is given as data or by its seed."""
     return {
@@ -146,6 +157,7 @@ def task(
         "devices": devices,
         "strategies": [(one.kind, one.seed) for one in strategies],
         "by_hand": by_hand,
+        "past_gate": past_gate,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,11 @@ from tests.fuzz.program import Program
 from tests.fuzz.strategies import LostError, Wanted, digest, strategy_of
 from tests.fuzz.tally import FINDINGS
 
-KINDS = ("same", "repeated", "gated", "own-gated", "refused", *FINDINGS)
+KINDS = ("same", "repeated", "gated", "gated-right", "own-gated", "refused", *FINDINGS)
 """All outcomes of a pair. repeated: the module was compared before; gated: the last gate before XLA refused it
-(own-gated: of XLA's own plan); refused: ``apply`` did; lost: a state of the search is no strategy; uncompiled: XLA
-refused the module; unverified: ``verify`` did; broken: an exception that nothing of ours may raise."""
+(own-gated: of XLA's own plan; gated-right: it was run nevertheless, and right); refused: ``apply`` did; lost: a state
+of the search is no strategy; uncompiled: XLA refused the module; unverified: ``verify`` did; broken: an exception that
+nothing of ours may raise."""
 LOOSER = 4.0
 """The default may lie so many times further from what is computed op by op than a strategy from the default."""
 _GATE = "check_module.py"
@@ -50,12 +51,20 @@ class SkippedError(Exception):
 class Case:
     """A program that XLA's default has run: ready to be compared with.
 
+    Args:
+        past_gate: told before a module is run that the last gate refused, to see whether it is right; None: none is.
+
     Raises:
         SkippedError: it is not compared with anything; the first word of the message says why.
     """
 
-    def __init__(self, program: Program, by_hand_too: bool = True) -> None:
-        self.program = program
+    def __init__(
+        self,
+        program: Program,
+        by_hand_too: bool = True,
+        past_gate: Callable[[Wanted], None] | None = None,
+    ) -> None:
+        self.program, self._past_gate = program, past_gate
         self.inputs = make_inputs(program)
         try:
             self.request = _request_of(program)
@@ -129,9 +138,17 @@ class Case:
         try:
             verify(self.source, module, strategy)
         except (PlanError, ModuleError) as error:
-            return replace(
-                gated if _raised_in(error, _GATE) else Outcome("unverified"), detail=_one_line(error)
-            )
+            if not _raised_in(error, _GATE):
+                return Outcome("unverified", _one_line(error))
+            gated = replace(gated, detail=_one_line(error))
+            if self._past_gate is None or gated.kind == "own-gated":
+                return gated
+            self._past_gate(one)
+            is_right = self._ran(module).kind == "same"
+            return replace(gated, kind="gated-right") if is_right else gated
+        return self._ran(module)
+
+    def _ran(self, module: bytes) -> Outcome:
         try:
             executable = compiles.compile_module(self.request, module)
         except IllegalStrategyError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -46,6 +45,8 @@ class Settings:
     pair_limit_s: float = 60.0
     by_hand_every: int = 1
     """One of so many programs is evaluated op by op whatever comes of it; any other is where a strategy differs."""
+    past_gate: bool = False
+    """Run what the last gate refuses, too: how often is it right?"""
 
     @property
     def subject(self) -> str:
@@ -162,14 +163,15 @@ class Run:
                 if "skipped" in message:
                     skipped.append(message["skipped"])
 
-            end = worker.ask(findings.task(seed, left, by_hand, settings.devices), hear, self.deadline)
+            task = findings.task(seed, left, by_hand, settings.devices, settings.past_gate)
+            end = worker.ask(task, hear, self.deadline)
             if end.how == "stopped":
                 return
             left = left[len(heard) :]
             if end.trying in (WRITING, DEFAULT):
                 skipped.append(f"default: {end.how}: {end.said}")
             elif end.how != "done" and left:
-                heard.append((left.pop(0), end.how if end.how in FINDINGS else "broken", end.said))
+                heard.append((left.pop(0), findings.kind_of(end), end.said))
             self._count(seed, heard)
             if end.how == "done":
                 break
@@ -217,8 +219,6 @@ class Run:
 
 def run(settings: Settings, add_to: Path | None, say: Callable[[str], None]) -> int:
     """Do a run, add its counts to a file where one is named; 1 where anything was found, else 0."""
-    # The parent writes programs, for which jax needs no device.
-    os.environ["JAX_PLATFORMS"] = "cpu"
     before = Tally() if add_to is None else tally.load(add_to, settings.subject)
     whole = Run(replace(settings), before, say)
     counts = whole.go()
