@@ -42,11 +42,13 @@ def main() -> int:
     parser.add_argument(
         "--by-hand-every", type=int, default=1, help="evaluate one program of so many op by op"
     )
+    parser.add_argument("--past-gate", action="store_true", help="run what the last gate refuses, too")
     parser.add_argument(
         "--add-to", type=Path, help="JSON file that adds up counts; its programs are left out"
     )
     arguments = parser.parse_args()
 
+    os.environ["JAX_PLATFORMS"] = "cpu"  # of this process, which writes programs and runs none
     from tests.fuzz.findings import FOUND
     from tests.fuzz.run import Settings, run
 
@@ -54,7 +56,7 @@ def main() -> int:
         seed=arguments.seed, pairs=arguments.pairs, seconds=arguments.seconds, jobs=arguments.jobs,
         platform=arguments.platform, devices=arguments.devices, strategies=arguments.strategies,
         searched=not arguments.no_search, keep=arguments.keep, folder=arguments.found or FOUND,
-        pair_limit_s=arguments.pair_limit, by_hand_every=arguments.by_hand_every,
+        pair_limit_s=arguments.pair_limit, by_hand_every=arguments.by_hand_every, past_gate=arguments.past_gate,
     )  # fmt: skip
     return run(settings, arguments.add_to, lambda line: print(line, file=sys.stderr))
 

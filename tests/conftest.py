@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     "examples/test_scripts.py",
     "e2e/test_trouble.py",
     "plan/test_captured_models.py",
+    "fuzz/test_fuzz.py",
     "plan/test_apply.py",
     "search/test_starts.py",
     "search/test_joint.py",

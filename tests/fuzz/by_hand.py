@@ -39,18 +39,22 @@ def evaluate(program: Program) -> ByHand:
     apart = program.mode == "shard_map" and program.devices > 1
     devices = program.devices if apart else 1
     found = ByHand()
-    held = [
-        [jnp.asarray(part) for part in parts_of(one, argument.sharded and apart, devices)]
-        for one, argument in zip(inputs, program.arguments, strict=True)
-    ]
-    with jax.disable_jit():
-        results = _Evaluator(devices, found).body(program.body, held)
+    with jax.default_device(jax.devices("cpu")[0]), jax.disable_jit():
+        results = _evaluated(program, inputs, devices, found)
     for value, sharded in zip(results, program.sharded, strict=True):
         if apart or program.devices == 1:
             found.outputs.append([np.asarray(part) for part in value])
         else:
             found.outputs.append(parts_of(np.asarray(value[0]), sharded, program.devices))
     return found
+
+
+def _evaluated(program: Program, inputs: Sequence[NDArray[Any]], devices: int, found: ByHand) -> list[Held]:
+    held = [
+        [jnp.asarray(part) for part in parts_of(one, argument.sharded and devices > 1, devices)]
+        for one, argument in zip(inputs, program.arguments, strict=True)
+    ]
+    return _Evaluator(devices, found).body(program.body, held)
 
 
 class _Evaluator:

@@ -20,8 +20,9 @@ Outputs = list[list[NDArray[Any]]]
 """``[result][device]``."""
 
 _TIMES_AS_FAR = 4.0
-_LAST_DIGITS = 16.0
-_EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7}
+_ROUNDINGS = 12.0
+_ROUNDING = {"f32": 2.0**-24, "bf16": 2.0**-9}
+"""Half of a last digit."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Reference:
     outputs: Outputs
     moved: tuple[Outputs, ...]
     """The same on inputs that were moved by a bit."""
-    epsilon: float
+    rounding: float
     """Of the coarsest float that the program has."""
     largest: float
     """The largest number on the way, as far as that is known."""
 
     def with_largest(self, largest: float) -> Reference:
         """The same with numbers on the way that only an evaluation by hand sees."""
-        return Reference(self.outputs, self.moved, self.epsilon, max(self.largest, largest))
+        return Reference(self.outputs, self.moved, self.rounding, max(self.largest, largest))
 
     def difference(self, outputs: Outputs, looser: float = 1.0) -> str:
         """Where ``outputs`` are others, in one line; empty where they are the same."""
@@ -67,7 +68,7 @@ class Reference:
             sure &= np.isfinite(run)
         unlike = np.isfinite(left) & ~np.isfinite(right) & sure
         left, right = np.where(sure, left, 0), np.where(sure & ~unlike, right, 0)
-        limit = np.full(left.shape, _LAST_DIGITS * self.epsilon * self.largest)
+        limit = np.full(left.shape, _ROUNDINGS * self.rounding * self.largest)
         for run in runs:
             limit = np.maximum(limit, _TIMES_AS_FAR * np.abs(np.where(sure, run, 0) - left) + limit)
         wrong = unlike | (np.abs(left - right) > looser * limit)
@@ -84,7 +85,7 @@ def reference(
 ) -> Reference:
     """What a program's default gave on its inputs, and on moved ones."""
     arrays = [*inputs, *(part for result in outputs for part in result)]
-    return Reference(outputs, moved, _epsilon(program.body), max(map(largest_of, arrays), default=0.0))
+    return Reference(outputs, moved, _rounding(program.body), max(map(largest_of, arrays), default=0.0))
 
 
 def largest_of(array: NDArray[Any]) -> float:
@@ -95,7 +96,7 @@ def largest_of(array: NDArray[Any]) -> float:
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
-def _epsilon(body: Body) -> float:
-    found = [_EPSILON[one.dtype] for one in body.types if one.dtype in _EPSILON]
-    found += [_epsilon(inner) for op in body.ops for inner in op.bodies]
+def _rounding(body: Body) -> float:
+    found = [_ROUNDING[one.dtype] for one in body.types if one.dtype in _ROUNDING]
+    found += [_rounding(inner) for op in body.ops for inner in op.bodies]
     return max(found, default=0.0)

@@ -11,11 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.processes import Worker
+from tests.fuzz.processes import End, Worker
 from tests.fuzz.program import Body, Program, ProgramError, decode, from_json, to_json
 from tests.fuzz.shrink import shrink
 from tests.fuzz.strategies import KINDS, Wanted
 from tests.fuzz.tally import FINDINGS
+from tests.fuzz.worker import DEFAULT, PAST_GATE, WRITING
 
 FOUND = Path(__file__).parent / "found"
 """Where findings lie; every file there is a test."""
@@ -66,13 +67,20 @@ def save(finding: Finding, folder: Path) -> Path:
         "found_with_seed": finding.seed,
         "program": to_json(finding.program),
     }
-    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", _on_one_line, json.dumps(raw, indent=1))
-    path.write_text(text + "\n")
+    path.write_text(_readable(raw) + "\n")
     return path
 
 
-def _on_one_line(match: re.Match[str]) -> str:
-    return "[" + re.sub(r"\s+", " ", match[1]) + "]"
+def _readable(raw: Any, indent: str = "") -> str:
+    """JSON with what is short on one line."""
+    text = json.dumps(raw)
+    if len(indent) + len(text) < 120 or not isinstance(raw, dict | list) or not raw:
+        return text
+    inner = indent + " "
+    if isinstance(raw, dict):
+        parts = [f"{json.dumps(key)}: {_readable(value, inner)}" for key, value in raw.items()]
+        return "{\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _readable(one, inner) for one in raw) + f"\n{indent}]"
 
 
 def load(path: Path) -> Finding:
@@ -116,20 +124,31 @@ def outcomes(
             if "skipped" in message:
                 skipped.append(message["skipped"])
 
-        what, said = worker.ask(task(program, left), hear, deadline)
+        end = worker.ask(task(program, left), hear, deadline)
         found += [(one, *outcome) for one, outcome in zip(left, heard, strict=False)]
         left = left[len(heard) :]
-        if what == "done" or what == "stopped":
+        if end.how in ("done", "stopped"):
             break
-        if said.startswith("XLA's default"):
-            return found, f"default: {what}: {said}"
-        if left:
-            found.append((left.pop(0), what if what in FINDINGS else "broken", said))
+        if end.trying in (WRITING, DEFAULT):
+            skipped.append(f"default: {end.how}: {end.said}")
+        elif left:
+            found.append((left.pop(0), kind_of(end), end.said))
     return found, "".join(skipped[:1])
 
 
+def kind_of(end: End) -> str:
+    """The outcome of a pair whose worker ended."""
+    if end.trying.endswith(PAST_GATE):
+        return "gated"
+    return end.how if end.how in FINDINGS else "broken"
+
+
 def task(
-    program: Program | int, strategies: Sequence[Wanted], by_hand: bool = True, devices: int = 4
+    program: Program | int,
+    strategies: Sequence[Wanted],
+    by_hand: bool = True,
+    devices: int = 4,
+    past_gate: bool = False,
 ) -> dict[str, Any]:
     """What a worker is asked to do; a program is given as data or by its seed."""
     return {
@@ -138,6 +157,7 @@ def task(
         "devices": devices,
         "strategies": [(one.kind, one.seed) for one in strategies],
         "by_hand": by_hand,
+        "past_gate": past_gate,
     }
 
 

@@ -200,7 +200,10 @@ def step_of(program: Program, name: str) -> Callable[..., Any]:
         else:
             settings["in_shardings"] = tuple(NamedSharding(on, one) for one in inputs)
             settings["out_shardings"] = tuple(NamedSharding(on, one) for one in outputs)
-    named = functools.wraps(step)(lambda *arguments: function(*arguments))
+
+    def named(*arguments: Any) -> tuple[Any, ...]:
+        return tuple(function(*arguments))
+
     named.__name__ = named.__qualname__ = name
     return jax.jit(named, **settings)
 

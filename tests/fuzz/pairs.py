@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.errors import DiscoError, IllegalStrategyError, PlanError
+from disco_hlo.errors import DiscoError, IllegalStrategyError, ModuleError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.verify import verify
@@ -25,10 +25,11 @@ from tests.fuzz.program import Program
 from tests.fuzz.strategies import LostError, Wanted, digest, strategy_of
 from tests.fuzz.tally import FINDINGS
 
-KINDS = ("same", "repeated", "gated", "refused", *FINDINGS)
-"""All outcomes of a pair. repeated: the module was compared before; gated: the last gate before XLA refused it;
-refused: ``apply`` did; lost: a state of the search is no strategy; uncompiled: XLA refused the module; unverified:
-``verify`` did; broken: an exception that nothing of ours may raise."""
+KINDS = ("same", "repeated", "gated", "gated-right", "own-gated", "refused", *FINDINGS)
+"""All outcomes of a pair. repeated: the module was compared before; gated: the last gate before XLA refused it
+(own-gated: of XLA's own plan; gated-right: it was run nevertheless, and right); refused: ``apply`` did; lost: a state
+of the search is no strategy; uncompiled: XLA refused the module; unverified: ``verify`` did; broken: an exception that
+nothing of ours may raise."""
 LOOSER = 4.0
 """The default may lie so many times further from what is computed op by op than a strategy from the default."""
 _GATE = "check_module.py"
@@ -50,19 +51,27 @@ class SkippedError(Exception):
 class Case:
     """A program that XLA's default has run: ready to be compared with.
 
+    Args:
+        past_gate: told before a module is run that the last gate refused, to see whether it is right; None: none is.
+
     Raises:
         SkippedError: it is not compared with anything; the first word of the message says why.
     """
 
-    def __init__(self, program: Program, by_hand_too: bool = True) -> None:
-        self.program = program
+    def __init__(
+        self,
+        program: Program,
+        by_hand_too: bool = True,
+        past_gate: Callable[[Wanted], None] | None = None,
+    ) -> None:
+        self.program, self._past_gate = program, past_gate
         self.inputs = make_inputs(program)
-        self.request = _request_of(program)
         try:
+            self.request = _request_of(program)
             default = compiles.compile_module(self.request, None)
             self.reference = self._reference(default)
         except Exception as error:
-            raise SkippedError(f"default: XLA cannot run it: {_one_line(error)}") from error
+            raise SkippedError(f"default: XLA does not run it: {_one_line(error)}") from error
         self._evaluated = False
         if by_hand_too:
             self._evaluate()
@@ -114,11 +123,12 @@ class Case:
 
     def _attempt(self, one: Wanted) -> Outcome:
         strategy = strategy_of(self.source, one)
+        gated = Outcome("own-gated" if one.kind == "xla" else "gated")
         try:
             module = apply(strategy, self.source)
-        except IllegalStrategyError as error:
+        except (IllegalStrategyError, PlanError) as error:
             if _raised_in(error, _GATE):
-                return Outcome("gated", _one_line(error))
+                return replace(gated, detail=_one_line(error))
             own = one.kind not in ("random", "order", "one-kernel", "one-bucket")
             return Outcome("lost" if own else "refused", f"apply: {_one_line(error)}")
         digested = digest(module)
@@ -127,8 +137,18 @@ class Case:
         self._seen.add(digested)
         try:
             verify(self.source, module, strategy)
-        except PlanError as error:
-            return Outcome("gated" if _raised_in(error, _GATE) else "unverified", _one_line(error))
+        except (PlanError, ModuleError) as error:
+            if not _raised_in(error, _GATE):
+                return Outcome("unverified", _one_line(error))
+            gated = replace(gated, detail=_one_line(error))
+            if self._past_gate is None or gated.kind == "own-gated":
+                return gated
+            self._past_gate(one)
+            is_right = self._ran(module).kind == "same"
+            return replace(gated, kind="gated-right") if is_right else gated
+        return self._ran(module)
+
+    def _ran(self, module: bytes) -> Outcome:
         try:
             executable = compiles.compile_module(self.request, module)
         except IllegalStrategyError as error:
@@ -141,19 +161,6 @@ class Case:
         self._evaluate()
         difference = self.reference.difference(outputs)
         return Outcome("different", difference) if difference else Outcome("same")
-
-
-def attempts(
-    program: Program, strategies: Sequence[Wanted], by_hand_too: bool
-) -> Iterator[tuple[Wanted, Outcome]]:
-    """Each of the strategies with its outcome.
-
-    Raises:
-        SkippedError: as :class:`Case`.
-    """
-    case = Case(program, by_hand_too)
-    for one in strategies:
-        yield one, case.attempt(one)
 
 
 def _request_of(program: Program) -> CompileRequest:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.fuzz.worker import environment
 
@@ -22,6 +23,18 @@ START_LIMIT_S = 120.0
 _LAST_BYTES = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a task ended."""
+
+    how: str
+    """``done``, ``aborted``, ``hung``, ``stopped``, or with which status the process ended by itself."""
+    trying: str = ""
+    """What was being tried."""
+    said: str = ""
+    """The last that was written to standard error."""
+
+
 class Worker:
     """One process at a time, started anew where it died or has had its share of tasks.
 
@@ -29,17 +42,31 @@ class Worker:
         jobs: how many workers share the machine; of a GPU's memory each has a part.
         pair_limit_s: a pair that takes longer hangs.
         tasks: so many are given to one process, which bounds its memory.
+        command: what to start; speaks as ``worker`` does.
     """
 
     def __init__(
-        self, platform: str, devices: int, jobs: int = 1, pair_limit_s: float = 60.0, tasks: int = 200
+        self,
+        platform: str,
+        devices: int,
+        jobs: int = 1,
+        pair_limit_s: float = 60.0,
+        tasks: int = 200,
+        command: Sequence[str] = (sys.executable, "-m", "tests.fuzz.worker"),
     ) -> None:
+        self.command = command
         self.environment = environment(platform, devices, jobs)
         self.pair_limit_s, self.most_tasks = pair_limit_s, tasks
         self.process: subprocess.Popen[bytes] | None = None
         self.tasks = 0
         self.unread = b""
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self.errors: IO[bytes] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def ask(
         self,
@@ -47,20 +74,16 @@ class Worker:
         hear: Callable[[dict[str, Any]], None],
         deadline: float = float("inf"),
         limit_s: float | None = None,
-    ) -> tuple[str, str]:
+    ) -> End:
         """Give the process a task, and hand on what it says until it is done.
 
         Args:
             deadline: on ``time.monotonic``; what is under way then is given up.
-
-        Returns:
-            ``done``, ``aborted``, ``hung`` or ``stopped``, and what it was trying when it ended so, with the last that
-            it wrote to its standard error.
         """
         self._ready(deadline)
         trying, what = "", ""
         if self.process is None:
-            return "stopped", ""
+            return End("stopped")
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(dict(task)).encode() + b"\n")
         self.process.stdin.flush()
@@ -73,10 +96,10 @@ class Worker:
             trying = message.get("trying", trying)
             hear(message)
             if message.get("done"):
-                return "done", ""
+                return End("done")
         said = self._last_words()
         self.stop()
-        return what, f"{trying}\n{said}"
+        return End(what, trying, said)
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -86,17 +109,18 @@ class Worker:
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
                     pipe.close()
-        self.process, self.unread, self.tasks = None, b"", 0
+        if self.errors is not None:
+            self.errors.close()
+        self.process, self.errors, self.unread, self.tasks = None, None, b"", 0
 
     def _ready(self, deadline: float) -> None:
         if self.process is not None and self.tasks >= self.most_tasks:
             self.stop()
         if self.process is not None:
             return
-        self.errors.seek(0)
-        self.errors.truncate()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.worker"], cwd=ROOT, env=self.environment,
+            [*self.command], cwd=ROOT, env=self.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
         )  # fmt: skip
         message, ended = self._message(min(time.monotonic() + START_LIMIT_S, deadline))
@@ -126,6 +150,7 @@ class Worker:
         return message, ""
 
     def _last_words(self) -> str:
+        assert self.errors is not None
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 20_000))
         lines = [one for one in self.errors.read().decode("utf-8", "replace").splitlines() if one.strip()]

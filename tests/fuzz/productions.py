@@ -302,6 +302,6 @@ def barrier(s: Scope) -> None:
 PLAIN: list[tuple[int, Production]] = [
     (8, unary), (4, scale), (12, binary), (3, select), (3, convert), (5, reduce), (2, broadcast), (5, transpose),
     (5, reshape), (3, slices), (2, pad), (2, slice_and_pad_back), (2, concatenate), (3, reverse), (1, roll),
-    (3, gather), (5, scatter), (2, dynamic_slice), (4, dynamic_update), (4, window), (4, cumulative), (4, dot), (1, batched_dot),
-    (1, conv), (2, rng), (2, sort), (1, barrier),
+    (3, gather), (5, scatter), (2, dynamic_slice), (4, dynamic_update), (4, window), (4, cumulative), (4, dot),
+    (1, batched_dot), (1, conv), (2, rng), (2, sort), (1, barrier),
 ]  # fmt: skip

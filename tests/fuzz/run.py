@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from tests.fuzz.findings import Finding
 from tests.fuzz.processes import Worker
 from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
+from tests.fuzz.worker import DEFAULT, WRITING
 
 _PROGRESS_S = 2.0
 _SHRINK_S = 90.0
@@ -45,6 +45,8 @@ class Settings:
     pair_limit_s: float = 60.0
     by_hand_every: int = 1
     """One of so many programs is evaluated op by op whatever comes of it; any other is where a strategy differs."""
+    past_gate: bool = False
+    """Run what the last gate refuses, too: how often is it right?"""
 
     @property
     def subject(self) -> str:
@@ -147,14 +149,13 @@ class Run:
         settings = self.settings
         left = wanted(seed, settings.strategies, settings.searched)
         by_hand = seed % settings.by_hand_every == 0
-        while left:
+        skipped: list[str] = []
+        while left and not skipped:
             heard: list[tuple[Wanted, str, str]] = []
-            skipped: list[str] = []
 
             def hear(
                 message: dict[str, Any],
                 heard: list[tuple[Wanted, str, str]] = heard,
-                skipped: list[str] = skipped,
                 left: list[Wanted] = left,
             ) -> None:
                 if "pair" in message:
@@ -162,25 +163,26 @@ class Run:
                 if "skipped" in message:
                     skipped.append(message["skipped"])
 
-            task = findings.task(seed, left, by_hand, settings.devices)
-            what, said = worker.ask(task, hear, self.deadline)
-            if what == "stopped":
+            task = findings.task(seed, left, by_hand, settings.devices, settings.past_gate)
+            end = worker.ask(task, hear, self.deadline)
+            if end.how == "stopped":
                 return
             left = left[len(heard) :]
-            if what != "done" and said.startswith(("XLA's default", "the program")):
-                skipped.append(f"{said.split(' ', 1)[0].lower()}: {what}: {said}")
-            elif what != "done" and left:
-                heard.append((left.pop(0), what if what in FINDINGS else "broken", said))
-            self._count(seed, heard, skipped)
-            if what == "done" or skipped:
+            if end.trying in (WRITING, DEFAULT):
+                skipped.append(f"default: {end.how}: {end.said}")
+            elif end.how != "done" and left:
+                heard.append((left.pop(0), findings.kind_of(end), end.said))
+            self._count(seed, heard)
+            if end.how == "done":
                 break
         with self.lock:
             self.counts.note_done(seed)
-
-    def _count(self, seed: int, heard: list[tuple[Wanted, str, str]], skipped: list[str]) -> None:
-        with self.lock:
             for why in skipped:
                 self.counts.skipped[why.partition(":")[0]] += 1
+                self.say(f"skipped: program {seed}: {why[:300]}")
+
+    def _count(self, seed: int, heard: list[tuple[Wanted, str, str]]) -> None:
+        with self.lock:
             for one, kind, detail in heard:
                 self.counts.kinds[kind] += 1
                 if kind in FINDINGS:
@@ -217,8 +219,6 @@ class Run:
 
 def run(settings: Settings, add_to: Path | None, say: Callable[[str], None]) -> int:
     """Do a run, add its counts to a file where one is named; 1 where anything was found, else 0."""
-    # The parent writes programs, for which jax needs no device.
-    os.environ["JAX_PLATFORMS"] = "cpu"
     before = Tally() if add_to is None else tally.load(add_to, settings.subject)
     whole = Run(replace(settings), before, say)
     counts = whole.go()

@@ -16,10 +16,15 @@ def shrink(program: Program, still_wrong: Callable[[Program], bool], go_on: Call
     Args:
         go_on: asked before each try; the best so far is returned once it answers False.
     """
+    tried = {repr(program)}
     shrinking = True
     while shrinking:
         shrinking = False
         for smaller in cuts(program):
+            text = repr(smaller)
+            if text in tried:
+                continue
+            tried.add(text)
             if not go_on():
                 return program
             if is_sound(smaller) and still_wrong(smaller):
@@ -55,22 +60,14 @@ def retyped(program: Program) -> Program:
 
 
 def cuts(program: Program) -> Iterator[Program]:
-    """Programs that are smaller by a little, what cuts off most first; the same again are left out."""
-    seen = {repr(program)}
-    for smaller in _cuts(program):
-        text = repr(smaller)
-        if text not in seen:
-            seen.add(text)
-            yield smaller
-
-
-def _cuts(program: Program) -> Iterator[Program]:
+    """Programs that are smaller by a little, what cuts off most first."""
     body = program.body
     count = len(body.results)
     for i in range(count if count > 2 else 0):
         yield _with_results(program, [i])
     for i in range(count if count > 1 else 0):
         yield _with_results(program, [j for j in range(count) if j != i])
+    yield from _earlier_results(program)
     if program.devices > 1:
         yield pruned(replace(program, devices=1, mode="jit"))
         yield pruned(replace(program, mode="jit"))
@@ -88,6 +85,20 @@ def _cuts(program: Program) -> Iterator[Program]:
 def _with_results(program: Program, kept: Sequence[int]) -> Program:
     body = replace(program.body, results=tuple(program.body.results[i] for i in kept))
     return pruned(replace(program, body=body, sharded=tuple(program.sharded[i] for i in kept)))
+
+
+def _earlier_results(program: Program) -> Iterator[Program]:
+    """Programs that return what an op reads in the place of what it gives."""
+    body, starts, types = program.body, _first_results(program.body), program.body.types
+    made_by = {start + j: k for k, start in enumerate(starts) for j in range(len(body.ops[k].results))}
+    for i, x in enumerate(body.results):
+        for operand in dict.fromkeys(body.ops[made_by[x]].operands if x in made_by else ()):
+            if operand not in made_by:
+                continue
+            results = (*body.results[:i], operand, *body.results[i + 1 :])
+            sharded = list(program.sharded)
+            sharded[i] = sharded[i] and types[operand].shape[:1] == types[x].shape[:1]
+            yield pruned(replace(program, body=replace(body, results=results), sharded=tuple(sharded)))
 
 
 def _plainer_arguments(program: Program) -> Iterator[Program]:

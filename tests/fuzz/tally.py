@@ -15,7 +15,7 @@ FORMAT = "disco-hlo fuzz counts"
 VERSION = 1
 FINDINGS = ("different", "aborted", "hung", "lost", "uncompiled", "unverified", "broken")
 """Outcomes of a pair that are faults of ours."""
-_SAID = ("same", "repeated", "gated", "refused")
+_SAID = ("same", "repeated", "gated", "gated-right", "own-gated", "refused")
 _MOST_BYTES = 16 << 20
 
 

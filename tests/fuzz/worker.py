@@ -11,8 +11,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any
 
+WRITING, DEFAULT = "the program", "XLA's default"
+"""What is tried before any strategy."""
+PAST_GATE = " past the gate"
+"""Behind a strategy that is run although the last gate refused its module."""
 CLEAR_EVERY = 20
 """So many programs share jax's caches, which otherwise grow without end."""
 
@@ -29,7 +34,9 @@ def environment(platform: str, devices: int, jobs: int) -> dict[str, str]:
         found["JAX_PLATFORMS"] = "cuda,cpu"
         found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.8 / jobs:.3f}"
-        found["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+        # Tuning kernels takes longer than all else, and products in TF32 would differ from what is computed by hand.
+        found["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+        found.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     else:
         found["JAX_PLATFORMS"] = "cpu"
         # What XLA executes is settled before LLVM's optimizations, which take half of every compile.
@@ -45,9 +52,12 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
     import jax
 
     from tests.fuzz.grammar import generate
-    from tests.fuzz.pairs import SkippedError, attempts
+    from tests.fuzz.pairs import Case, SkippedError
     from tests.fuzz.program import from_json
     from tests.fuzz.strategies import Wanted
+
+    def past_gate(one: Wanted) -> None:
+        say({"trying": f"{one}{PAST_GATE}"})
 
     warnings.simplefilter("ignore")  # jax warns of donated arguments that no result takes over
     say({"ready": jax.device_count()})
@@ -59,19 +69,18 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
             _compile_search()
             say({"done": True})
             continue
-        say({"trying": "the program"})
+        say({"trying": WRITING})
         given = task["program"]
         program = generate(given, task["devices"]) if isinstance(given, int) else from_json(given)
         wanted = [Wanted(kind, seed) for kind, seed in task["strategies"]]
-        say({"trying": "XLA's default"})
         began = time.perf_counter()
         try:
-            pairs = attempts(program, wanted, task["by_hand"])
-            for place in range(len(wanted)):
-                one, outcome = next(pairs)
-                found = {"pair": str(one), "kind": outcome.kind, "detail": outcome.detail}
-                following = str(wanted[place + 1]) if place + 1 < len(wanted) else "the end"
-                say({**found, "trying": following})
+            say({"trying": DEFAULT})
+            case = Case(program, task["by_hand"], past_gate if task["past_gate"] else None)
+            for one in wanted:
+                say({"trying": str(one)})
+                outcome = case.attempt(one)
+                say({"pair": str(one), "kind": outcome.kind, "detail": outcome.detail})
         except SkippedError as error:
             say({"skipped": str(error)})
         say({"done": True, "seconds": time.perf_counter() - began})
@@ -92,6 +101,11 @@ def _compile_search() -> None:
 
 def main() -> None:
     """Serve standard input; answers go where standard output went, and nothing else does."""
+    # Where nothing is installed, the package is the checkout's.
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+    from checkout import find_package
+
+    find_package()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
