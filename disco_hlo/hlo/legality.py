@@ -72,6 +72,8 @@ def group_refusal(
     limits = LIMITS[graph.backend]
     if not results:
         return "the group has no result: nothing outside reads it"
+    if all(graph.nodes[member].kind is Kind.FREE for member in inside):
+        return "the group computes nothing: there are only bitcasts in it"
     common = (
         _member_refusal(graph, inside, set(results))
         or _size_refusal(graph, inside, results, limits)
