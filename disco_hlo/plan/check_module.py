@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import TUPLE, Body, MalformedError, fused, leaves
-from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike, width
-from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Reader, Step, Values
+from disco_hlo.plan.check_kernels import Kernels
+from disco_hlo.plan.check_pairs import Body, MalformedError, leaf_count
+from disco_hlo.plan.check_reader import Reader
+from disco_hlo.plan.check_reads import ELEMENTWISE
+from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
 
 
 def check_module(data: bytes, backend: str) -> None:
@@ -85,7 +87,7 @@ def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
     except MalformedError as error:
         return [str(error)], []
     check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
-    check.entry(entry)
+    check.entry(entry, reader.bodies[module.entry_computation_id])
     return check.faults, check.overwrites()
 
 
@@ -98,7 +100,7 @@ class _Check:
         """(computation, value that was overwritten, writer)"""
         self._readers: dict[int, list[tuple[str, Message]]] = {}
         """(computation, reader) of each value that shares its buffer."""
-        self._values, self._bodies, self._gpu = values, bodies, gpu
+        self._values = values
         self._itself, self._buffer = _shared_buffers(values)
         self._holds: dict[int, int] = {}
         """Which value a buffer holds."""
@@ -110,12 +112,12 @@ class _Check:
         self._now = 0
         self._two_names: list[tuple[int, int, str]] = []
         """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
-        self._reads: dict[int, FusedReads] = {}
+        self._kernels = Kernels(values, bodies, gpu=gpu)
 
-    def entry(self, block: Block) -> None:
-        """Check the whole module."""
+    def entry(self, block: Block, body: Body) -> None:
+        """Check the whole module, of which this is the entry."""
         self._read_only()
-        given = [value for value in range(1, len(self._itself)) if self._is_argument(value, block)]
+        given = [value for value in range(1, len(self._itself)) if self._is_argument(value)]
         for value in given:
             buffer = self._buffer[value]
             if buffer in self._holds:
@@ -126,7 +128,7 @@ class _Check:
                 self._hold(buffer, value)
         self._run(block)
         self._read(block.ends_with, block.root, block)
-        self._results(block)
+        self._results(block, body)
         for time, value, sentence in self._two_names:
             if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
                 self.faults.append(sentence)
@@ -149,7 +151,7 @@ class _Check:
             if where == computation and reader.name != writer.name:
                 yield str(reader.name)
 
-    def _is_argument(self, value: int, block: Block) -> bool:
+    def _is_argument(self, value: int) -> bool:
         definer = self._values.definers[value][0]
         return definer is not None and definer.opcode == "parameter" and value not in self._values.phis
 
@@ -165,24 +167,26 @@ class _Check:
                 del wanted[self._buffer[value]]
                 self._fault(f"{self._name(value)} is written over {self._name(kept)}, which must not change")
         for kept in wanted.values():
-            self._fault(f"{self._name(kept)} must not change, but a loop or conditional has it in a buffer of its own")
+            self._fault(
+                f"{self._name(kept)} must not change, but a loop or conditional has it in its own buffer"
+            )
 
-    def _results(self, block: Block) -> None:
+    def _results(self, block: Block, body: Body) -> None:
         """No two results of the module in one buffer, and none in the buffer of what must not change."""
         values = self._values
-        seen: dict[int, int] = {}
-        for value in block.ends_with:
+        names = _returned(body)
+        seen: dict[int, str] = {}
+        for value, name in zip(block.ends_with, names, strict=True):
             if value == NOTHING:
                 continue
-            value = values.itself(value)
-            if value in values.read_only:
-                self._fault(f"{block.root.name} returns {self._name(value)}, which is a constant or was not donated")
+            if values.itself(value) in values.read_only:
+                self._fault(
+                    f"{block.root.name} returns {name}, which is the unchangeable {self._name(value)}"
+                )
             buffer = values.buffer(value)
             if buffer in seen:
-                self._fault(
-                    f"{block.root.name} returns {self._name(seen[buffer])} and {self._name(value)} in one buffer"
-                )
-            seen[buffer] = value
+                self._fault(f"{block.root.name} returns {seen[buffer]} and {name}, which are in one buffer")
+            seen[buffer] = name
 
     # --- going through the steps -------------------------------------------------------------------
 
@@ -290,7 +294,7 @@ class _Check:
         """What a kernel writes over must be read before, element by element."""
         shared = {self._buffer[one] for one in step.results} - {NOTHING}
         entering = [one for operand in step.operands for one in operand if one != NOTHING]
-        twice = len(set(entering)) != len(entering) and self._is_kernel(step.instruction)
+        twice = len(set(entering)) != len(entering) and self._kernels.has(step.instruction)
         if not shared and not twice:
             return
         for place, operand in enumerate(step.operands):
@@ -301,15 +305,11 @@ class _Check:
             for value in {one for one in entering if entering.count(one) > 1}:
                 self._may_share(step, value, block)
 
-    @staticmethod
-    def _is_kernel(instruction: Message) -> bool:
-        return instruction.opcode == "fusion" or instruction.opcode in ELEMENTWISE
-
     def _must_share(self, step: Step, place: int, leaf: int, value: int, block: Block) -> None:
         for result, written in enumerate(step.results):
             if self._buffer[written] != self._buffer[value]:
                 continue
-            if not self._reads_what_it_writes(step, place, leaf, result):
+            if not self._kernels.reads_what_it_writes(step, place, leaf, result):
                 self._fault(
                     f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
                     f"and reads that at other elements than it writes, in {block.name}"
@@ -318,39 +318,25 @@ class _Check:
     def _may_share(self, step: Step, value: int, block: Block) -> None:
         """XLA puts a result into the buffer of an operand of its size that nothing reads any more, having looked at
         one of the operand's names alone. Not so a result that must be in the buffer of an argument."""
-        places = [(p, leaf) for p, operand in enumerate(step.operands) for leaf, v in enumerate(operand) if v == value]
-        size = _size(self._values.shapes[value])
+        places = [
+            (p, leaf)
+            for p, operand in enumerate(step.operands)
+            for leaf, v in enumerate(operand)
+            if v == value
+        ]
+        size = self._values.size(value)
         for result, written in enumerate(step.results):
-            if written == NOTHING or _size(self._values.shapes[written]) != size:
+            if written == NOTHING or self._values.size(written) != size:
                 continue
             if self._buffer[written] in self._arguments:
                 continue
-            if not all(self._reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
+            if not all(self._kernels.reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
                 self._two_names.append((
                     self._now, self._itself[value],
                     f"{step.runs.name} reads {self._name(value)} by two names and may write "
                     f"{self._name(written)} over it, in {block.name}",
                 ))  # fmt: skip
                 return
-
-    def _reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int) -> bool:
-        instruction = step.instruction
-        opcode = instruction.opcode
-        declared = any(p.operand == place and p.operand_leaf == leaf and p.result_leaf == result for p in step.pairs)
-        if opcode == "fusion":
-            if declared and instruction.output_operand_aliasing:
-                return True
-            body = fused(instruction, self._bodies)
-            key = instruction.called_computation_ids[0]
-            if key not in self._reads:
-                self._reads[key] = FusedReads(body, self._bodies, gpu=self._gpu)
-            return place not in self._reads[key].elsewhere(result)
-        if declared:
-            return True
-        if opcode in ELEMENTWISE:
-            shape = self._values.shapes
-            return lies_alike(shape[step.operands[place][leaf]], shape[step.results[result]])
-        return _works_in_place(instruction, place, result, gpu=self._gpu)
 
     # --- words -------------------------------------------------------------------------------------
 
@@ -361,21 +347,11 @@ class _Check:
         self.faults.append(sentence)
 
 
-def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool) -> bool:
-    """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
-    opcode = instruction.opcode
-    if opcode in ("all-reduce", "collective-broadcast"):
-        return gpu and place == result
-    if opcode == "sort":
-        return place == result
-    if opcode == "triangular-solve":
-        return place == 1
-    if opcode == "custom-call" and gpu:
-        target = instruction.custom_call_target
-        if target == "__cublas$lt$matmul":
-            return place == 2 and result == 0
-        return target == "cusolver$cholesky" and result == 0
-    return False
+def _returned(body: Body) -> list[str]:
+    """The instruction behind each array that a computation returns."""
+    root = body.root
+    behind = [body.by_id[one] for one in root.operand_ids] if root.opcode == "tuple" else [root]
+    return [str(one.name) for one in behind for _ in range(leaf_count(one.shape))]
 
 
 def _shared_buffers(values: Values) -> tuple[list[int], list[int]]:
@@ -390,7 +366,3 @@ def _shared_buffers(values: Values) -> tuple[list[int], list[int]]:
         if holders.setdefault(buffer[one], itself[one]) != itself[one]:
             shared.add(buffer[one])
     return itself, [one if one in shared else NOTHING for one in buffer]
-
-
-def _size(shape: Message) -> tuple[int, int]:
-    return width(shape), shape.element_type

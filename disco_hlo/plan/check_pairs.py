@@ -104,7 +104,9 @@ def _declared(instruction: Message, operands: tuple[Message, ...]) -> tuple[Pair
     found = []
     for one in instruction.output_operand_aliasing:
         if not 0 <= one.operand_index < len(operands):
-            raise MalformedError(f"{instruction.name} aliases operand {one.operand_index}, which it does not have")
+            raise MalformedError(
+                f"{instruction.name} aliases operand {one.operand_index}, which it does not have"
+            )
         read = operands[one.operand_index].shape
         mine = leaf_at(instruction.shape, tuple(one.output_shape_index), instruction.name)
         theirs = leaf_at(read, tuple(one.operand_shape_index), instruction.name)

@@ -193,9 +193,7 @@ class FusedReads:
         before."""
         written, over = self._home(self._body.root), self._body.by_id[update.operand_ids[0]]
         part = self._body.by_id[update.operand_ids[1]]
-        return (
-            written.id == update.id and width(part.shape) == 1 and self._home(over).opcode == "parameter"
-        )
+        return written.id == update.id and width(part.shape) == 1 and self._home(over).opcode == "parameter"
 
     def _is_slice_of(self, reader: Message, update: Message) -> bool:
         """Whether a slice cuts out what a dynamic-update-slice writes, of an array that lies like its."""
@@ -229,5 +227,7 @@ class FusedReads:
             and a.opcode not in ("compare", "map")
             and a.shape.element_type == b.shape.element_type
             and len(a.operand_ids) == len(b.operand_ids)
-            and all(self._are_equal(p, q, depth - 1) for p, q in zip(a.operand_ids, b.operand_ids, strict=True))
+            and all(
+                self._are_equal(p, q, depth - 1) for p, q in zip(a.operand_ids, b.operand_ids, strict=True)
+            )
         )

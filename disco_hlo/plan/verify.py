@@ -2,7 +2,8 @@
 
 A plan's optimized module may come from a file or from another rank. It is enacted only if it is the
 same program as the module XLA would run here: same canonical graph, the plan's strategy and nothing
-else, and no way to the outside that the source did not have.
+else, and no way to the outside that the source did not have. And only if nothing in it reads a buffer
+that was written over (:mod:`~disco_hlo.plan.check_module`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
+from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -24,7 +26,8 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
 
     Raises:
         ModuleError: the bytes are no HLO module.
-        PlanError: it is another program, another strategy, or reaches outside where the source does not.
+        PlanError: it is another program, another strategy, reaches outside where the source does not, or reads
+            what was overwritten.
     """
     written = canonicalize(optimized)
     if written.graph.fingerprint != source.graph.fingerprint:
@@ -40,6 +43,7 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     difference = describe_difference(source.graph, read(written), strategy)
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: {difference}")
+    check_module(optimized, source.graph.backend)
 
 
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:

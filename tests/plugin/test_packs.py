@@ -197,7 +197,7 @@ def test_a_carrier_that_jax_compiles_by_itself_is_refused(compiler: PackCompiler
 def test_what_xla_refuses_is_an_error_and_the_carrier_does_not_run_instead(compiler: PackCompiler) -> None:
     """XLA:CPU emits no input fusions."""
     fine = kernels()[0]
-    with pytest.raises(IllegalStrategyError, match="XLA refused a pack of 1"):
+    with pytest.raises(IllegalStrategyError, match="a pack of 1 was refused"):
         compiler.compile([PackedKernel(source(), fine.members, fine.results, kind="input")])
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -132,7 +133,7 @@ class PackCompiler:
         """Compile a pack of ``kernels``.
 
         Raises:
-            IllegalStrategyError: a kernel cannot stand in a pack, or XLA refused one of them.
+            IllegalStrategyError: a kernel cannot stand in a pack, would read what was overwritten, or XLA refused one.
             UnsupportedError: JAX did not ask us to compile.
         """
 
@@ -153,7 +154,7 @@ class PackCompiler:
                 compiled = _carrier(made, name).compile()
         except _RefusedError as refusal:
             raise IllegalStrategyError(
-                f"XLA refused a pack of {len(kernels)}: {refusal}"
+                f"a pack of {len(kernels)} was refused: {refusal}"
             ) from refusal.__cause__
         if self._waiting.pop(f"jit_{name}", None) is not None:
             raise UnsupportedError(f"{name} was compiled past us: something else took over JAX's compiles")
@@ -165,6 +166,7 @@ class PackCompiler:
             return None
         options = {} if request.backend.platform == "cpu" else _GPU_OPTIONS
         try:
+            check_module(made.module, "cpu" if request.backend.platform == "cpu" else "gpu")
             return compiles.compile_module(request, made.module, options)
         except Exception as error:
             raise _RefusedError(str(error)) from error

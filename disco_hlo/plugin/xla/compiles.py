@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import hook
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
 from disco_hlo.plugin.xla.hook import OwnCompile
 from disco_hlo.plugin.xla.jaxlink import (
     EARLY,
@@ -41,6 +41,10 @@ _GPU_COMBINERS = (
     "xla_gpu_reduce_scatter_combine_threshold_bytes",
 )
 """XLA:GPU's thresholds up to which it puts parts that shall travel apart together again."""
+_PASSES_OFF = "xla_disable_hlo_passes"
+_REMATERIALIZATION = "rematerialization"
+"""The one pass of XLA:GPU's behind the hook that changes what is computed when: short of memory, it moves and repeats
+ops, and nobody checks any more which value lies in which buffer."""
 
 
 def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
@@ -102,6 +106,8 @@ def compile_module(
     structure: bytes | None = None,
 ) -> LoadedExecutable:
     """Compile the request past the persistent cache, with ``module`` in the place of XLA's own.
+
+    XLA:GPU leaves ``module`` as it is: its rematerialization, which comes after the hook, is off.
 
     ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
     ``extra_options`` are debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
@@ -166,13 +172,21 @@ class Halted:
         return hook.named(hook.without_id(self._seen.result()), self._request.module_name)
 
     def finish(self, module: bytes) -> LoadedExecutable:
-        """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`."""
+        """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`.
+
+        The compile began with the user's options, since it may go on with XLA's module. Where XLA:GPU rematerialized
+        ``module``, it is compiled anew without.
+        """
         assert self._compiling is not None
         self._answer.set_result(module)
         try:
-            return self._compiling.result()
+            executable = self._compiling.result()
         except Exception as error:
             raise _refused(self._request, error) from error
+        if _rematerializes(self._request) and is_rematerialized(module, executable):
+            LOGGER.info("%s is compiled anew without rematerialization", self._request.module_name)
+            return compile_module(self._request, module)
+        return executable
 
     def go_on(self) -> LoadedExecutable | None:
         """Go on with XLA's module; None where the compile was not begun, went on with another, or failed."""
@@ -238,6 +252,8 @@ def _own_compile(
     if own.structure is not None or own.stop_early:
         register_hook(request.backend, EARLY)
         extra = _early_options(request, extra)
+    if own.replacement is not None and _rematerializes(request):
+        extra = _with_passes_off(request, extra, _REMATERIALIZATION)
     with hook.own_compile(request.module_name, own) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
         try:
@@ -262,10 +278,31 @@ def _early_options(
         if request.backend.process_index() == 0:
             _say_what_does_not_hold(off)
         return {**dict.fromkeys(off, 0), **extra}
-    option = "xla_disable_hlo_passes"
-    flags = getattr(request.options.executable_build_options.debug_options, option, "")  # XLA_FLAGS
-    named_already = [str(one) for one in (flags, users.get(option), extra.get(option)) if one]
-    return {**extra, option: ",".join([*named_already, _CPU_PASSES_OFF])}
+    return _with_passes_off(request, extra, _CPU_PASSES_OFF)
+
+
+def _with_passes_off(
+    request: CompileRequest, extra: Mapping[str, CompileOptionValue], passes: str
+) -> Mapping[str, CompileOptionValue]:
+    """``extra`` with ``passes`` off beside those that the user or ``extra`` turned off."""
+    users = dict(request.options.env_option_overrides)
+    flags = getattr(request.options.executable_build_options.debug_options, _PASSES_OFF, "")  # XLA_FLAGS
+    named_already = [str(one) for one in (flags, users.get(_PASSES_OFF), extra.get(_PASSES_OFF)) if one]
+    return {**extra, _PASSES_OFF: ",".join([*named_already, passes])}
+
+
+def _rematerializes(request: CompileRequest) -> bool:
+    """Whether this backend rematerializes after the hook."""
+    return bool(request.backend.platform != "cpu")
+
+
+def is_rematerialized(module: bytes, executable: LoadedExecutable) -> bool:
+    """Whether XLA repeated, compressed or moved to the host any value of ``module``; True where that cannot be seen."""
+    try:
+        executed = read_executable(executable)
+    except UnsupportedError:
+        return True
+    return any(executed.count(mark) > module.count(mark) for mark in (b".remat", b"copy-start"))
 
 
 @functools.cache
