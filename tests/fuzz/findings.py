@@ -108,14 +108,18 @@ def panel(strategy: Wanted) -> list[Wanted]:
 
 
 def outcomes(
-    worker: Worker, program: Program, strategies: Sequence[Wanted], deadline: float = float("inf")
+    worker: Worker,
+    program: Program,
+    strategies: Sequence[Wanted],
+    deadline: float = float("inf"),
+    until: str = "",
 ) -> tuple[list[tuple[Wanted, str, str]], str]:
     """What comes of each pair, each with its detail, and why the program was skipped; pairs behind one that aborts
-    are tried, too."""
+    are tried, too, but none behind one whose outcome is ``until``."""
     found: list[tuple[Wanted, str, str]] = []
     skipped: list[str] = []
     left = list(strategies)
-    while left and not skipped:
+    while left and not skipped and not (until and any(kind == until for _, kind, _ in found)):
         heard: list[tuple[str, str]] = []
 
         def hear(message: dict[str, Any], heard: list[tuple[str, str]] = heard) -> None:
@@ -124,7 +128,7 @@ def outcomes(
             if "skipped" in message:
                 skipped.append(message["skipped"])
 
-        end = worker.ask(task(program, left), hear, deadline)
+        end = worker.ask(task(program, left, by_hand=not until, until=until), hear, deadline)
         found += [(one, *outcome) for one, outcome in zip(left, heard, strict=False)]
         left = left[len(heard) :]
         if end.how in ("done", "stopped"):
@@ -149,8 +153,10 @@ def task(
     by_hand: bool = True,
     devices: int = 4,
     past_gate: bool = False,
+    until: str = "",
 ) -> dict[str, Any]:
-    """What a worker is asked to do; a program is given as data or by its seed."""
+    """What a worker is asked to do; a program is given as data or by its seed. No pair is tried behind one whose
+    outcome is ``until``."""
     return {
         "do": "pairs",
         "program": program if isinstance(program, int) else to_json(program),
@@ -158,6 +164,7 @@ def task(
         "strategies": [(one.kind, one.seed) for one in strategies],
         "by_hand": by_hand,
         "past_gate": past_gate,
+        "until": until,
     }
 
 
@@ -167,15 +174,12 @@ def shrunk(finding: Finding, worker: Worker, deadline: float) -> Finding:
 
     def still_wrong(program: Program) -> bool:
         nonlocal best
-        for one in panel(best.strategy):
-            found, skipped = outcomes(worker, program, [one], deadline)
-            if skipped:
-                return False
-            for strategy, kind, detail in found:
-                if kind == finding.kind:
-                    best = Finding(program, strategy, kind, detail, finding.seed)
-                    return True
-        return False
+        found, skipped = outcomes(worker, program, panel(best.strategy), deadline, finding.kind)
+        wrong = [one for one in found if one[1] == finding.kind]
+        if wrong and not skipped:
+            strategy, kind, detail = wrong[0]
+            best = Finding(program, strategy, kind, detail, finding.seed)
+        return bool(wrong) and not skipped
 
     shrink(finding.program, still_wrong, lambda: time.monotonic() < deadline)
     return best

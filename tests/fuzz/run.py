@@ -18,7 +18,7 @@ from tests.fuzz.tally import FINDINGS, Tally
 from tests.fuzz.worker import DEFAULT, WRITING
 
 _PROGRESS_S = 2.0
-_SHRINK_S = 90.0
+_SHRINK_S = 60.0
 """The longest that one finding is made smaller."""
 _WARM_LIMIT_S = 600.0
 

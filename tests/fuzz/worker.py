@@ -81,6 +81,8 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
                 say({"trying": str(one)})
                 outcome = case.attempt(one)
                 say({"pair": str(one), "kind": outcome.kind, "detail": outcome.detail})
+                if outcome.kind == task["until"]:
+                    break
         except SkippedError as error:
             say({"skipped": str(error)})
         say({"done": True, "seconds": time.perf_counter() - began})
