@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies
 from disco_hlo.plugin.settings import Settings
@@ -92,6 +93,13 @@ def training_step(
     waits = or_planned and named is None and qualifies(facts)
     _tell(request, fingerprint, facts, choice, named is not None, waits)
     if not choice.chosen and not waits:
+        history.left.add((request.module_name, fingerprint))
+        return None
+    own_faults = faults(step.module, step.source.graph.backend)
+    if own_faults:
+        LOGGER.warning(
+            "%s runs as XLA compiles it, whose numbers may be wrong: %s", request.module_name, own_faults[0]
+        )
         history.left.add((request.module_name, fingerprint))
         return None
     history.taken[fingerprint] = choice.chosen
