@@ -84,10 +84,12 @@ def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
     try:
         reader = Reader(module, ELEMENTWISE)
         entry = reader.entry()
+        check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
+        check.entry(entry, reader.bodies[module.entry_computation_id])
     except MalformedError as error:
         return [str(error)], []
-    check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
-    check.entry(entry, reader.bodies[module.entry_computation_id])
+    except (IndexError, KeyError, RecursionError) as error:  # operands, indices or calls that lead nowhere
+        return [f"{module.name} contradicts itself: {type(error).__name__} {error}"], []
     return check.faults, check.overwrites()
 
 
