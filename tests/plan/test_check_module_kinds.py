@@ -527,3 +527,52 @@ def test_the_error_names_both_values_and_how_many_more() -> None:
         check_module(module(text, aliases=[(0, 0)]), "cpu")
     with pytest.raises(ModuleError, match="expected"):
         check_module(b"\x00nonsense", "cpu")
+
+
+def test_an_op_alone_is_a_kernel_that_reads_what_its_operand_is_called_there() -> None:
+    text = "x = f32[4,4] parameter\nh = f32[4,4]{0,1} bitcast x\nf = f32[4,4] add x h"
+    assert "reads that at other elements" in said(module(text, aliases=[(0, 0)]))
+    flat = "x = f32[16] parameter\nh = f32[4,4] bitcast x\nf = f32[4,4] negate h"
+    assert said(module(flat, aliases=[(0, 0)])) == ""
+
+
+def test_an_all_reduce_of_one_value_by_two_names_is_refused_where_it_may_write_over_it() -> None:
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        b = f32[2,4] bitcast y
+        r = (f32[8],f32[2,4]) all-reduce y b
+        m = f32[8] get-tuple-element r number=0
+        n = f32[2,4] get-tuple-element r number=1
+        t = (f32[8],f32[2,4]) tuple m n
+    """
+    assert said(module(text), "cpu") == ""
+    assert "r reads y by two names and may write r{0} over it, in entry" in said(module(text), "gpu")
+
+
+def test_what_a_loop_hands_on_twice_is_one_value_inside() -> None:
+    body = """
+        p = (f32[4,4],f32[4,4]{0,1},f32[4,4]) parameter
+        a = f32[4,4] get-tuple-element p number=0
+        b = f32[4,4]{0,1} get-tuple-element p number=1
+        c = f32[4,4] get-tuple-element p number=2
+        f = f32[4,4] fusion a b calls=sum
+        t = (f32[4,4],f32[4,4]{0,1},f32[4,4]) tuple a b f
+    """
+    condition = "p = (f32[4,4],f32[4,4]{0,1},f32[4,4]) parameter\nc = pred[] constant"
+    text = """
+        x = f32[4,4] parameter
+        g = f32[4,4] negate x
+        h = f32[4,4]{0,1} bitcast g
+        k = f32[4,4] sine x
+        t = (f32[4,4],f32[4,4]{0,1},f32[4,4]) tuple g h k
+        w = (f32[4,4],f32[4,4]{0,1},f32[4,4]) while t calls=body,condition
+        r = f32[4,4] get-tuple-element w number=2
+        s = f32[4,4] negate r
+    """
+    called = {"body": body, "condition": condition, "sum": SUM}
+    assert said(module(text, called)) == ""  # what is handed on outlives the kernel
+    written = called | {
+        "body": body.replace("fusion a b calls=sum", "copy c").replace("tuple a b f", "tuple f b a")
+    }
+    assert "into one buffer" in said(module(text, written))
