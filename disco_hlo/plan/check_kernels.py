@@ -5,10 +5,11 @@ Part of :mod:`~disco_hlo.plan.check_module`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, fused
+from disco_hlo.plan.check_pairs import Body, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
 from disco_hlo.plan.check_values import Step, Values
 
@@ -20,31 +21,39 @@ class Kernels:
         self._values, self._bodies, self._gpu = values, bodies, gpu
         self._reads: dict[int, FusedReads] = {}
 
-    @staticmethod
-    def has(instruction: Message) -> bool:
-        """Whether XLA emits an instruction as a kernel, and not as a call of a library."""
-        return instruction.opcode == "fusion" or instruction.opcode in ELEMENTWISE
+    def may_write_over(self, step: Step, places: Sequence[tuple[int, int]], result: int, body: Body) -> bool:
+        """Whether XLA may put a result over an array that is read at several places, and that would be wrong.
 
-    def reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int) -> bool:
-        """Whether one array that ``step`` reads is read only where, and before, a result is written."""
+        It looks at one place alone. Kernels write over what they read at one place element by element, library calls
+        and collectives over particular operands.
+        """
+        fits = [self.reads_what_it_writes(step, place, leaf, result, body) for place, leaf in places]
+        opcode = step.instruction.opcode
+        is_kernel = opcode == "fusion" or opcode in ELEMENTWISE
+        return not all(fits) and (is_kernel or any(fits))
+
+    def reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int, body: Body) -> bool:
+        """Whether one array that ``step`` reads is read only where, and before, a result is written.
+
+        Args:
+            place: of the operand.
+            leaf: of the array in it.
+            body: where the step stands.
+        """
         instruction = step.instruction
         opcode = instruction.opcode
-        declared = any(
-            p.operand == place and p.operand_leaf == leaf and p.result_leaf == result for p in step.pairs
-        )
+        wanted = (place, leaf, result)
+        if any(one[:3] == wanted and (one.is_declared or opcode != "fusion") for one in step.pairs):
+            return True
         if opcode == "fusion":
-            if declared and instruction.output_operand_aliasing:
-                return True
-            body = fused(instruction, self._bodies)
+            kernel = fused(instruction, self._bodies)
             key = instruction.called_computation_ids[0]
             if key not in self._reads:
-                self._reads[key] = FusedReads(body, self._bodies, gpu=self._gpu)
+                self._reads[key] = FusedReads(kernel, self._bodies, gpu=self._gpu)
             return place not in self._reads[key].elsewhere(result)
-        if declared:
-            return True
         if opcode in ELEMENTWISE:
-            shape = self._values.shapes
-            return lies_alike(shape[step.operands[place][leaf]], shape[step.results[result]])
+            read = list(leaves(body.by_id[instruction.operand_ids[place]].shape))[leaf]
+            return lies_alike(read, self._values.shapes[step.results[result]])
         return _works_in_place(instruction, place, result, gpu=self._gpu)
 
 
@@ -60,6 +69,15 @@ def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool)
     if opcode == "custom-call" and gpu:
         target = instruction.custom_call_target
         if target == "__cublas$lt$matmul":
-            return place == 2 and result == 0
+            return place == 2 and result == 0 and _adds_to_operand(instruction)
         return target == "cusolver$cholesky" and result == 0
     return False
+
+
+def _adds_to_operand(matmul: Message) -> bool:
+    """Whether a cuBLASLt call adds its third operand to the product (beta), and so may write over it."""
+    try:
+        config = json.loads(matmul.backend_config)
+        return bool(config["gemm_backend_config"]["beta"] != 0)
+    except (ValueError, KeyError, TypeError):
+        return False

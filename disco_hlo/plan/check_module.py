@@ -84,10 +84,12 @@ def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
     try:
         reader = Reader(module, ELEMENTWISE)
         entry = reader.entry()
+        check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
+        check.entry(entry)
     except MalformedError as error:
         return [str(error)], []
-    check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
-    check.entry(entry, reader.bodies[module.entry_computation_id])
+    except (IndexError, KeyError, RecursionError) as error:  # operands, indices or calls that lead nowhere
+        return [f"{module.name} contradicts itself: {type(error).__name__} {error}"], []
     return check.faults, check.overwrites()
 
 
@@ -114,7 +116,7 @@ class _Check:
         """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
         self._kernels = Kernels(values, bodies, gpu=gpu)
 
-    def entry(self, block: Block, body: Body) -> None:
+    def entry(self, block: Block) -> None:
         """Check the whole module, of which this is the entry."""
         self._read_only()
         given = [value for value in range(1, len(self._itself)) if self._is_argument(value)]
@@ -127,8 +129,8 @@ class _Check:
                 self._arguments.add(buffer)
                 self._hold(buffer, value)
         self._run(block)
-        self._read(block.ends_with, block.root, block)
-        self._results(block, body)
+        self._read(block.ends_with, block.body.root, block)
+        self._results(block)
         for time, value, sentence in self._two_names:
             if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
                 self.faults.append(sentence)
@@ -171,21 +173,23 @@ class _Check:
                 f"{self._name(kept)} must not change, but a loop or conditional has it in its own buffer"
             )
 
-    def _results(self, block: Block, body: Body) -> None:
+    def _results(self, block: Block) -> None:
         """No two results of the module in one buffer, and none in the buffer of what must not change."""
         values = self._values
-        names = _returned(body)
+        names = _returned(block.body)
         seen: dict[int, str] = {}
         for value, name in zip(block.ends_with, names, strict=True):
             if value == NOTHING:
                 continue
             if values.itself(value) in values.read_only:
                 self._fault(
-                    f"{block.root.name} returns {name}, which is the unchangeable {self._name(value)}"
+                    f"{block.body.root.name} returns {name}, which is the unchangeable {self._name(value)}"
                 )
             buffer = values.buffer(value)
             if buffer in seen:
-                self._fault(f"{block.root.name} returns {seen[buffer]} and {name}, which are in one buffer")
+                self._fault(
+                    f"{block.body.root.name} returns {seen[buffer]} and {name}, which are in one buffer"
+                )
             seen[buffer] = name
 
     # --- going through the steps -------------------------------------------------------------------
@@ -225,7 +229,7 @@ class _Check:
             self._run(inner)
         body = step.blocks[1]
         self._now += 1
-        self._read(body.ends_with, body.root, body)
+        self._read(body.ends_with, body.body.root, body)
         self._define_all(step.results, step, block)
 
     def _branches(self, step: Step, block: Block) -> None:
@@ -237,7 +241,7 @@ class _Check:
             mark = len(self._changes)
             self._run(branch)
             self._now += 1
-            self._read(branch.ends_with, branch.root, branch)
+            self._read(branch.ends_with, branch.body.root, branch)
             while len(self._changes) > mark:
                 buffer, before = self._changes.pop()
                 written.setdefault(buffer, self._holds[buffer])
@@ -293,8 +297,8 @@ class _Check:
     def _kernel(self, step: Step, block: Block) -> None:
         """What a kernel writes over must be read before, element by element."""
         shared = {self._buffer[one] for one in step.results} - {NOTHING}
-        entering = [one for operand in step.operands for one in operand if one != NOTHING]
-        twice = len(set(entering)) != len(entering) and self._kernels.has(step.instruction)
+        entering = [self._itself[one] for operand in step.operands for one in operand if one != NOTHING]
+        twice = len(set(entering)) != len(entering)
         if not shared and not twice:
             return
         for place, operand in enumerate(step.operands):
@@ -309,7 +313,7 @@ class _Check:
         for result, written in enumerate(step.results):
             if self._buffer[written] != self._buffer[value]:
                 continue
-            if not self._kernels.reads_what_it_writes(step, place, leaf, result):
+            if not self._kernels.reads_what_it_writes(step, place, leaf, result, block.body):
                 self._fault(
                     f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
                     f"and reads that at other elements than it writes, in {block.name}"
@@ -322,7 +326,7 @@ class _Check:
             (p, leaf)
             for p, operand in enumerate(step.operands)
             for leaf, v in enumerate(operand)
-            if v == value
+            if self._itself[v] == value
         ]
         size = self._values.size(value)
         for result, written in enumerate(step.results):
@@ -330,9 +334,9 @@ class _Check:
                 continue
             if self._buffer[written] in self._arguments:
                 continue
-            if not all(self._kernels.reads_what_it_writes(step, p, leaf, result) for p, leaf in places):
+            if self._kernels.may_write_over(step, places, result, block.body):
                 self._two_names.append((
-                    self._now, self._itself[value],
+                    self._now, value,
                     f"{step.runs.name} reads {self._name(value)} by two names and may write "
                     f"{self._name(written)} over it, in {block.name}",
                 ))  # fmt: skip

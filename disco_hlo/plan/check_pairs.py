@@ -22,6 +22,8 @@ class Pair(NamedTuple):
     operand: int
     operand_leaf: int
     result_leaf: int
+    is_declared: bool = False
+    """Whether the instruction itself says so (``output_operand_aliasing``)."""
 
 
 class Body(NamedTuple):
@@ -112,7 +114,7 @@ def _declared(instruction: Message, operands: tuple[Message, ...]) -> tuple[Pair
         theirs = leaf_at(read, tuple(one.operand_shape_index), instruction.name)
         for place in one.operand_shape_index:
             read = read.tuple_shapes[place]
-        found += [Pair(one.operand_index, theirs + k, mine + k) for k in range(leaf_count(read))]
+        found += [Pair(one.operand_index, theirs + k, mine + k, True) for k in range(leaf_count(read))]
     return tuple(found)
 
 

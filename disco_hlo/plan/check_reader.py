@@ -96,7 +96,7 @@ class Reader:
             raise MalformedError(f"{caller} calls {body.name}, which is being called")
         sequence = self._sequence(computation, body)
         self._calling.append(computation)
-        block = Block(body.name, body.root)
+        block = Block(body.name, body)
         known: dict[int, Leaves] = {}
         again = computation in self._called
         for number in sequence:
@@ -244,6 +244,7 @@ class Reader:
         results = [*read[:count], *made]
         for pair in found:
             self._share_pair(instruction, pair, operands, results)
+        found = tuple(pair._replace(result_leaf=pair.result_leaf - count) for pair in found)
         block.steps.append(Step(instruction, "op", operands, made, found))
         return results
 

@@ -6,11 +6,12 @@ Records of :mod:`~disco_hlo.plan.check_reader`, which makes them, and part of :m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import TUPLE, Pair, leaves
+from disco_hlo.hlo.proto import DTYPES, Message
+from disco_hlo.plan.check_pairs import TUPLE, Body, Pair, leaves
 
 Leaves = Sequence[int]
 """The values of an instruction, one for each array in its shape."""
@@ -18,6 +19,10 @@ NOTHING = 0
 """The value of what takes no memory: tokens, arrays without elements."""
 
 _TOKEN = 17
+_BITS = {
+    number: int(match.group()) if (match := re.search(r"\d+", name)) else 8 for number, name in DTYPES.items()
+}
+"""Bits of an element, by type."""
 
 
 @dataclass(slots=True)
@@ -49,7 +54,7 @@ class Block:
     """One call of a scheduled computation."""
 
     name: str
-    root: Message
+    body: Body
     steps: list[Step] = field(default_factory=list)
     ends_with: Leaves = ()
     """The values of the root."""
@@ -108,10 +113,10 @@ class Values:
         a, b = self.buffer(one), self.buffer(other)
         self._parent[max(a, b)] = min(a, b)
 
-    def size(self, value: int) -> tuple[int, int]:
-        """Elements and element type of a value."""
+    def size(self, value: int) -> int:
+        """Bits of an array, as far as they decide whether another one fits into its buffer."""
         shape = self.shapes[value]
-        return math.prod(shape.dimensions), shape.element_type
+        return math.prod(shape.dimensions) * _BITS.get(shape.element_type, 0)
 
     def name(self, value: int) -> str:
         """A value as a reader of the module finds it."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -357,6 +360,79 @@ def test_threads_compiling_modules_of_one_name_get_their_own(install: Install) -
     for thread in threads:
         thread.join()
     assert results == {"sine": 1.0, "tanh": 2.0, "negate": 5.0, "add": 7.0}
+
+
+# --- what XLA:GPU does behind the hook ---------------------------------------------------------------
+
+
+def test_a_module_of_ours_is_compiled_without_rematerialization_on_gpu(
+    compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the hook, moves and repeats ops, and nothing checks the buffers then. What the user turned off,
+    and what this compile turns off, stays off."""
+    found: list[object] = []
+    compile_past_cache = compiles.compile_past_cache
+
+    def noting(request: CompileRequest, module: object, extra: Mapping[str, Any]) -> LoadedExecutable:
+        found.append(extra.get("xla_disable_hlo_passes"))
+        return compile_past_cache(request, module, extra)
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        module = compiles.capture(request)
+        compiles.compile_module(request, module)
+        monkeypatch.setattr(compiles, "_rematerializes", lambda _: True)
+        compiles.compile_module(request, None, {"xla_cpu_enable_fast_math": False})
+        compiles.compile_module(request, module)
+        options = copy.deepcopy(request.options)
+        options.executable_build_options.debug_options.xla_disable_hlo_passes = "algsimp"
+        flagged = dataclasses.replace(request, options=options)
+        return compiles.compile_module(flagged, module, {"xla_disable_hlo_passes": "dce"})
+
+    def kept_as_it_is(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("kept_as_it_is", handle)
+    monkeypatch.setattr(compiles, "compile_past_cache", noting)
+    step = jax.jit(kept_as_it_is, compiler_options={"xla_disable_hlo_passes": "cse"})
+    assert float(step(1.0)) == -1.0
+    assert found == [None, None, None, "cse,rematerialization", "algsimp,cse,dce,rematerialization"]
+
+
+def test_rematerialization_is_for_gpus_alone() -> None:
+    backends = [SimpleNamespace(backend=SimpleNamespace(platform=name)) for name in ("cpu", "gpu", "cuda")]
+    assert [compiles._rematerializes(one) for one in backends] == [False, True, True]
+
+
+@pytest.mark.parametrize(("mark", "compiled_anew"), [(b"", 0), (b"add.3.remat", 1), (b"copy-start", 1)])
+def test_a_waiting_compile_that_rematerialized_is_made_anew_without(
+    mark: bytes, compiled_anew: int, compile_with: CompileWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began with the user's options, as it may go on with XLA's module."""
+    anew: list[bytes | None] = []
+    compile_module, read_executable = compiles.compile_module, compiles.read_executable
+
+    def again(request: CompileRequest, module: bytes | None) -> LoadedExecutable:
+        anew.append(module)
+        return compile_module(request, module)
+
+    def handle(request: CompileRequest) -> LoadedExecutable:
+        monkeypatch.setattr(compiles, "_rematerializes", lambda _: True)
+        monkeypatch.setattr(compiles, "compile_module", again)
+        monkeypatch.setattr(compiles, "read_executable", lambda one: read_executable(one) + mark)
+        with compiles.halted(request) as waiting:
+            return waiting.finish(exchange_opcode(waiting.module(), "negate", "cosine"))
+
+    def remade(x: jax.Array) -> jax.Array:
+        return -x
+
+    compile_with("remade", handle)
+    assert float(jax.jit(remade)(0.0)) == 1.0
+    assert len(anew) == compiled_anew
+
+
+def test_an_executable_that_shows_no_module_counts_as_rematerialized() -> None:
+    silent = SimpleNamespace(hlo_modules=list)
+    assert compiles.is_rematerialized(b"", silent)
 
 
 # --- the persistent compilation cache -------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""Scheduled HLO modules written as a few lines of text, so that a test shows the whole of what it checks.
+
+A computation is lines of ``name = shape opcode operands``, in their schedule, the root last:
+
+    x = f32[8] parameter
+    y = f32[2,4]{0,1} bitcast x
+    t = (f32[8],f32[2,4]) tuple x y
+
+Parameters and members of tuples are numbered by ``number=``; ``calls=``, ``dims=``, ``aliases=result:operand`` and
+``value=`` say the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from disco_hlo.hlo import proto
+from disco_hlo.hlo.proto import Message
+
+_NUMBERS = {name: number for number, name in proto.DTYPES.items()}
+_ARRAY = re.compile(r"(\w+)(?:\[([\d,]*)\])?(?:\{([\d,]*)\})?$")
+
+
+def module(
+    entry: str,
+    called: Mapping[str, str] | None = None,
+    aliases: Sequence[tuple[int, int]] = (),
+    unscheduled: Sequence[str] = (),
+) -> bytes:
+    """A serialized module.
+
+    Args:
+        entry: the entry computation.
+        called: the other computations, by name.
+        aliases: (result, parameter) of donated arguments.
+        unscheduled: names of computations that are left out of the schedule; those of fusions always are.
+    """
+    texts = {"entry": entry, **(called or {})}
+    numbers = {name: number for number, name in enumerate(texts, 1)}
+    message = proto.Module(name="jit_test", entry_computation_name="entry", entry_computation_id=1)
+    fused: set[str] = set()
+    for name, text in texts.items():
+        _fill(message.computations.add(name=name, id=numbers[name]), text, numbers, fused)
+    for computation in message.computations:
+        if computation.name not in (*unscheduled, *fused):
+            ids = [instruction.id for instruction in computation.instructions]
+            message.schedule.sequences[computation.id].instruction_ids.extend(ids)
+    for result, parameter in aliases:
+        entry_ = message.input_output_alias.entries.add(parameter_number=parameter, kind=1)
+        entry_.output_shape_index.extend([result] if len(aliases) > 1 or _is_tuple(message) else [])
+    return proto.serialize(message)
+
+
+def _is_tuple(message: Message) -> bool:
+    return bool(message.computations[0].instructions[-1].opcode == "tuple")
+
+
+def _fill(computation: Message, text: str, numbers: Mapping[str, int], fused: set[str]) -> None:
+    ids: dict[str, int] = {}
+    lines = [line for line in text.splitlines() if line.strip()]
+    for place, line in enumerate(lines, 1):
+        name, rest = (part.strip() for part in line.split("=", 1))
+        shape, opcode, *words = rest.split()
+        ids[name] = computation.id * 1000 + place
+        instruction = computation.instructions.add(name=name, opcode=opcode, id=ids[name])
+        instruction.shape.CopyFrom(_shape(shape))
+        said = dict(word.split("=") for word in words if "=" in word)
+        instruction.operand_ids.extend(ids.get(word, 999) for word in words if "=" not in word)
+        instruction.parameter_number = instruction.tuple_index = int(said.get("number", 0))
+        called = said["calls"].split(",") if "calls" in said else []
+        instruction.called_computation_ids.extend(numbers[one] for one in called)
+        if opcode == "fusion":
+            instruction.fusion_kind = said.get("kind", "kLoop")
+            fused.update(called)
+        instruction.dimensions.extend(map(int, said.get("dims", "").replace(",", " ").split()))
+        instruction.custom_call_target = said.get("target", "")
+        for start in said.get("starts", "").replace(",", " ").split():
+            instruction.slice_dimensions.add(start=int(start), limit=int(start) + 1, stride=1)
+        if "value" in said:
+            literal = proto.DetailedInstruction()
+            literal.literal.s32s.append(int(said["value"]))
+            instruction.literal = literal.literal.SerializeToString()
+        for pair in said.get("aliases", "").split():
+            result, operand = pair.split(":")
+            alias = instruction.output_operand_aliasing.add(operand_index=int(operand))
+            alias.output_shape_index.extend(map(int, filter(None, result.split("."))))
+    computation.root_id = ids[name]
+
+
+def _shape(text: str) -> Message:
+    if text.startswith("("):
+        parts = proto.ShapeProto(element_type=_NUMBERS["tuple"])
+        depth, start = 0, 1
+        for place, letter in enumerate(text):
+            depth += (letter in "([{") - (letter in ")]}")
+            if (letter == "," and depth == 1) or (depth == 0 and place > start):
+                parts.tuple_shapes.append(_shape(text[start:place]))
+                start = place + 1
+        return parts
+    found = _ARRAY.match(text)
+    assert found is not None, text
+    dtype, dims, layout = found.groups()
+    shape = proto.ShapeProto(element_type=_NUMBERS[dtype])
+    shape.dimensions.extend(map(int, filter(None, (dims or "").split(","))))
+    order = (
+        list(map(int, filter(None, layout.split(","))))
+        if layout
+        else range(len(shape.dimensions) - 1, -1, -1)
+    )
+    shape.layout.minor_to_major.extend(order)
+    return shape

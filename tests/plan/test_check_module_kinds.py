@@ -1,0 +1,578 @@
+"""The last check, kind by kind, on modules small enough to read."""
+
+from __future__ import annotations
+
+import pytest
+
+from disco_hlo.errors import ModuleError, PlanError
+from disco_hlo.hlo import proto
+from disco_hlo.plan.check_module import check_module, faults
+from tests.plan.hlo_text import module
+
+# Nothing of jax or XLA is in it, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
+
+def said(data: bytes, backend: str = "cpu") -> str:
+    return "; ".join(faults(data, backend))
+
+
+# --- one value after the other in a buffer -----------------------------------------------------------
+
+
+def test_a_reader_after_an_update_in_place_is_refused_and_one_before_it_is_not() -> None:
+    late = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        w = f32[8] dynamic-update-slice y u i
+        s = f32[8] add y w
+    """
+    early = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        r = f32[8] exponential y
+        w = f32[8] dynamic-update-slice y u i
+        s = f32[8] add r w
+    """
+    assert said(module(late)) == "s reads y, which w has overwritten before, in entry"
+    assert said(module(early)) == ""
+
+
+def test_a_copy_in_between_makes_a_late_reader_right() -> None:
+    assert said(module("""
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        c = f32[8] copy y
+        w = f32[8] dynamic-update-slice c u i
+        s = f32[8] add y w
+    """)) == ""  # fmt: skip
+
+
+@pytest.mark.parametrize("hands_on", ["bitcast y", "opt-barrier y", "get-tuple-element t", "copy-done d"])
+def test_a_value_is_the_same_under_each_of_its_names(hands_on: str) -> None:
+    text = f"""
+        x = f32[8] parameter
+        y = f32[8] negate x
+        t = (f32[8]) tuple y
+        d = (f32[8],f32[8],u32[]) copy-start x
+        n = f32[8] {hands_on}
+        i = s32[] constant value=3
+        u = f32[1] constant
+        w = f32[8] dynamic-update-slice n u i
+        s = f32[8] add n w
+    """
+    assert "which w has overwritten before" in said(module(text))
+
+
+def test_a_fusion_with_an_update_at_its_root_writes_in_place_through_bitcasts_and_tuples() -> None:
+    called = {"update": """
+        p = f32[8] parameter
+        u = f32[1] parameter number=1
+        i = s32[] parameter number=2
+        b = f32[8] bitcast p
+        w = f32[8] dynamic-update-slice b u i
+        c = f32[8] bitcast w
+        n = f32[1] negate u
+        t = (f32[1],f32[8]) tuple n c
+    """}  # fmt: skip
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        f = (f32[1],f32[8]) fusion y u i calls=update
+        w = f32[8] get-tuple-element f number=1
+        s = f32[8] add y w
+    """
+    assert said(module(text, called)) == "s reads y, which f{1} has overwritten before, in entry"
+
+
+def test_a_scatter_and_a_custom_call_that_says_so_write_in_place() -> None:
+    text = """
+        x = f32[8] parameter
+        i = s32[1] parameter number=1
+        u = f32[1] parameter number=2
+        y = f32[8] negate x
+        {}
+        s = f32[8] add y w
+    """
+    assert (
+        said(module(text.format("w = f32[8] scatter y i u")))
+        == "s reads y, which w has overwritten before, in entry"
+    )
+    call = "w = f32[8] custom-call y target=library"
+    assert (
+        said(module(text.format(f"{call} aliases=:0")))
+        == "s reads y, which w has overwritten before, in entry"
+    )
+    assert said(module(text.format(call))) == ""
+
+
+def test_a_donated_argument_is_read_before_the_result_that_may_lie_in_its_buffer() -> None:
+    text = """
+        x = f32[8] parameter
+        r = f32[8] negate x
+        s = f32[8] exponential x
+        t = (f32[8],f32[8]) tuple r s
+    """
+    assert said(module(text)) == ""
+    assert said(module(text, aliases=[(1, 0)])) == ""
+    assert said(module(text, aliases=[(0, 0)])) == "s reads x, which r has overwritten before, in entry"
+
+
+def test_nothing_is_written_over_a_constant_or_an_argument_that_was_not_donated() -> None:
+    text = """
+        x = f32[8] parameter
+        i = s32[] constant value=3
+        u = f32[1] constant
+        w = f32[8] dynamic-update-slice x u i
+    """
+    assert said(module(text)) == "w is written over x, which must not change"
+    assert said(module(text, aliases=[(0, 0)])) == ""
+
+
+# --- computations that are called -------------------------------------------------------------------
+
+BODY = """
+p = (s32[],f32[8],f32[8]) parameter
+k = s32[] get-tuple-element p number=0
+a = f32[8] get-tuple-element p number=1
+b = f32[8] get-tuple-element p number=2
+{}
+t = (s32[],f32[8],f32[8]) tuple k {}
+"""
+CONDITION = """
+p = (s32[],f32[8],f32[8]) parameter
+k = s32[] get-tuple-element p number=0
+c = pred[] is-finite k
+"""
+LOOP = """
+k = s32[] parameter
+x = f32[8] parameter number=1
+a = f32[8] negate x
+b = f32[8] exponential x
+t = (s32[],f32[8],f32[8]) tuple k a b
+w = (s32[],f32[8],f32[8]) while t calls=body,condition
+r = f32[8] get-tuple-element w number=1
+{}
+"""
+
+
+def loop(lines: str, returned: str, after: str = "s = f32[8] negate r") -> bytes:
+    return module(LOOP.format(after), {"body": BODY.format(lines, returned), "condition": CONDITION})
+
+
+def test_a_loops_body_reads_what_it_was_given_before_it_writes_what_comes_next() -> None:
+    assert said(loop("n = f32[8] sine a\nr = f32[8] cosine a", "n r")) == (
+        "r reads p{1}, which n has overwritten before, in body"
+    )
+    assert said(loop("n = f32[8] sine b\nm = f32[8] cosine b", "m b")) == ""
+    assert said(loop("r = f32[8] cosine a\nn = f32[8] sine r", "n b")) == ""
+
+
+def test_what_a_body_hands_on_untouched_is_not_written_over() -> None:
+    lines = "i = s32[] constant value=1\nu = f32[1] constant\nn = f32[8] dynamic-update-slice b u i"
+    assert "t reads b, which n has overwritten before, in body" in said(loop(lines, "n b"))
+
+
+def test_a_body_that_exchanges_two_values_without_a_copy_is_refused() -> None:
+    assert "into one buffer" in said(loop("", "b a"))
+
+
+def test_what_a_loop_begins_with_is_gone_after_it_unless_the_body_hands_it_on() -> None:
+    after = "s = f32[8] add r a"
+    assert (
+        said(loop("n = f32[8] sine a", "n b", after))
+        == "s reads a, which w{1} has overwritten before, in entry"
+    )
+    assert said(loop("n = f32[8] sine a", "n b", "s = f32[8] add r b")) == ""
+
+
+def test_loops_inside_of_loops_are_checked() -> None:
+    inner = "w = (s32[],f32[8],f32[8]) while p calls=inner,inside\nn = f32[8] get-tuple-element w number=1"
+    called = {
+        "body": BODY.format(inner, "n b"),
+        "condition": CONDITION,
+        "inner": BODY.format("n = f32[8] sine a\nr = f32[8] cosine a", "n r"),
+        "inside": CONDITION,
+    }
+    assert said(module(LOOP.format("s = f32[8] negate r"), called)).startswith(
+        "r reads p{1}, which n has overwritten"
+    )
+
+
+BRANCHES = {
+    "one": "v = f32[8] parameter\ni = s32[] constant value=1\nu = f32[1] constant\n"
+    "n = f32[8] dynamic-update-slice v u i",
+    "two": "v = f32[8] parameter\ne = f32[8] exponential v",
+}
+
+
+def test_exclusive_branches_do_not_meet() -> None:
+    text = """
+        p = s32[] parameter
+        x = f32[8] parameter number=1
+        y = f32[8] negate x
+        c = f32[8] conditional p y y calls=one,two
+    """
+    assert said(module(text, BRANCHES)) == ""
+    assert (
+        said(module(f"{text}s = f32[8] add c y", BRANCHES))
+        == "s reads y, which c has overwritten before, in entry"
+    )
+
+
+def test_a_branch_that_hands_its_operand_on_makes_it_the_conditionals_result() -> None:
+    text = """
+        p = s32[] parameter
+        x = f32[8] parameter number=1
+        y = f32[8] negate x
+        c = f32[8] conditional p y y calls=one,two
+        s = f32[8] add c y
+    """
+    handing_on = "v = f32[8] parameter\nb = f32[8] bitcast v"
+    called = {"one": "v = f32[8] parameter\ne = f32[8] exponential v", "two": handing_on}
+    assert said(module(text, called)) == "s reads y, which c has overwritten before, in entry"
+    assert said(module(text, {"one": handing_on, "two": handing_on})) == ""
+
+
+def test_a_call_works_on_the_buffers_of_its_caller() -> None:
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        c = f32[8] call y calls=one
+        s = f32[8] add c y
+    """
+    assert (
+        said(module(text, {"one": BRANCHES["one"]})) == "s reads y, which n has overwritten before, in entry"
+    )
+
+
+def test_a_computation_that_is_called_twice_has_one_set_of_buffers() -> None:
+    text = """
+        x = f32[8] parameter
+        c = f32[8] call x calls=two
+        d = f32[8] call c calls=two
+        s = f32[8] add c d
+    """
+    assert said(module(text, {"two": BRANCHES["two"]})).startswith(
+        "s reads e, which e has overwritten before"
+    )
+
+
+# --- asynchronous ops -------------------------------------------------------------------------------
+
+GATHER = {"gathering": "v = f32[8] parameter\ng = f32[16] all-gather v"}
+
+
+def test_an_async_op_reads_until_it_is_done() -> None:
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        g = ((f32[8]),f32[16]) async-start y calls=gathering
+        {}
+        e = f32[8] exponential w
+    """
+    write, wait = "w = f32[8] dynamic-update-slice y u i", "d = f32[16] async-done g"
+    assert said(module(text.format(f"{wait}\n{write}"), GATHER), "gpu") == ""
+    assert said(module(text.format(f"{write}\n{wait}"), GATHER), "gpu") == (
+        "d reads y, which w has overwritten before, in entry"
+    )
+
+
+@pytest.mark.parametrize("reader", ["d", "all-gather"])
+def test_what_an_all_gather_reads_is_there_until_it_is_done(reader: str) -> None:
+    started = {"d": "g = (f32[8],f32[16]) all-gather-start y", "all-gather": "g = f32[16] all-gather y"}[
+        reader
+    ]
+    waits = {"d": "d = f32[16] all-gather-done g", "all-gather": "d = f32[16] negate g"}[reader]
+    text = f"""
+        x = f32[8] parameter
+        y = f32[8] negate x
+        i = s32[] constant value=3
+        u = f32[1] constant
+        {started}
+        w = f32[8] dynamic-update-slice y u i
+        {waits}
+        e = f32[8] exponential w
+    """
+    assert ("d reads y" in said(module(text), "gpu")) == (reader == "d")
+
+
+def test_an_async_start_in_place_overwrites_what_it_reads_but_for_itself() -> None:
+    called = {"reducing": "v = f32[8] parameter\nr = f32[8] all-reduce v"}
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        g = ((f32[8]),f32[8]) async-start y calls=reducing aliases=1:0
+        d = f32[8] async-done g
+        {}
+    """
+    assert said(module(text.format("s = f32[8] negate d"), called), "gpu") == ""
+    assert "s reads y, which g{1} has" in said(module(text.format("s = f32[8] add d y"), called), "gpu")
+
+
+def test_an_all_reduce_writes_over_its_operand_on_gpu_and_nowhere_else() -> None:
+    text = "x = f32[8] parameter\nr = f32[8] all-reduce x"
+    assert said(module(text, aliases=[(0, 0)]), "gpu") == ""
+    assert said(module(text, aliases=[(0, 0)]), "cpu").startswith("r writes r over x and reads that at other")
+
+
+# --- kernels ----------------------------------------------------------------------------------------
+
+TWO_NAMES = """
+x = f32[4,4] parameter
+g = f32[4,4] negate x
+h = f32[4,4]{0,1} bitcast g
+f = f32[4,4] fusion g h calls=sum
+"""
+SUM = "a = f32[4,4] parameter\nb = f32[4,4]{0,1} parameter number=1\ns = f32[4,4] add a b"
+
+
+def test_a_value_enters_a_kernel_by_one_name_where_it_dies_with_it() -> None:
+    assert said(module(TWO_NAMES, {"sum": SUM})) == (
+        "f reads g by two names and may write f over it, in entry"
+    )
+    assert said(module(f"{TWO_NAMES}e = f32[4,4] add f g", {"sum": SUM})) == ""  # g outlives it
+
+
+def test_two_names_are_no_matter_where_all_is_read_where_it_is_written_or_nothing_fits() -> None:
+    called = {"sum": "a = f32[4,4] parameter\nb = f32[4,4] parameter number=1\ns = f32[4,4] add a b"}
+    alike = TWO_NAMES.replace("{0,1}", "")
+    assert said(module(alike, called)) == ""
+    summed = f"{SUM}\nz = f32[4] slice s"
+    assert said(module(TWO_NAMES.replace("f = f32[4,4]", "f = f32[4]"), {"sum": summed})) == ""
+
+
+IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_right"),
+    [
+        ("f = f32[4,4] negate p", True),
+        ("b = f32[16] bitcast p\nn = f32[16] negate b\nf = f32[4,4] bitcast n", True),
+        ("t = f32[4,4]{0,1} transpose p dims=1,0\nb = f32[4,4] bitcast t\nf = f32[4,4] add b p", True),
+        ("t = f32[4,4] transpose p dims=1,0\nf = f32[4,4] add t p", False),
+        ("r = f32[4,4] reverse p dims=0\nf = f32[4,4] add r p", False),
+        ("c = f32[4,4]{0,1} copy p\nf = f32[4,4] bitcast c", False),
+        ("s = f32[1,4] slice p starts=1,0\nb = f32[4,4] broadcast s dims=0,1\nf = f32[4,4] add b p", False),
+        ("z = f32[] constant\nr = f32[4] reduce p z\nb = f32[4,4] broadcast r dims=0\nf = f32[4,4] add b p", False),
+    ],
+)  # fmt: skip
+def test_a_kernel_reads_what_it_must_write_over_only_where_it_writes(lines: str, is_right: bool) -> None:
+    kernel = f"p = f32[4,4] parameter\n{lines}"
+    found = said(module(IN_PLACE, {"kernel": kernel}, aliases=[(0, 0)]))
+    assert found == (
+        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
+    )
+    assert said(module(IN_PLACE, {"kernel": kernel})) == ""
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_right"),
+    [
+        ("dynamic-slice p i j", True),
+        ("dynamic-slice p j i", False),
+        ("slice p starts=0,0", False),
+    ],
+)
+def test_an_update_may_be_made_of_what_it_replaces(cut: str, is_right: bool) -> None:
+    kernel = f"""
+        p = f32[4,4] parameter
+        i = s32[] parameter number=1
+        j = s32[] parameter number=2
+        s = f32[2,1] {cut}
+        u = f32[2,1] sine s
+        w = f32[4,4] dynamic-update-slice p u i j
+    """
+    text = """
+        x = f32[4,4] parameter
+        i = s32[] parameter number=1
+        j = s32[] parameter number=2
+        f = f32[4,4] fusion x i j calls=kernel
+    """
+    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
+    assert found == (
+        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
+    )
+
+
+def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
+    kernel = """
+        p = f32[4] parameter
+        i = s32[] constant value={}
+        s = f32[1] slice p starts=2
+        u = f32[1] sine s
+        o = f32[1] cosine u
+        w = f32[4] dynamic-update-slice p o i
+        n = f32[4] negate w
+    """
+    text = "x = f32[4] parameter\nf = f32[4] fusion x calls=kernel"
+    assert said(module(text, {"kernel": kernel.format(2)}, aliases=[(0, 0)])) == ""
+    assert "reads that at other elements" in said(
+        module(text, {"kernel": kernel.format(1)}, aliases=[(0, 0)])
+    )
+
+
+def test_one_element_may_be_made_of_all_that_were_there_but_not_one_of_two() -> None:
+    kernel = """
+        p = f32[4] parameter
+        i = s32[] parameter number=1
+        z = f32[] constant
+        r = f32[] reduce p z
+        u = f32[1] broadcast r dims=
+        w = f32[4] dynamic-update-slice p u i
+    """
+    twice = f"{kernel.rstrip()}\n        v = f32[4] dynamic-update-slice w u i"
+    text = "x = f32[4] parameter\ni = s32[] parameter number=1\nf = f32[4] fusion x i calls=kernel"
+    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
+    assert "reads that at other elements" in said(module(text, {"kernel": twice}, aliases=[(0, 0)]))
+
+
+def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> None:
+    kernel = """
+        p = f32[4,4] parameter
+        z = f32[] constant
+        n = f32[4,4] negate p
+        r = f32[4] reduce n z
+        t = (f32[4,4],f32[4]) tuple n r
+    """
+    text = "x = f32[4,4] parameter\nf = (f32[4,4],f32[4]) fusion x calls=kernel kind=kInput"
+    entry = f"{text}\na = f32[4,4] get-tuple-element f\nb = f32[4] get-tuple-element f number=1\n"
+    data = module(f"{entry}t = (f32[4,4],f32[4]) tuple a b", {"kernel": kernel}, aliases=[(0, 0)])
+    assert said(data, "gpu") == ""
+    assert (
+        said(data, "cpu") == "f writes f{0} over x and reads that at other elements than it writes, in entry"
+    )
+
+
+# --- results, and modules that make no sense ---------------------------------------------------------
+
+
+def test_results_have_buffers_of_their_own() -> None:
+    text = "x = f32[8] parameter\ny = f32[8] negate x\nb = f32[2,4] bitcast y\n"
+    assert (
+        said(module(f"{text}t = (f32[8],f32[2,4]) tuple y b")) == "t returns y and b, which are in one buffer"
+    )
+    assert said(module(f"{text}t = (f32[8],f32[8]) tuple y x")) == "t returns x, which is the unchangeable x"
+    assert said(module(f"{text}c = f32[8] constant\nt = (f32[8],f32[8]) tuple y c")) == (
+        "t returns c, which is the unchangeable c"
+    )
+
+
+def test_what_takes_no_memory_is_written_over_by_nobody() -> None:
+    text = "x = f32[0,4] parameter\ny = f32[0,4] negate x\nz = f32[0,4] negate x\nt = (f32[0,4],f32[0,4]) tuple y y"
+    assert said(module(text, aliases=[(0, 0)])) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = f32[8] parameter\ny = f32[8] add x x", "entry has no schedule"),
+        ("x = f32[8] parameter\ny = f32[8] call x calls=one", "one has no schedule"),
+    ],
+)
+def test_what_runs_needs_a_schedule(text: str, sentence: str) -> None:
+    left_out = sentence.split()[0]
+    assert said(module(text, {"one": BRANCHES["two"]}, unscheduled=[left_out])) == sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("y = f32[8] negate nobody", "y in entry reads instruction 999, which is not there"),
+        ("y = f32[8] imagined x", "y has the opcode 'imagined', whose buffers are not known"),
+        ("y = f32[8] get-tuple-element x number=3", "y reads member 3 of a tuple that does not have it"),
+        ("y = f32[4] tuple x x", "y in entry has another shape than its value"),
+        ("y = f32[8] call x calls=entry", "y calls entry, which is being called"),
+        ("y = f32[8] while x calls=entry,entry", "y calls entry, which is being called"),
+        ("y = f32[8] bitcast", "y in entry reads nothing"),
+        ("y = f32[8] custom-call x aliases=:7", "y aliases operand 7, which it does not have"),
+        (
+            "y = f32[8] custom-call x aliases=1.2:0",
+            "y names the index [1, 2] of a shape that does not have it",
+        ),
+    ],
+)
+def test_a_module_that_makes_no_sense_is_refused_in_a_sentence(line: str, sentence: str) -> None:
+    assert said(module(f"x = f32[8] parameter\n{line}")) == sentence
+
+
+def test_an_op_runs_after_what_it_reads_and_each_runs_once() -> None:
+    parsed = proto.parse(module("x = f32[8] parameter\ny = f32[8] negate x\nz = f32[8] sine y"))
+    x, y, z = (one.id for one in parsed.computations[0].instructions)
+    for order, sentence in (
+        ([x, z, y], "z runs before y, which it waits for, in entry"),
+        ([x, y, y, z], "the schedule of entry names an instruction twice"),
+        ([x, z], "the schedule of entry names 2 instructions, expected each of its 3"),
+    ):
+        parsed.schedule.sequences[1].instruction_ids[:] = order
+        assert said(proto.serialize(parsed)) == sentence
+
+
+def test_the_error_names_both_values_and_how_many_more() -> None:
+    text = "x = f32[8] parameter\nr = f32[8] negate x\ns = f32[8] sine x\nt = (f32[8],f32[8]) tuple r s"
+    with pytest.raises(
+        PlanError, match="the module would compute wrong numbers: s reads x, which r has over"
+    ):
+        check_module(module(text, aliases=[(0, 0)]), "cpu")
+    with pytest.raises(ModuleError, match="expected"):
+        check_module(b"\x00nonsense", "cpu")
+
+
+def test_an_op_alone_is_a_kernel_that_reads_what_its_operand_is_called_there() -> None:
+    text = "x = f32[4,4] parameter\nh = f32[4,4]{0,1} bitcast x\nf = f32[4,4] add x h"
+    assert "reads that at other elements" in said(module(text, aliases=[(0, 0)]))
+    flat = "x = f32[16] parameter\nh = f32[4,4] bitcast x\nf = f32[4,4] negate h"
+    assert said(module(flat, aliases=[(0, 0)])) == ""
+
+
+def test_an_all_reduce_of_one_value_by_two_names_is_refused_where_it_may_write_over_it() -> None:
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        b = f32[2,4] bitcast y
+        r = (f32[8],f32[2,4]) all-reduce y b
+        m = f32[8] get-tuple-element r number=0
+        n = f32[2,4] get-tuple-element r number=1
+        t = (f32[8],f32[2,4]) tuple m n
+    """
+    assert said(module(text), "cpu") == ""
+    assert "r reads y by two names and may write r{0} over it, in entry" in said(module(text), "gpu")
+
+
+def test_what_a_loop_hands_on_twice_is_one_value_inside() -> None:
+    body = """
+        p = (f32[4,4],f32[4,4]{0,1},f32[4,4]) parameter
+        a = f32[4,4] get-tuple-element p number=0
+        b = f32[4,4]{0,1} get-tuple-element p number=1
+        c = f32[4,4] get-tuple-element p number=2
+        f = f32[4,4] fusion a b calls=sum
+        t = (f32[4,4],f32[4,4]{0,1},f32[4,4]) tuple a b f
+    """
+    condition = "p = (f32[4,4],f32[4,4]{0,1},f32[4,4]) parameter\nc = pred[] constant"
+    text = """
+        x = f32[4,4] parameter
+        g = f32[4,4] negate x
+        h = f32[4,4]{0,1} bitcast g
+        k = f32[4,4] sine x
+        t = (f32[4,4],f32[4,4]{0,1},f32[4,4]) tuple g h k
+        w = (f32[4,4],f32[4,4]{0,1},f32[4,4]) while t calls=body,condition
+        r = f32[4,4] get-tuple-element w number=2
+        s = f32[4,4] negate r
+    """
+    called = {"body": body, "condition": condition, "sum": SUM}
+    assert said(module(text, called)) == ""  # what is handed on outlives the kernel
+    written = called | {
+        "body": body.replace("fusion a b calls=sum", "copy c").replace("tuple a b f", "tuple f b a")
+    }
+    assert "into one buffer" in said(module(text, written))

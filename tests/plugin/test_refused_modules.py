@@ -1,0 +1,108 @@
+"""What the last check refuses: one candidate less, or XLA's default and one line; never an error for the user."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from disco_hlo.errors import PlanError
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.check_module import faults, overwrites
+from disco_hlo.plan.verify import verify
+from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.measuring import candidates
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.phases import enact_phase
+from disco_hlo.plugin.session import join, target
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import captured
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plan.orders import run_before
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+SENTENCE = "the module would compute wrong numbers: "
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """Nothing was compiled so far."""
+    steps._histories.clear()
+
+
+def looping() -> models.Step:
+    """A loop whose carried values take each other's place, so that the order inside it matters."""
+
+    def looping_step(x: Any) -> Any:
+        turn = lambda _, held: (jnp.sin(held[1]), held[1] * 0.5, held[2] + held[0])  # noqa: E731
+        return sum(jax.lax.fori_loop(0, 5, turn, (x, jnp.tanh(x), x * 2))).sum()
+
+    return jax.jit(looping_step), (jax.device_put(models.random(1, 16, 8), models.split()),)
+
+
+def spoiled(module: bytes) -> bytes:
+    """A module in which a loop's body overwrites a value that it was given before another op reads it."""
+    tried = [
+        run_before(module, one.computation, one.writer, reader)
+        for one in overwrites(module, "cpu")
+        for reader in one.readers
+        if one.is_carried
+    ]
+    return next(one for one in tried if faults(one, "cpu"))
+
+
+def test_a_candidate_that_reads_what_was_overwritten_is_one_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "apply", lambda *given: spoiled(apply(*given)))
+
+    def compiled(request: CompileRequest) -> list[Trial]:
+        session = join(request, Settings(search=True, directory=tmp_path))
+        source = captured(request).source
+        trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(source.graph), 0)]
+        compile_trials(session, source, trials, tag="candidate")
+        return trials
+
+    default, refused = intercept(*looping(), compiled)
+    assert default.executable is not None
+    assert default.error == ""
+    assert refused.executable is None
+    assert refused.error.startswith(SENTENCE)
+
+
+def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def enacted(request: CompileRequest) -> object:
+        settings = Settings(search=False, directory=tmp_path)
+        session, step = join(request, settings), captured(request)
+        strategy = unfused(step.source.graph)
+        module = spoiled(apply(strategy, step.source))
+        with pytest.raises(PlanError, match=SENTENCE):
+            verify(step.source, module, strategy)
+        plan = plans.Plan(
+            format=plans.FORMAT,
+            version=plans.VERSION,
+            target=target(step.source.graph, session.facts),
+            versions={},
+            strategy=strategy,
+            chosen="no fusion",
+            prediction=plans.Prediction(1, 2, 3, 1, 1),
+            search=plans.SearchRecord("none", {}, 0, ()),
+            module_sha256=hashlib.sha256(module).hexdigest(),
+        )
+        session.slot(step.source.graph.fingerprint).save(plans.encode(plan), module, "", step.module)
+        with caplog.at_level(logging.INFO, "disco_hlo"):
+            return enact_phase.enact(request, settings, step)
+
+    assert intercept(*looping(), enacted) is None
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"jit_looping_step runs as XLA compiles it: {SENTENCE}")
