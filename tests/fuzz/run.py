@@ -17,8 +17,8 @@ from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
 from tests.fuzz.worker import DEFAULT, WRITING
 
-_PROGRESS_S = 2.0
-_SHRINK_S = 60.0
+_PROGRESS_S = 5.0
+_SHRINK_S = 120.0
 """The longest that one finding is made smaller."""
 _WARM_LIMIT_S = 600.0
 

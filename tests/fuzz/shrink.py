@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,8 +20,10 @@ def shrink(program: Program, still_wrong: Callable[[Program], bool], go_on: Call
     tried = {repr(program)}
     shrinking = True
     while shrinking:
-        shrinking = False
-        for smaller in cuts(program):
+        shrinking, place = False, 0
+        # What was cut off makes no earlier cut possible, as a rule: the next is tried in the same place.
+        while (smaller := next(itertools.islice(cuts(program), place, None), None)) is not None:
+            place += 1
             text = repr(smaller)
             if text in tried:
                 continue
@@ -29,7 +32,7 @@ def shrink(program: Program, still_wrong: Callable[[Program], bool], go_on: Call
                 return program
             if is_sound(smaller) and still_wrong(smaller):
                 program, shrinking = smaller, True
-                break
+                place -= 1
     return program
 
 
