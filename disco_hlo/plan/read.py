@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
-from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
+from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, runs, source_kernels
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def read(source: CanonicalModule) -> Strategy:
     """The strategy of a module in canonical form: its kernels, buckets and schedule.
 
-    A node that several kernels compute is owned by the first one that returns it (or else by the
-    first one that computes it) and duplicated in the others. Kernels of one op are no
-    groups, unless Triton emits them, since its tiles are part of the plan.
+    What of its kernels a strategy can hold is said in :func:`~disco_hlo.plan.source_kernels.source_kernels`. Kernels of
+    one op are no groups, unless Triton emits them, since its tiles are part of the plan.
 
     The order is left open where it runs something before what it must wait for.
     """
     graph = source.graph
-    kernels = [origin for origin in source.origins if origin.role == "fusion" and _runs(graph, origin)]
-    owner = _owners(source.origins)
+    buckets, bucket_of = _buckets(graph, source)
+    kernels = source_kernels(source, buckets)
     groups: list[Group] = []
     token_of: dict[str, str] = {}
-    for kernel in kernels:
-        nodes = tuple(n for n in _computes(graph, kernel) if owner[n] == kernel.name)
-        duplicates = tuple(n for n in _computes(graph, kernel) if owner[n] != kernel.name)
-        if not nodes:
-            continue
-        kind = emitter_of(kernel.proto)
-        if len(nodes) + len(duplicates) == 1 and kind != "triton":
-            token_of[kernel.name] = f"n{nodes[0]}"
-            continue
-        token_of[kernel.name] = f"g{len(groups)}"
-        groups.append(
-            Group(nodes, duplicates, kind, triton_settings(kernel.proto) if kind == "triton" else "")
-        )
-    buckets, bucket_of = _buckets(graph, source)
-    order = _order(graph, source, token_of, bucket_of)
+    for name, group in kernels.groups.items():
+        token_of[name] = f"g{len(groups)}" if is_listed(group) else f"n{group.nodes[0]}"
+        groups += [group] if is_listed(group) else []
+    units = unit_graph(graph, Strategy(tuple(groups), buckets))
+    asynchronous = graph.backend == "gpu"
+    order = _with_those_left_out(units, _order(source, kernels, token_of, bucket_of), asynchronous)
     found = normal_form(graph, Strategy(tuple(groups), buckets, order))
     try:
-        check_order(unit_graph(graph, found), found.order, asynchronous=graph.backend == "gpu")
+        check_order(unit_graph(graph, found), found.order, asynchronous)
     except IllegalStrategyError:
         return replace(found, order=())
     return found
@@ -71,18 +62,18 @@ class Repeat:
 
 def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
     """What a module executes beside the strategy that :func:`read` gives of it, in its order."""
-    graph, owner = source.graph, _owners(source.origins)
+    graph = source.graph
+    kernels = source_kernels(source, _buckets(graph, source)[0])
     found: list[Repeat] = []
     following = -1
     for origin in reversed(source.origins):
-        if origin.role == "fusion" and _runs(graph, origin):
-            own = [node for node in _computes(graph, origin) if owner[node] == origin.name]
-            if not own:
-                found.append(Repeat(_computes(graph, origin), origin.results, following))
-                continue
-            following = own[0]
-        elif origin.role == "op" and _single(graph, origin):
-            following = next(n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED))
+        group = kernels.groups.get(origin.name)
+        if group is not None:
+            following = group.nodes[0]
+        elif origin.role == "fusion" and runs(graph, origin) and origin.name not in kernels.apart:
+            found.append(Repeat(computes(graph, origin), origin.results, following))
+        elif origin.role == "op" and (alone := _single(graph, origin)) is not None:
+            following = alone
     cut = [Repeat((), (gradient,), _first_reader(graph, gradient)) for gradient in source.cut]
     return (*reversed(found), *cut)
 
@@ -97,28 +88,6 @@ def _first_reader(graph: Graph, node: int) -> int:
             elif graph.nodes[user].opcode == "bitcast":
                 pending.append(user)
     return min(found, default=-1)
-
-
-def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
-    return tuple(
-        n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE)
-    )
-
-
-def _runs(graph: Graph, origin: Origin) -> bool:
-    """Whether the kernel does anything; one that only renames dimensions is a bitcast in canonical form."""
-    return any(graph.nodes[node].kind is not Kind.FREE for node in _computes(graph, origin))
-
-
-def _owners(origins: tuple[Origin, ...]) -> dict[int, str]:
-    owner: dict[int, str] = {}
-    for origin in origins:
-        for node in origin.results:
-            owner.setdefault(node, origin.name)
-    for origin in origins:
-        for node in origin.nodes:
-            owner.setdefault(node, origin.name)
-    return owner
 
 
 def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...], dict[str, str]]:
@@ -139,8 +108,9 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
 
 
 def _order(
-    graph: Graph, source: CanonicalModule, token_of: dict[str, str], bucket_of: dict[str, str]
+    source: CanonicalModule, kernels: SourceKernels, token_of: dict[str, str], bucket_of: dict[str, str]
 ) -> tuple[str, ...]:
+    graph = source.graph
     order: dict[str, None] = {}
     starts: dict[int, str] = {}
     for origin in source.origins:
@@ -155,12 +125,36 @@ def _order(
         elif origin.role == "done":
             token = starts[origin.nodes[0]] + ".done"
         else:
-            token = _single(graph, origin)
+            alone = _single(graph, origin)
+            token = f"n{alone}" if alone is not None and kernels.owner.get(alone) == origin.name else None
         if token:
             order.setdefault(token)
     return tuple(order)
 
 
-def _single(graph: Graph, origin: Origin) -> str | None:
-    units = [n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)]
-    return f"n{units[0]}" if units else None
+def _single(graph: Graph, origin: Origin) -> int | None:
+    """The op that an instruction is, where it is one that runs."""
+    return next((n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)), None)
+
+
+def _with_those_left_out(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> tuple[str, ...]:
+    """The order with the units that it lacks, each right before the first that waits for it: ops of kernels that run
+    as single ops."""
+    placed = [token for token in order if token.partition(".")[0] in units.index]
+    missing = set(units.index).difference(token.partition(".")[0] for token in placed)
+    while missing:
+        position = {token: i for i, token in enumerate(placed)}
+        # Those first for which nothing missing waits: where the last one stands depends on them.
+        ready = [
+            token
+            for token in missing
+            if not missing.intersection(units.units[i].token for i in units.dependents[units.index[token]])
+        ]
+        at: dict[int, list[str]] = defaultdict(list)
+        for token in sorted(ready):
+            waiting = [units.units[i] for i in units.dependents[units.index[token]]]
+            starts = [position[one.start_token(asynchronous)] for one in waiting]
+            at[min(starts, default=len(placed))].append(token)
+        placed = [one for i, token in enumerate((*placed, "")) for one in (*at[i], token) if one]
+        missing.difference_update(ready)
+    return tuple(placed)
