@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,13 +33,20 @@ def read(source: CanonicalModule) -> Strategy:
         groups += [group] if is_listed(group) else []
     units = unit_graph(graph, Strategy(tuple(groups), buckets))
     asynchronous = graph.backend == "gpu"
-    order = _with_those_left_out(units, _order(source, kernels, token_of, bucket_of), asynchronous)
+    order = _order(source, kernels, token_of, bucket_of)
+    order = _in_time(units, order, asynchronous) if kernels.changed else order
     found = normal_form(graph, Strategy(tuple(groups), buckets, order))
     try:
         check_order(unit_graph(graph, found), found.order, asynchronous)
     except IllegalStrategyError:
         return replace(found, order=())
     return found
+
+
+def held_otherwise(source: CanonicalModule) -> tuple[str, ...]:
+    """The kernels of a module that the strategy which :func:`read` gives of it does not have as they are: XLA's own
+    that no strategy can hold. A module that was written by a strategy has none."""
+    return source_kernels(source, _buckets(source.graph, source)[0]).changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
         group = kernels.groups.get(origin.name)
         if group is not None:
             following = group.nodes[0]
-        elif origin.role == "fusion" and runs(graph, origin) and origin.name not in kernels.apart:
+        elif origin.role == "fusion" and runs(graph, origin) and origin.name not in kernels.changed:
             found.append(Repeat(computes(graph, origin), origin.results, following))
         elif origin.role == "op" and (alone := _single(graph, origin)) is not None:
             following = alone
@@ -137,24 +143,20 @@ def _single(graph: Graph, origin: Origin) -> int | None:
     return next((n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)), None)
 
 
-def _with_those_left_out(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> tuple[str, ...]:
-    """The order with the units that it lacks, each right before the first that waits for it: ops of kernels that run
-    as single ops."""
-    placed = [token for token in order if token.partition(".")[0] in units.index]
-    missing = set(units.index).difference(token.partition(".")[0] for token in placed)
-    while missing:
-        position = {token: i for i, token in enumerate(placed)}
-        # Those first for which nothing missing waits: where the last one stands depends on them.
-        ready = [
-            token
-            for token in missing
-            if not missing.intersection(units.units[i].token for i in units.dependents[units.index[token]])
-        ]
-        at: dict[int, list[str]] = defaultdict(list)
-        for token in sorted(ready):
-            waiting = [units.units[i] for i in units.dependents[units.index[token]]]
-            starts = [position[one.start_token(asynchronous)] for one in waiting]
-            at[min(starts, default=len(placed))].append(token)
-        placed = [one for i, token in enumerate((*placed, "")) for one in (*at[i], token) if one]
-        missing.difference_update(ready)
+def _in_time(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> tuple[str, ...]:
+    """The order with whatever a unit must wait for right before it, where that comes later or is left out."""
+    needed: dict[str, list[str]] = {}
+    for unit, waits in zip(units.units, units.dependencies, strict=True):
+        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
+        needed[done] = [start]
+        needed[start] = [units.units[i].done_token(asynchronous) for i in waits]
+    placed: dict[str, None] = {}
+    pending = [token for token in reversed((*order, *needed)) if token in needed]
+    while pending:
+        token = pending[-1]
+        waits_for = [one for one in needed[token] if one not in placed]
+        if waits_for and token not in placed:
+            pending += reversed(waits_for)
+            continue
+        placed.setdefault(pending.pop())
     return tuple(placed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disco_hlo.errors import CircleError
 from disco_hlo.hlo.attributes import triton_settings
@@ -35,9 +35,10 @@ class SourceKernels:
     """From which instruction a node is taken; "" where it runs by itself although no instruction of the module is it
     alone."""
     groups: Mapping[str, Group]
-    """By instruction, its ops, in the order of the module. Kernels that own nothing are missing."""
-    apart: frozenset[str]
-    """Instructions whose ops run by themselves, as no strategy can hold the kernel."""
+    """By instruction, its ops, in the order of the module. Missing are kernels that own nothing, or of which
+    others need no more than a bitcast."""
+    changed: tuple[str, ...] = ()
+    """Instructions that no strategy can hold as they are: they recompute less, or their ops run by themselves."""
 
 
 def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> SourceKernels:
@@ -49,16 +50,18 @@ def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> Sour
     allows, runs as single ops.
     """
     graph = source.graph
-    computed: Computed = {
+    whole: Computed = {
         origin.name: frozenset(computes(graph, origin))
         for origin in source.origins
         if origin.role == "fusion" and runs(graph, origin)
     }
+    computed = whole
     while True:
         found = _settled(source, computed)
         mended = _reading_in_time(source, computed, found) or _legal(source, computed, found, buckets)
         if mended is None:
-            return found
+            changed = tuple(name for name, nodes in computed.items() if nodes != whole[name])
+            return replace(found, changed=changed)
         computed = mended
 
 
@@ -83,8 +86,7 @@ def _settled(source: CanonicalModule, computed: Computed) -> SourceKernels:
     maker: dict[int, str] = {}
     for origin in source.origins:
         for node in origin.results:
-            if node in computed.get(origin.name, origin.results):
-                maker.setdefault(node, origin.name)
+            maker.setdefault(node, origin.name if node in computed.get(origin.name, origin.results) else "")
     read, inside = _needed(source.graph, computed, maker)
     owner = {node: maker.get(node, "") for node in read}
     groups: dict[str, Group] = {}
@@ -93,12 +95,12 @@ def _settled(source: CanonicalModule, computed: Computed) -> SourceKernels:
         for node in members:
             owner.setdefault(node, origin.name)
         nodes = tuple(node for node in members if owner[node] == origin.name)
-        if nodes:
+        if any(source.graph.nodes[node].kind is not Kind.FREE for node in members) and nodes:
             duplicates = tuple(node for node in members if owner[node] != origin.name)
             kind = emitter_of(origin.proto)
             config = triton_settings(origin.proto) if kind == "triton" else ""
             groups[origin.name] = Group(nodes, duplicates, kind, config)
-    return SourceKernels(owner, groups, frozenset(name for name, nodes in computed.items() if not nodes))
+    return SourceKernels(owner, groups)
 
 
 def _needed(
