@@ -135,11 +135,12 @@ def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
     """By what runs in one order with its like. Outside of command buffers a loop's copies have streams of their own."""
     found: dict[str, list[Execution]] = defaultdict(list)
     for item in items:
-        found[_lane(item)].append(item)
+        found[lane_of(item)].append(item)
     return found
 
 
-def _lane(item: Execution) -> str:
+def lane_of(item: Execution) -> str:
+    """Kernels, transfers, memsets, or copies of one direction."""
     if is_transfer(item):
         return TRANSFERS
     memory = _MEMORY.match(item.kernel)
