@@ -15,7 +15,7 @@ def test_the_json_says_what_has_no_name() -> None:
     said = check_command_buffers.judged(
         trace("jit_a", *[llama(2, buffered=True)] * 5), trace("jit_b", *[llama(2, buffered=False)] * 3)
     )
-    assert (said["accepted"], said["why"], said["in command buffers"]) == (True, "", True)
+    assert (said["accepted"], said["why"]) == (True, "")
     assert said["unnamed_us_a_run"] == 6
     assert said["lanes"]["memsets"]["unnamed_ms"] == {"Memset 0": 0.03}
     assert said["events_a_run"] == {
@@ -30,6 +30,12 @@ def test_a_trace_of_other_kernels_is_not_accepted() -> None:
     assert not said["accepted"]
     assert said["lanes"]["kernels"]["unnamed_ms"] == {"cutlass_tst_splitK": 0.6}
     assert "most of the rest is cutlass_tst_splitK" in said["why"]
+
+
+def test_a_step_that_runs_in_no_command_buffer_shows_nothing() -> None:
+    named = trace("jit_b", llama(2, buffered=False))
+    said = check_command_buffers.judged(named, named)
+    assert (said["accepted"], said["why"]) == (False, "no kernel of the step runs in a command buffer")
 
 
 @pytest.mark.parametrize("form", check_command_buffers.FORMS)
