@@ -10,8 +10,9 @@ device its kernels run in the same order in both, and so do its transfers, its c
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
 from functools import lru_cache
@@ -23,15 +24,35 @@ from disco_hlo.profiler.transfers import by_place, is_transfer, span
 
 from disco_hlo.errors import ProfileError
 
+KERNELS, TRANSFERS, MEMSETS = "kernels", "transfers", "memsets"
 _LEAST_NAMED = 0.98
-"""Of the time of each lane; a trace that leaves more without a name is of something else."""
+"""Of the time of all kernels, and of all transfers; a trace that leaves more without a name is of something else."""
+_MOST_BESIDE = 0.02
+"""As much of the kernels' time may pass with memsets that have no name, and with copies of each direction. The module
+without command buffers may have more of them or fewer: libraries clear what they work on in other ways, and the host
+reads whether a loop goes on."""
 _FEW_NS = 20_000
-"""In a run: of copies and memsets there may be hardly any, and so much without a name does not matter."""
+"""In a run: so much without a name does not matter in any lane."""
 _NUMBER = re.compile(r"[._]\d+$")
 """What XLA may add to the name of a kernel that it generates, in one compile and not in the other."""
-_MEMORY = re.compile(r"mem(set|cpy)", re.IGNORECASE)
-"""Copies and memsets are kernels of CUDA's in a command buffer (``memcpy32_post``), and events of a kind of their own
-outside (``MemcpyD2D``)."""
+_MEMORY = re.compile(r"mem(?:set|cpy *([hdp]2[hdp])?)", re.IGNORECASE)
+"""Copies and memsets may be kernels of CUDA's in a command buffer (``memcpy32_post``), between arrays of the device,
+and are events of a kind of their own outside (``MemcpyD2D``, ``MemcpyD2H``, ``Memset 3``)."""
+
+Pair = tuple[Execution, Execution]
+"""What was timed, and what has its name."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What runs in one order with its like: kernels, transfers, memsets, copies of one direction."""
+
+    total_ns: int
+    """On all devices in all runs, where several at once count once."""
+    named_ns: int
+    """And of those that have a name."""
+    unnamed: Mapping[str, int]
+    """Of the others each kernel by name, ns, the longest first."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,8 @@ class WithNames:
     trace: Trace
     unnamed_ns: int
     """What is left out of it for want of one, of a run on a device."""
+    lanes: Mapping[str, Lane]
+    """How much of each lane has a name."""
 
 
 def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> WithNames:
@@ -53,52 +76,120 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
     Raises:
         ProfileError: too little of the one is found in the other, by the names of kernels and their order.
     """
-    known = {
-        (device, lane): ones
-        for (_, device), items in by_place(named, named_module).items()
-        for lane, ones in _lanes(items).items()
-    }
-    found: list[Execution] = []
-    all_ns: Counter[str] = Counter()
-    named_ns: Counter[str] = Counter()
-    places = by_place(timed, timed_module)
-    for (_, device), items in places.items():
-        for lane, ones in _lanes(items).items():
-            pairs = list(_aligned(ones, known.get((device, lane), [])))
-            found += [replace(one, op=name.op, module=named_module) for one, name in pairs]
-            all_ns[lane] += length_ns(map(span, ones))
-            named_ns[lane] += length_ns(span(one) for one, _ in pairs)
-    for lane, lane_ns in all_ns.items():
-        if lane_ns - named_ns[lane] > max((1 - _LEAST_NAMED) * lane_ns, _FEW_NS * len(places)):
-            raise ProfileError(
-                f"{named_ns[lane] / 1e6:.2f} of {lane_ns / 1e6:.2f} ms of {timed_module}, {lane}s, have a name in the "
-                f"trace of {named_module} without command buffers, need {_LEAST_NAMED:.0%}"
-            )
-    if not found:
-        raise ProfileError(f"nothing of {timed_module} has a name in the trace of {named_module}")
-    ordered = tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns)))
-    unnamed_ns = round((all_ns.total() - named_ns.total()) / len(places))
-    return WithNames(Trace(ordered, timed.windows, timed.backend), unnamed_ns)
-
-
-def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
-    """By what runs in one order with its like: kernels, transfers, copies, memsets. Outside of command buffers a loop's
-    copies have streams of their own."""
-    found: dict[str, list[Execution]] = defaultdict(list)
-    for item in items:
-        memory = _MEMORY.match(item.kernel)
-        found["transfer" if is_transfer(item) else memory[0].lower() if memory else "kernel"].append(item)
+    found = all_names(timed, timed_module, named, named_module)
+    refused = refusal(found, timed_module, named_module)
+    if refused:
+        raise ProfileError(refused)
     return found
 
 
-def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[tuple[Execution, Execution]]:
-    """Pairs of the same kernel, of one lane. Where one has more than the other: those from the beginning on and from
-    the end back, as far as both are alike, and of what lies between the longest runs that both have.
+def refusal(found: WithNames, timed_module: str, named_module: str) -> str:
+    """Why a trace has too few names; empty where it has enough. Each lane is judged by its own: over slow links
+    transfers take most of the time, and must not stand for kernels."""
+    runs = len({(one.run, one.device) for one in found.trace.executions})
+    kernels = found.lanes.get(KERNELS, Lane(0, 0, {}))
+    for name, lane in found.lanes.items():
+        of_itself = name in (KERNELS, TRANSFERS)
+        allowed_ns = (1 - _LEAST_NAMED) * lane.total_ns if of_itself else _MOST_BESIDE * kernels.total_ns
+        if lane.total_ns - lane.named_ns > max(allowed_ns, _FEW_NS * runs):
+            need = f"{_LEAST_NAMED:.0%}" if of_itself else (
+                f"all but {_MOST_BESIDE:.0%} of the kernels' {kernels.total_ns / 1e6:.2f} ms"
+            )  # fmt: skip
+            longest = next(iter(lane.unnamed), "")
+            return (
+                f"{lane.named_ns / 1e6:.2f} of {lane.total_ns / 1e6:.2f} ms of {timed_module}, {name}, have a name in "
+                f"the trace of {named_module} without command buffers, need {need}; most of the rest is {longest[:60]}"
+            )
+    return (
+        ""
+        if found.trace.executions
+        else f"nothing of {timed_module} has a name in the trace of {named_module}"
+    )
 
-    Copies, and memsets, are all alike: where there are more of them in one, nobody knows which it is.
-    """
-    if len(timed) != len(named) and timed and _MEMORY.match(timed[0].kernel):
+
+def all_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> WithNames:
+    """As :func:`with_names`, however little has a name."""
+    known = {device: _lanes(items) for (_, device), items in by_place(named, named_module).items()}
+    found: list[Execution] = []
+    all_ns: Counter[str] = Counter()
+    named_ns: Counter[str] = Counter()
+    unnamed: dict[str, Counter[str]] = defaultdict(Counter)
+    places = by_place(timed, timed_module)
+    for (_, device), items in places.items():
+        lanes = _lanes(items)
+        for lane, pairs in _named_lanes(lanes, known.get(device, {})).items():
+            found += [replace(one, op=name.op, module=named_module) for one, name in pairs]
+            all_ns[lane] += length_ns(map(span, lanes[lane]))
+            named_ns[lane] += length_ns(span(one) for one, _ in pairs)
+            for one in set(lanes[lane]).difference(one for one, _ in pairs):
+                unnamed[lane][one.kernel] += one.end_ns - one.start_ns
+    ordered = tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns)))
+    unnamed_ns = round((all_ns.total() - named_ns.total()) / max(len(places), 1))
+    lanes_found = {
+        lane: Lane(all_ns[lane], named_ns[lane], dict(unnamed[lane].most_common())) for lane in all_ns
+    }
+    return WithNames(Trace(ordered, timed.windows, timed.backend), unnamed_ns, lanes_found)
+
+
+def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
+    """By what runs in one order with its like. Outside of command buffers a loop's copies have streams of their own."""
+    found: dict[str, list[Execution]] = defaultdict(list)
+    for item in items:
+        found[lane_of(item)].append(item)
+    return found
+
+
+def lane_of(item: Execution) -> str:
+    """Kernels, transfers, memsets, or copies of one direction."""
+    if is_transfer(item):
+        return TRANSFERS
+    memory = _MEMORY.match(item.kernel)
+    if memory is None:
+        return KERNELS
+    return MEMSETS if memory[0].lower() == "memset" else f"copies {(memory[1] or 'D2D').upper()}"
+
+
+def _named_lanes(
+    timed: Mapping[str, Sequence[Execution]], named: Mapping[str, Sequence[Execution]]
+) -> dict[str, list[Pair]]:
+    """The names of one run on one device."""
+    found = {
+        lane: list(_aligned(ones, named.get(lane, ())))
+        for lane, ones in timed.items()
+        if lane in (KERNELS, TRANSFERS)
+    }
+    kernels = found.get(KERNELS, [])
+    for lane, ones in timed.items():
+        if lane not in found:
+            found[lane] = list(_of_memory(ones, named.get(lane, ()), kernels))
+    return found
+
+
+def _of_memory(
+    timed: Sequence[Execution], named: Sequence[Execution], kernels: Sequence[Pair]
+) -> Iterator[Pair]:
+    """Pairs of memsets, or of copies, which are all alike. Where one trace has more than the other, those that lie
+    between the same two kernels; and what lies between two kernels of one instruction is its own."""
+    if len(timed) == len(named):
+        yield from zip(timed, named, strict=True)
         return
+    starts = [[pair[side].start_ns for pair in kernels] for side in (0, 1)]
+    between: dict[int, tuple[list[Execution], list[Execution]]] = defaultdict(lambda: ([], []))
+    for side, ones in enumerate((timed, named)):
+        for one in ones:
+            between[bisect_right(starts[side], one.start_ns)][side].append(one)
+    for place, (ours, theirs) in between.items():
+        if len(ours) == len(theirs):
+            yield from zip(ours, theirs, strict=True)
+            continue
+        around = [name for _, name in kernels[place - 1 : place + 1]] if 0 < place < len(kernels) else []
+        if len({one.op for one in theirs or around}) == 1:
+            yield from ((one, (theirs or around)[0]) for one in ours)
+
+
+def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[Pair]:
+    """Pairs of the same kernel. Where one trace has more than the other: those from the beginning on and from the end
+    back, as far as both are alike, and of what lies between the longest runs that both have."""
     ours, theirs = ([_sort_of(one.kernel) for one in side] for side in (timed, named))
     first = _alike(ours, theirs)
     last = _alike(ours[first:][::-1], theirs[first:][::-1])
@@ -125,4 +216,4 @@ def _alike(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 def _sort_of(kernel: str) -> str:
     """What the name of a kernel says of it in both traces alike."""
-    return "" if _MEMORY.match(kernel) else _NUMBER.sub("", kernel)
+    return _NUMBER.sub("", kernel)

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
+from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.plan.plan import Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
@@ -37,7 +38,8 @@ def inspect(
 ) -> None:
     """Show what a plan does: kernels, largest first, buckets, order, times before and after."""
     bundle = open_bundle(locate(plan, plan_directory()))
-    warn_all(bundle.missing)
+    inner = () if bundle.source is None else not_simulated(bundle.source.index)
+    warn_all((*bundle.missing, *inner))
     if as_json:
         print_json(_as_json(bundle))
         return
@@ -217,6 +219,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "sharding": None if plan.sharding is UNSET else _plain(plan.sharding),
         "versions": plan.versions,
         "predicted": _plain(plan.prediction),
+        "collectives_not_simulated": inner_collectives(bundle.source.index) if bundle.source else None,
         "measured": _plain(plan.measured),
         "predicted_speedup": times.predicted_speedup,
         "measured_speedup": times.measured_speedup,

@@ -21,6 +21,7 @@ from disco_hlo.cli.output import (
     write_file,
 )
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.inner_collectives import not_simulated
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
@@ -55,7 +56,8 @@ def report(
         known = find_profile(profile, bundle.profile)
         strategies = read(bundle.source), bundle.plan.strategy
         costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
-    said = () if costs is None else costs.lines
+    inner = () if bundle.source is None else not_simulated(bundle.source.index)
+    said = () if costs is None else (*costs.lines, *inner)
     data = page_data(bundle, costs, said)
     if trace is not None and not data["timelines"]:
         raise DiscoError(f"{bundle.path} has no timelines: the module is not beside it")

@@ -32,6 +32,7 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
+from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
@@ -117,7 +118,7 @@ def search(
         kept = time.monotonic()
 
     with _interruptible() as interruption:
-        warn_all((*opened.missing, *costs.lines))
+        warn_all((*opened.missing, *costs.lines, *not_simulated(opened.source.index)))
         warm_up(graph, costs, costs.machine, settings)
         with search_progress(sys.stderr.isatty()) as on_progress:
             result = run_search(
@@ -278,6 +279,7 @@ def _outcome(
         },
         "speedup": predicted.default_ns / max(predicted.plan_ns, 1),
         "costs": list(costs.lines),
+        "collectives_not_simulated": inner_collectives(opened.source.index),
         "notes": list(found.notes),
     }
 

@@ -24,6 +24,7 @@ from disco_hlo.cli.output import (
     write_file,
 )
 from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.report.bundle import locate, open_bundle
@@ -79,8 +80,11 @@ def simulate(
         title = f"{printable(graph.module_name)}: {last}"
         body = chrome_trace(found[last].timeline, title)
         write_file(trace, json.dumps(body, separators=(",", ":")).encode())
-    silent = () if graph.all_reduces else ("the step has no all-reduce: no network changes its time",)
-    warn_all((*opened.missing, *costs.lines, *silent))
+    inner = not_simulated(opened.source.index)
+    silent = (
+        () if graph.all_reduces or inner else ("the step has no all-reduce: no network changes its time",)
+    )
+    warn_all((*opened.missing, *costs.lines, *inner, *silent))
     if as_json:
         print_json(_as_json(opened, costs, link, found, limit))
         return
@@ -149,6 +153,7 @@ def _as_json(
         "fingerprint": graph.fingerprint,
         "backend": graph.backend,
         "costs": list(costs.lines),
+        "collectives_not_simulated": inner_collectives(opened.source.index),
         "what_if": None if link is None else {
             "gpus": link.devices, "bandwidth_gb_per_s": link.gigabytes_per_s, "latency_us": link.latency_us,
         },

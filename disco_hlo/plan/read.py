@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
-from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
+from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, runs, source_kernels
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def read(source: CanonicalModule) -> Strategy:
     """The strategy of a module in canonical form: its kernels, buckets and schedule.
 
-    A node that several kernels compute is owned by the first one that returns it (or else by the
-    first one that computes it) and duplicated in the others. Kernels of one op are no
-    groups, unless Triton emits them, since its tiles are part of the plan.
+    What of its kernels a strategy can hold is said in :func:`~disco_hlo.plan.source_kernels.source_kernels`. Kernels of
+    one op are no groups, unless Triton emits them, since its tiles are part of the plan.
 
     The order is left open where it runs something before what it must wait for.
     """
     graph = source.graph
-    kernels = [origin for origin in source.origins if origin.role == "fusion" and _runs(graph, origin)]
-    owner = _owners(source.origins)
+    buckets, bucket_of = _buckets(graph, source)
+    kernels = source_kernels(source, buckets)
     groups: list[Group] = []
     token_of: dict[str, str] = {}
-    for kernel in kernels:
-        nodes = tuple(n for n in _computes(graph, kernel) if owner[n] == kernel.name)
-        duplicates = tuple(n for n in _computes(graph, kernel) if owner[n] != kernel.name)
-        if not nodes:
-            continue
-        kind = emitter_of(kernel.proto)
-        if len(nodes) + len(duplicates) == 1 and kind != "triton":
-            token_of[kernel.name] = f"n{nodes[0]}"
-            continue
-        token_of[kernel.name] = f"g{len(groups)}"
-        groups.append(
-            Group(nodes, duplicates, kind, triton_settings(kernel.proto) if kind == "triton" else "")
-        )
-    buckets, bucket_of = _buckets(graph, source)
-    order = _order(graph, source, token_of, bucket_of)
+    for name, group in kernels.groups.items():
+        token_of[name] = f"g{len(groups)}" if is_listed(group) else f"n{group.nodes[0]}"
+        groups += [group] if is_listed(group) else []
+    units = unit_graph(graph, Strategy(tuple(groups), buckets))
+    asynchronous = graph.backend == "gpu"
+    order = _order(source, kernels, token_of, bucket_of)
+    order = _in_time(units, order, asynchronous) if kernels.changed else order
     found = normal_form(graph, Strategy(tuple(groups), buckets, order))
     try:
-        check_order(unit_graph(graph, found), found.order, asynchronous=graph.backend == "gpu")
+        check_order(unit_graph(graph, found), found.order, asynchronous)
     except IllegalStrategyError:
         return replace(found, order=())
     return found
+
+
+def held_otherwise(source: CanonicalModule) -> tuple[str, ...]:
+    """The kernels of a module that the strategy which :func:`read` gives of it does not have as they are: XLA's own
+    that no strategy can hold. A module that was written by a strategy has none."""
+    return source_kernels(source, _buckets(source.graph, source)[0]).changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +68,18 @@ class Repeat:
 
 def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
     """What a module executes beside the strategy that :func:`read` gives of it, in its order."""
-    graph, owner = source.graph, _owners(source.origins)
+    graph = source.graph
+    kernels = source_kernels(source, _buckets(graph, source)[0])
     found: list[Repeat] = []
     following = -1
     for origin in reversed(source.origins):
-        if origin.role == "fusion" and _runs(graph, origin):
-            own = [node for node in _computes(graph, origin) if owner[node] == origin.name]
-            if not own:
-                found.append(Repeat(_computes(graph, origin), origin.results, following))
-                continue
-            following = own[0]
-        elif origin.role == "op" and _single(graph, origin):
-            following = next(n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED))
+        group = kernels.groups.get(origin.name)
+        if group is not None:
+            following = group.nodes[0]
+        elif origin.role == "fusion" and runs(graph, origin) and origin.name not in kernels.changed:
+            found.append(Repeat(computes(graph, origin), origin.results, following))
+        elif origin.role == "op" and (alone := _single(graph, origin)) is not None:
+            following = alone
     cut = [Repeat((), (gradient,), _first_reader(graph, gradient)) for gradient in source.cut]
     return (*reversed(found), *cut)
 
@@ -97,28 +94,6 @@ def _first_reader(graph: Graph, node: int) -> int:
             elif graph.nodes[user].opcode == "bitcast":
                 pending.append(user)
     return min(found, default=-1)
-
-
-def _computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
-    return tuple(
-        n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE)
-    )
-
-
-def _runs(graph: Graph, origin: Origin) -> bool:
-    """Whether the kernel does anything; one that only renames dimensions is a bitcast in canonical form."""
-    return any(graph.nodes[node].kind is not Kind.FREE for node in _computes(graph, origin))
-
-
-def _owners(origins: tuple[Origin, ...]) -> dict[int, str]:
-    owner: dict[int, str] = {}
-    for origin in origins:
-        for node in origin.results:
-            owner.setdefault(node, origin.name)
-    for origin in origins:
-        for node in origin.nodes:
-            owner.setdefault(node, origin.name)
-    return owner
 
 
 def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...], dict[str, str]]:
@@ -139,8 +114,9 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
 
 
 def _order(
-    graph: Graph, source: CanonicalModule, token_of: dict[str, str], bucket_of: dict[str, str]
+    source: CanonicalModule, kernels: SourceKernels, token_of: dict[str, str], bucket_of: dict[str, str]
 ) -> tuple[str, ...]:
+    graph = source.graph
     order: dict[str, None] = {}
     starts: dict[int, str] = {}
     for origin in source.origins:
@@ -155,12 +131,32 @@ def _order(
         elif origin.role == "done":
             token = starts[origin.nodes[0]] + ".done"
         else:
-            token = _single(graph, origin)
+            alone = _single(graph, origin)
+            token = f"n{alone}" if alone is not None and kernels.owner.get(alone) == origin.name else None
         if token:
             order.setdefault(token)
     return tuple(order)
 
 
-def _single(graph: Graph, origin: Origin) -> str | None:
-    units = [n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)]
-    return f"n{units[0]}" if units else None
+def _single(graph: Graph, origin: Origin) -> int | None:
+    """The op that an instruction is, where it is one that runs."""
+    return next((n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED)), None)
+
+
+def _in_time(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> tuple[str, ...]:
+    """The order with whatever a unit must wait for right before it, where that comes later or is left out."""
+    needed: dict[str, list[str]] = {}
+    for unit, waits in zip(units.units, units.dependencies, strict=True):
+        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
+        needed[done] = [start]
+        needed[start] = [units.units[i].done_token(asynchronous) for i in waits]
+    placed: dict[str, None] = {}
+    pending = [token for token in reversed((*order, *needed)) if token in needed]
+    while pending:
+        token = pending[-1]
+        waits_for = [one for one in needed[token] if one not in placed]
+        if waits_for and token not in placed:
+            pending += reversed(waits_for)
+            continue
+        placed.setdefault(pending.pop())
+    return tuple(placed)

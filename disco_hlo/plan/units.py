@@ -324,21 +324,21 @@ def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int
                 pending += graph.users[current]
         return found
 
-    groups, buffers = strategy.groups, _overwritten(graph)
+    groups, buffers = strategy.groups, overwritten_by(graph)
     pairs: list[int] = []
     for first, second in graph.before:
         overwritten = buffers.get(second, ())
         earlier = {
             i
             for i in running(first)
-            if i >= len(groups) or not _reads_own_copies(graph, groups[i], first, overwritten)
+            if i >= len(groups) or not reads_own_copies(graph, groups[i], first, overwritten)
         }
         for later in running(second):
             pairs += [later * units + i for i in earlier if i != later]
     return np.array(pairs, np.int64)
 
 
-def _overwritten(graph: Graph) -> dict[int, list[int]]:
+def overwritten_by(graph: Graph) -> dict[int, list[int]]:
     """What each node that updates in place overwrites."""
     found: dict[int, list[int]] = {}
     for buffer, writer in graph.inplace:
@@ -346,7 +346,7 @@ def _overwritten(graph: Graph) -> dict[int, list[int]]:
     return found
 
 
-def _reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Collection[int]) -> bool:
+def reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Collection[int]) -> bool:
     """Whether a kernel recomputes all that one of its nodes reads of what another unit overwrites, and so may run
     after that unit. (A loop overwrites several arrays, and few read all of them.)"""
     if not group.duplicates:
@@ -368,7 +368,7 @@ def _reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Coll
 def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
     """Positions of the groups that use a value which another unit overwrites, but recompute it, so that
     they may run after that unit. XLA makes such kernels; the search does not reckon with them."""
-    buffers = _overwritten(graph)
+    buffers = overwritten_by(graph)
     writers: dict[int, list[int]] = {}
     for first, second in graph.before:
         writers.setdefault(first, []).append(second)
@@ -377,7 +377,7 @@ def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[i
         for i, group in enumerate(groups)
         if group.duplicates
         and any(
-            _reads_own_copies(graph, group, node, buffers.get(second, ()))
+            reads_own_copies(graph, group, node, buffers.get(second, ()))
             for node in (*group.nodes, *group.duplicates)
             for second in writers.get(node, ())
         )

@@ -17,7 +17,7 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import held_otherwise, read
 from disco_hlo.plan.strategy import Strategy
 
 
@@ -39,6 +39,12 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     if added:
         raise PlanError(
             f"the optimized module adds {', '.join(sorted(added))}, which its source does not have"
+        )
+    otherwise = held_otherwise(written)
+    if otherwise:
+        raise PlanError(
+            f"the optimized module does not execute its plan: {', '.join(otherwise[:3])} would wait for itself, read "
+            "what is overwritten before it runs, or be what no rule allows"
         )
     difference = describe_difference(source.graph, read(written), strategy)
     if difference:

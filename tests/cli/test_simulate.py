@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from disco_hlo.profiler.profile import to_json
 
 from tests.cli.conftest import Disco
@@ -34,6 +35,21 @@ def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_
         "step", "compute", "communication", "overlap", "exposed", "peak",
     ]  # fmt: skip
     assert "speed-up predicted:" in outcome.out
+
+
+@pytest.mark.product_only
+def test_every_command_says_how_many_collectives_lie_in_loops_and_are_not_simulated(
+    disco: Disco, tmp_path: Path
+) -> None:
+    scanned = plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz"
+    line = "disco: 11 collectives lie inside loops or branches and are not simulated\n"
+    assert disco("simulate", scanned).err.count(line) == 1
+    assert disco("simulate", scanned, "--json").json["collectives_not_simulated"] == 11
+    found = disco("search", scanned, "-o", tmp_path, "--evaluations", "20", "--seeds", "1")
+    assert found.err.count(line) == 1
+    for command in (("inspect", tmp_path), ("report", tmp_path, "-o", tmp_path / "page.html")):
+        assert disco(*command).err.count(line) == 1
+    assert disco("inspect", tmp_path, "--json").json["collectives_not_simulated"] == 11
 
 
 def test_a_slower_network_exposes_more(disco: Disco) -> None:

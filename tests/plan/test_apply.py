@@ -16,6 +16,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -99,6 +100,26 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
             for want, got in zip(expected, outputs, strict=True):
                 for one, other in zip(want, got, strict=True):
                     assert_close(one, other, title)
+
+    intercept(step, arguments, body)
+
+
+@pytest.mark.product_only
+def test_a_step_that_computes_again_behind_barriers_keeps_its_numbers() -> None:
+    """XLA removes the barriers of jax.checkpoint after the hook; then some kernels repeat what others return."""
+    step, arguments = models.llama(layers=1)
+
+    def body(request: CompileRequest) -> None:
+        source = canonicalize(compiles.capture(request))
+        assert any(node.opcode == "opt-barrier" for node in source.graph.nodes)
+        module = apply(read(source), source)
+        verify(source, module, read(source))
+        executables_of = [compiles.compile_module(request, one) for one in (None, module)]
+        assert executed_difference(module, executables.read_executable(executables_of[1])) is None
+        expected, found = (Runner(request, one, seed=1).outputs() for one in executables_of)
+        for want, got in zip(expected, found, strict=True):
+            for one, other in zip(want, got, strict=True):
+                assert_close(one, other, "XLA's own")
 
     intercept(step, arguments, body)
 

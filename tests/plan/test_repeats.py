@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.proto import Instruction
 from disco_hlo.plan.read import Repeat, read, repeats
 from tests.plan.small_graphs import graph
 
@@ -17,13 +18,20 @@ STEP = graph("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
 MODELS = Path(__file__).parents[1] / "data" / "h200_models"
 
 
-def kernel(*nodes: int, returns: int, role: str = "fusion") -> Any:
-    return Namespace(name=f"{role}.{nodes}.{returns}", role=role, nodes=nodes, results=(returns,))
+def kernel(*nodes: int, returns: int, role: str = "fusion", name: str = "") -> Any:
+    return Namespace(
+        name=name or f"{role}.{nodes}.{returns}",
+        role=role,
+        proto=Instruction(opcode="fusion", fusion_kind="kLoop"),
+        nodes=nodes,
+        results=(returns,),
+        transfer_order=nodes,
+    )
 
 
 def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_does() -> None:
-    again = Namespace(name="again", role="fusion", nodes=(1, 2), results=(2,))
-    twice = Namespace(name="twice", role="fusion", nodes=(2,), results=(2,))
+    again = kernel(1, 2, returns=2, name="again")
+    twice = kernel(2, returns=2, name="twice")
     source: Any = Namespace(
         graph=STEP,
         cut=(),
@@ -33,8 +41,8 @@ def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_do
 
 
 def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone() -> None:
-    again = Namespace(name="again", role="fusion", nodes=(1, 2), results=(2,))
-    last = Namespace(name="last", role="fusion", nodes=(3,), results=(3,))
+    again = kernel(1, 2, returns=2, name="again")
+    last = kernel(3, returns=3, name="last")
     source: Any = Namespace(
         graph=STEP,
         cut=(),
@@ -46,7 +54,8 @@ def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone(
 
 
 def test_a_kernel_that_owns_something_is_none() -> None:
-    source: Any = Namespace(graph=STEP, cut=(), origins=(kernel(1, 2, returns=2), kernel(2, 3, returns=3)))
+    kernels = (kernel(1, 2, returns=2), kernel(3, returns=3), kernel(1, 2, 3, 4, returns=4))
+    source: Any = Namespace(graph=STEP, cut=(), origins=kernels)
     assert repeats(source) == ()
 
 

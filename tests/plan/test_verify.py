@@ -49,6 +49,18 @@ def test_our_own_rewrite_passes() -> None:
     verify(source(), module, strategy)
 
 
+def test_a_kernel_that_reads_what_was_overwritten_is_refused() -> None:
+    """XLA's own has a second copy of what it reads, and is read as if it took it in time."""
+    data = gzip.decompress(
+        (FIXTURE.parent / "h100_llama" / "fsdp_scan_rotated_doubled.hlo.pb.gz").read_bytes()
+    )
+    step = canonicalize(data)
+    with pytest.raises(
+        PlanError, match=r"input_concatenate_fusion\.8.* read what is overwritten before it runs"
+    ):
+        verify(step, data, read(step))
+
+
 def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
     strategy, module = rewritten()
     found, open_order = read(canonicalize(module)), replace(strategy, order=())

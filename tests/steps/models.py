@@ -362,6 +362,63 @@ def transformer(dtype: Any = np.float32, layers: int = 2) -> Step:
     return trained("transformer_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
 
 
+def llama(layers: int = 2, *, scan: bool = False) -> Step:
+    """Layers as people train them today: rotary positions whose tables all layers share, RMS norms, a gated
+    feed-forward, computed in bf16 from f32 weights and again in the backward pass but for matmuls; the norm of all
+    gradients is clipped."""
+    width, heads, length = 16, 2, 12
+    half = width // heads // 2
+
+    def weights(seed: int) -> dict[str, Any]:
+        shapes = {"query": width, "key": width, "value": width, "out": width, "gate": 24, "up": 24}
+        made = {name: random(seed + i, width, size) for i, (name, size) in enumerate(shapes.items())}
+        norms = {f"norm{i}": np.ones(width, np.float32) for i in (1, 2)}
+        return made | norms | {"down": random(seed + 9, 24, width)}
+
+    def rotated(x: Any, cos: Any, sin: Any) -> Any:
+        left, right = x[..., :half], x[..., half:]
+        return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+
+    def normal(x: Any, scale: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
+
+    def block(x: Any, p: Any, cos: Any, sin: Any) -> Any:
+        y = normal(x, p["norm1"])
+        query, key, value = ((y @ p[n]).reshape(*y.shape[:2], heads, -1) for n in ("query", "key", "value"))
+        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        scores = jnp.einsum("bshd,bthd->bhst", query, key).astype(jnp.float32)
+        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e4)
+        seen = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores).astype(x.dtype), value)
+        x = x + seen.reshape(x.shape) @ p["out"]
+        y = normal(x, p["norm2"])
+        return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"]
+
+    layer = jax.checkpoint(block, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+
+    def loss(p: Any, text: Any) -> Any:
+        p = jax.tree.map(lambda w: w.astype(jnp.bfloat16), p)
+        angle = jnp.arange(length)[:, None] / 10000.0 ** (jnp.arange(half) / half)
+        cos, sin = (f(angle).astype(jnp.bfloat16)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+        x = p["embedding"][text]
+        if scan:
+            x, _ = jax.lax.scan(lambda x, w: (layer(x, w, cos, sin), None), x, p["layers"])
+        else:
+            for w in p["layers"]:
+                x = layer(x, w, cos, sin)
+        logits = (x @ p["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
+
+    listed = [weights(10 * i) for i in range(1, 1 + layers)]
+    parameters = {
+        "embedding": random(0, 32, width),
+        "layers": jax.tree.map(lambda *ones: np.stack(ones), *listed) if scan else listed,
+        "head": random(3, width, 32),
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return trained("llama_step", loss, parameters, (tokens(4, 4, length),), optimizer)
+
+
 def lstm(dtype: Any = np.float32) -> Step:
     parameters = {
         "embedding": random(0, 32, 16, dtype=dtype),

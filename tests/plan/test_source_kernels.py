@@ -1,0 +1,177 @@
+"""Which of XLA's kernels a strategy holds: every step that XLA runs can be read and written again."""
+
+from __future__ import annotations
+
+import gzip
+from argparse import Namespace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.proto import Instruction
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.read import Repeat, read, repeats
+from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.verify import verify
+from tests.plan.small_graphs import graph
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def module(step: Graph, *origins: Any) -> Any:
+    for number, origin in enumerate(origins):
+        origin.name = f"kernel {number}"
+    return Namespace(graph=step, origins=origins, cut=())
+
+
+def kernel(*nodes: int, returns: tuple[int, ...] = (), role: str = "fusion") -> Any:
+    """A kernel that returns its last node, or others."""
+    return Namespace(
+        role=role,
+        proto=Instruction(opcode="fusion", fusion_kind="kLoop"),
+        nodes=nodes,
+        results=returns or nodes[-1:],
+        transfer_order=nodes,
+    )
+
+
+SHAPES = {
+    "repeats_in_a_row": (48, 10, 1, 2),
+    "h100_llama/fsdp_scan": (552, 51, 7, 0),
+    "h100_llama/fsdp_scan_rotated_doubled": (1384, 114, 21, 6),
+    "h100_llama/fsdp_unroll": (6225, 474, 96, 17),
+}
+"""Nodes, XLA's kernels and buckets, and the kernels that only repeat others."""
+
+
+@pytest.mark.product_only
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_is_not_given_up_for_a_kernel_of_xlas(name: str) -> None:
+    """Nothing read what one kernel produced, and units waited for each other in a circle: the step was left to XLA."""
+    source = canonicalize(gzip.decompress((DATA / f"{name}.hlo.pb.gz").read_bytes()))
+    xla, again = read(source), [one for one in repeats(source) if one.members]
+    assert (len(source.graph), len(xla.groups), len(xla.buckets), len(again)) == SHAPES[name]
+    assert xla.order
+    written = apply(xla, source)
+    verify(source, written, xla)
+    assert read(canonicalize(written)) == normal_form(source.graph, xla) == xla
+
+
+def test_a_kernel_that_only_a_repeat_reads_is_a_repeat_too() -> None:
+    step = graph("param\nneg 0\nexp 1\ntuple 2")
+    source = module(step, kernel(1), kernel(1, 2), kernel(2))
+    assert read(source).groups == (Group((1, 2)),)
+    assert read(source).order == ("g0",)
+    assert repeats(source) == (Repeat((1,), (1,), before=1), Repeat((2,), (2,), before=-1))
+
+
+def test_a_kernel_computes_no_more_than_what_is_taken_from_it() -> None:
+    """It returned node 2 as well, which nothing in it reads: a duplicate that nothing reads is no strategy."""
+    step = graph("param\nneg 0\nexp 1\nmul 1\ntuple 2 3")
+    source = module(step, kernel(1, 2), kernel(1, 2, 3, returns=(2, 3)))
+    assert read(source).groups == (Group((1, 2)), Group((3,), (1,)))
+
+
+def test_a_kernel_that_reads_a_second_copy_of_what_was_overwritten_takes_it_in_time() -> None:
+    """XLA computes 1 twice, since a loop overwrites it; node 2 is read before the loop begins, as one value."""
+    step = graph("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+    source = module(step, kernel(1), kernel(3, role="op"), kernel(1), kernel(2, 4))
+    assert read(source).groups == ()
+    assert read(source).order == ("n1", "n2", "n3", "n4")
+    assert repeats(source) == (Repeat((1,), (1,), before=4),)
+
+
+def test_a_kernel_that_recomputes_what_was_overwritten_stays_as_it_is() -> None:
+    step = graph("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+    source = module(step, kernel(1), kernel(3, role="op"), kernel(1, 2, 4))
+    assert read(source).groups == (Group((2, 4), (1,)),)
+    assert read(source).order == ("n1", "n3", "g0")
+
+
+def test_a_kernel_that_would_wait_for_itself_runs_as_single_ops() -> None:
+    step = graph("param\nneg 0\ndot 1\nexp 2\nmul 0\ntuple 3 4")
+    source = module(step, kernel(1, 3, 4, returns=(1, 3, 4)), kernel(2, role="op"))
+    assert read(source).groups == ()
+    assert read(source).order == ("n1", "n2", "n3", "n4")
+    assert repeats(source) == ()
+
+
+def test_a_kernel_that_no_rule_allows_without_one_of_its_results_runs_as_single_ops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("disco_hlo.plan.legal.group_refusal", lambda *_: "too much")
+    step = graph("param\nneg 0\nexp 1\nmul 2\ntuple 1 3")
+    source = module(step, kernel(1), kernel(1, 2, 3, returns=(1, 3)))
+    assert read(source).groups == ()
+    assert read(source).order == ("n1", "n2", "n3")
+
+
+def random_module(dice: Random) -> Any:
+    """A step and kernels for it, run one after the other: what one reads is there, some compute the same again."""
+    count = dice.randrange(3, 14)
+    lines, returned = ["param"], set()
+    for node in range(1, count):
+        opcode = dice.choice(("neg", "neg", "neg", "dot", "bitcast"))
+        read = sorted(
+            {dice.randrange(max(0, node - 4), node) for _ in range(1 if opcode == "bitcast" else 2)}
+        )
+        lines.append(f"{opcode} {' '.join(map(str, read))}")
+        returned.add(node)
+        if dice.random() < 0.8:
+            returned.difference_update(read)
+    step = graph("\n".join([*lines, f"tuple {' '.join(map(str, sorted(returned)))}"]))
+    there, origins = {0}, []
+    while not returned <= there:
+        node = dice.randrange(1, count)
+        is_kernel = step.nodes[node].kind is not Kind.FIXED
+        inside = _closure(step, node, there, dice) if is_kernel else {node} if node not in there else set()
+        if not inside or not all(set(step.nodes[one].operands) <= inside | there for one in inside):
+            continue
+        also = {one for one in inside if is_kernel and dice.random() < 0.2}
+        origin = kernel(
+            *sorted(inside), returns=tuple(sorted(also | {node})), role="fusion" if is_kernel else "op"
+        )
+        origins.append(origin)
+        there |= also | {node}
+    return module(step, *origins)
+
+
+def _closure(step: Graph, node: int, there: set[int], dice: Random) -> set[int]:
+    """What a kernel computes to return a node: an op that it reads is there, or is computed once more."""
+    inside, pending = set(), [node]
+    while pending:
+        one = pending.pop()
+        inside.add(one)
+        for operand in step.nodes[one].operands:
+            may_read, may_compute = operand in there, step.nodes[operand].kind in (Kind.FUSIBLE, Kind.FREE)
+            if may_compute and not (may_read and dice.random() < 0.6):
+                pending.append(operand)
+    return inside
+
+
+@given(st.integers(0, 1 << 32))
+def test_every_module_can_be_read_in_its_own_order(seed: int) -> None:
+    source = random_module(Random(seed))
+    found = read(source)
+    units = unit_graph(source.graph, found)
+    assert found == normal_form(source.graph, found)
+    assert len(found.order) == len(units.units)
+    for one in repeats(source):
+        owners = {node for group in found.groups for node in group.nodes} | set(units.alone.tolist())
+        assert {n for n in one.results if source.graph.nodes[n].kind is not Kind.FREE} <= owners | _idle(
+            source.graph, found
+        )
+
+
+def _idle(step: Graph, strategy: Any) -> set[int]:
+    """Ops that every reader recomputes."""
+    copies = {node for group in strategy.groups for node in group.duplicates}
+    return {node.id for node in step.nodes if node.kind is Kind.FUSIBLE and node.id in copies}
