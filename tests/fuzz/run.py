@@ -109,9 +109,11 @@ class Run:
     def _end(self, threads: list[threading.Thread]) -> None:
         """End all workers; one may just be starting another process."""
         self.ended.set()
-        while any(thread.is_alive() for thread in threads):
+        while True:
             for worker in self.workers:
                 worker.kill()
+            if not any(thread.is_alive() for thread in threads):
+                return
             time.sleep(0.1)
 
     def _progress(self) -> None:
