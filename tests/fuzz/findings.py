@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -168,18 +168,21 @@ def task(
     }
 
 
-def shrunk(finding: Finding, worker: Worker, deadline: float) -> Finding:
-    """The smallest finding of the same kind that is reached by ``deadline`` (on ``time.monotonic``)."""
+def shrunk(
+    finding: Finding, worker: Worker, deadline: float, ended: Callable[[], bool] = lambda: False
+) -> Finding:
+    """The smallest finding of the same kind that is reached by ``deadline`` (on ``time.monotonic``), or before
+    ``ended`` says True."""
     best = finding
 
     def still_wrong(program: Program) -> bool:
         nonlocal best
         found, skipped = outcomes(worker, program, panel(best.strategy), deadline, finding.kind)
-        wrong = [one for one in found if one[1] == finding.kind]
+        wrong = [one for one in found if one[1] == finding.kind and not ended()]
         if wrong and not skipped:
             strategy, kind, detail = wrong[0]
             best = Finding(program, strategy, kind, detail, finding.seed)
         return bool(wrong) and not skipped
 
-    shrink(finding.program, still_wrong, lambda: time.monotonic() < deadline)
+    shrink(finding.program, still_wrong, lambda: time.monotonic() < deadline and not ended())
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -85,8 +86,9 @@ class Worker:
         if self.process is None:
             return End("stopped")
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(dict(task)).encode() + b"\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as is read below
+            self.process.stdin.write(json.dumps(dict(task)).encode() + b"\n")
+            self.process.stdin.flush()
         self.tasks += 1
         while True:
             message, ended = self._message(min(time.monotonic() + (limit_s or self.pair_limit_s), deadline))
@@ -101,6 +103,12 @@ class Worker:
         self.stop()
         return End(what, trying, said)
 
+    def kill(self) -> None:
+        """End what the process does, from another thread than the one that asks it."""
+        process = self.process
+        if process is not None:
+            process.kill()
+
     def stop(self) -> None:
         """End the process, if there is one."""
         if self.process is not None:
@@ -108,7 +116,8 @@ class Worker:
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
         if self.errors is not None:
             self.errors.close()
         self.process, self.errors, self.unread, self.tasks = None, None, b"", 0

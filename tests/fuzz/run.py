@@ -78,31 +78,43 @@ class Run:
         self.accepted = 0
         self.ended = threading.Event()
         self.failure: BaseException | None = None
+        one = self.settings
+        self.workers = [
+            Worker(one.platform, one.devices, one.jobs, one.pair_limit_s) for _ in range(one.jobs)
+        ]
 
     def go(self) -> Tally:
         """Work until pairs or seconds are used up, or Ctrl-C."""
+        threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self.workers]
         try:
             self._warm()
-            threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.settings.jobs)]
             for thread in threads:
                 thread.start()
             said = time.monotonic()
             while any(thread.is_alive() for thread in threads):
                 time.sleep(0.1)
+                if self.failure is not None:
+                    self._end(threads)
                 if time.monotonic() - said > _PROGRESS_S:
                     said = time.monotonic()
                     self._progress()
         except KeyboardInterrupt:
             self.say("stopping: what is under way is given up")
-            self.deadline = min(self.deadline, time.monotonic())
-            self.ended.set()
-            for thread in threading.enumerate():
-                if thread.daemon and thread is not threading.current_thread():
-                    thread.join(10.0)
+            self._end(threads)
         self.counts.seconds = time.monotonic() - self.began
         if self.failure is not None:
             raise self.failure
         return self.counts
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        """End all workers; one may just be starting another process."""
+        self.ended.set()
+        while True:
+            for worker in self.workers:
+                worker.kill()
+            if not any(thread.is_alive() for thread in threads):
+                return
+            time.sleep(0.1)
 
     def _progress(self) -> None:
         self.counts.seconds = time.monotonic() - self.began
@@ -112,16 +124,12 @@ class Run:
         """Have numba compile the search before several workers do."""
         if not self.settings.searched:
             return
-        worker = Worker(self.settings.platform, self.settings.devices, self.settings.jobs)
         self.say("compiling the search, once on a machine")
-        worker.ask({"do": "warm"}, lambda _: None, self.deadline, _WARM_LIMIT_S)
-        worker.stop()
+        self.workers[0].ask({"do": "warm"}, lambda _: None, self.deadline, _WARM_LIMIT_S)
 
     # One worker ---------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        settings = self.settings
-        worker = Worker(settings.platform, settings.devices, settings.jobs, settings.pair_limit_s)
+    def _work(self, worker: Worker) -> None:
         try:
             while time.monotonic() < self.deadline and not self.ended.is_set():
                 if (finding := self._to_shrink()) is not None:
@@ -131,7 +139,8 @@ class Run:
                 else:
                     return
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self.failure = error
+            if not self.ended.is_set():
+                self.failure = error
             self.ended.set()
         finally:
             worker.stop()
@@ -165,7 +174,7 @@ class Run:
 
             task = findings.task(seed, left, by_hand, settings.devices, settings.past_gate)
             end = worker.ask(task, hear, self.deadline)
-            if end.how == "stopped":
+            if end.how == "stopped" or self.ended.is_set():
                 return
             left = left[len(heard) :]
             if end.trying in (WRITING, DEFAULT):
@@ -210,7 +219,7 @@ class Run:
 
     def _shrink(self, finding: Finding, worker: Worker) -> None:
         until = min(self.deadline, time.monotonic() + _SHRINK_S)
-        small = findings.shrunk(finding, worker, until)
+        small = findings.shrunk(finding, worker, until, self.ended.is_set)
         path = findings.save(small, self.settings.folder)
         with self.lock:
             self.saved.append(path)
