@@ -195,6 +195,9 @@ class _Flattener:
         root = values.get(self.computation.root_id)
         if root is None:
             raise ModuleError(f"computation {self.computation.name!r} has no root {self.computation.root_id}")
+        if isinstance(root, list):  # a kernel's results, returned as they are
+            gathered = Instruction(name=f"{self.computation.name}.results", opcode="tuple")
+            self.sources.append(SourceInstruction(gathered, "op"))
         return FlatComputation(self.ops, self._as_op(root, self.computation.name), self.sources, control)
 
     def _operands(self, instruction: Message, values: dict[int, Value]) -> list[Value]:

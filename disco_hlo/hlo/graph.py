@@ -209,3 +209,16 @@ def overwritten_names(graph: Graph) -> tuple[tuple[int, int], ...]:
     return tuple(
         (name, writer) for value, writer in graph.inplace for name in names.get(graph.shown[value], [value])
     )
+
+
+@once_per_graph
+def rewriting(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Pairs (value, writer) where the writer reads what it overwrites. Another kernel that recomputes the writer reads
+    the value too, so it must run before."""
+    pairs = {
+        (value, writer)
+        for value, writer in graph.inplace
+        if graph.nodes[writer].kind is Kind.FUSIBLE
+        and any(graph.shown[x] == graph.shown[value] for x in graph.nodes[writer].operands)
+    }
+    return tuple(sorted(pairs, key=lambda pair: pair[::-1]))

@@ -175,7 +175,9 @@ class _Rules:
             return not written.issuperset(reading) or len(reading) > 1
         if node.opcode in ("while", "call"):
             return sum(of_op[x].count(value) for x in node.operands) > 1
-        return not node.opcode.startswith("async-")  # matmuls, sorts, collectives: no order of elements is known
+        return not node.opcode.startswith(
+            "async-"
+        )  # matmuls, sorts, collectives: no order of elements is known
 
     def _is_kept(self, parameter: int, result: int) -> bool:
         """Let a result share the buffer of a donated argument, where that can be."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
-from disco_hlo.hlo.graph import Graph, Kind, Shape
+from disco_hlo.hlo.graph import Graph, Kind, Shape, rewriting
 from disco_hlo.plan.ownership import Members, described, listed_members, name_of, owners, token_of
 from disco_hlo.plan.strategy import Group, Strategy
 
@@ -307,7 +307,7 @@ def _idle(
 
 def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int) -> NDArray[np.int64]:
     """Who waits for whom by ``Graph.before``: the unit, times their number, plus that which it waits for."""
-    if not graph.before:
+    if not graph.before and not rewriting(graph):
         return np.zeros(0, np.int64)
     unit = np.concatenate([members.own_unit, members.copy_unit])
     node = np.concatenate([members.own_node, members.copy_node])
@@ -335,6 +335,14 @@ def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int
         }
         for later in running(second):
             pairs += [later * units + i for i in earlier if i != later]
+    owner = dict(zip(members.own_node.tolist(), members.own_unit.tolist(), strict=True))
+    for value, writer in rewriting(graph) if members.copy_node.size else ():
+        later = owner.get(writer, -1)
+        pairs += [
+            later * units + i
+            for i in running(writer)
+            if later not in (-1, i) and not reads_own_copies(graph, groups[i], writer, (value,))
+        ]
     return np.array(pairs, np.int64)
 
 
@@ -367,16 +375,18 @@ def reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Colle
 
 def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
     """Positions of the groups that use a value which another unit overwrites, but recompute it, so that
-    they may run after that unit. XLA makes such kernels; the search does not reckon with them."""
+    they may run after that unit; and of those that recompute what overwrites its operand, which must run before.
+    XLA makes such kernels; the search does not reckon with them."""
     buffers = overwritten_by(graph)
+    recomputed = {writer for _, writer in rewriting(graph)}
     writers: dict[int, list[int]] = {}
     for first, second in graph.before:
         writers.setdefault(first, []).append(second)
     return frozenset(
         i
         for i, group in enumerate(groups)
-        if group.duplicates
-        and any(
+        if not recomputed.isdisjoint(group.duplicates)
+        or any(
             reads_own_copies(graph, group, node, buffers.get(second, ()))
             for node in (*group.nodes, *group.duplicates)
             for second in writers.get(node, ())

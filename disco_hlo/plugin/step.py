@@ -8,11 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-<<<<<<< HEAD
-from disco_hlo.plan.check_module import faults
-=======
 from disco_hlo.hlo.inner_collectives import inner_collectives
->>>>>>> reading
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies
 from disco_hlo.plugin.settings import Settings

@@ -21,7 +21,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
-from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names
+from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names, rewriting
 from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
 from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
 
@@ -255,6 +255,8 @@ def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         for x in _running(graph, first)
         if x != later
     ]
+    # What overwrites what it reads waits for itself, so for whatever recomputes it: no move duplicates it.
+    pairs += [writer * (count + 1) for _, writer in rewriting(graph)]
     later, earlier = np.divmod(ascending(np.array(pairs, np.int64)), count)
     return grouped(later, earlier, count)
 
