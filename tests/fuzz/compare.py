@@ -8,7 +8,7 @@ besides: another fusion rounds in other places.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,12 @@ class Reference:
     """Of the coarsest float that the program has."""
     largest: float
     """The largest number on the way, as far as that is known."""
+    roundings: float = _ROUNDINGS
+    """How many roundings of it may differ."""
 
     def with_largest(self, largest: float) -> Reference:
         """The same with numbers on the way that only an evaluation by hand sees."""
-        return Reference(self.outputs, self.moved, self.rounding, max(self.largest, largest))
+        return replace(self, largest=max(self.largest, largest))
 
     def difference(self, outputs: Outputs, looser: float = 1.0) -> str:
         """Where ``outputs`` are others, in one line; empty where they are the same."""
@@ -68,7 +70,7 @@ class Reference:
             sure &= np.isfinite(run)
         unlike = np.isfinite(left) & ~np.isfinite(right) & sure
         left, right = np.where(sure, left, 0), np.where(sure & ~unlike, right, 0)
-        limit = np.full(left.shape, _ROUNDINGS * self.rounding * self.largest)
+        limit = np.full(left.shape, self.roundings * self.rounding * self.largest)
         for run in runs:
             limit = np.maximum(limit, _TIMES_AS_FAR * np.abs(np.where(sure, run, 0) - left) + limit)
         wrong = unlike | (np.abs(left - right) > looser * limit)
@@ -85,7 +87,9 @@ def reference(
 ) -> Reference:
     """What a program's default gave on its inputs, and on moved ones."""
     arrays = [*inputs, *(part for result in outputs for part in result)]
-    return Reference(outputs, moved, _rounding(program.body), max(map(largest_of, arrays), default=0.0))
+    largest = max(map(largest_of, arrays), default=0.0)
+    roundings = _ROUNDINGS + _most_terms(program.body) / 4
+    return Reference(outputs, moved, _rounding(program.body), largest, roundings)
 
 
 def largest_of(array: NDArray[Any]) -> float:
@@ -94,6 +98,17 @@ def largest_of(array: NDArray[Any]) -> float:
         return 0.0
     magnitudes = np.abs(array.astype(np.float64))
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
+
+
+def _most_terms(body: Body) -> float:
+    """How many numbers one op makes one of, at most: a loop adds them one by one, a tree in pairs."""
+    types = body.types
+    found = [1.0]
+    for op in body.ops:
+        read = max((types[x].elements for x in op.operands), default=0)
+        found += [read / one.elements for one in op.results if one.elements]
+        found += map(_most_terms, op.bodies)
+    return max(found)
 
 
 def _rounding(body: Body) -> float:

@@ -196,6 +196,8 @@ class Run:
                 self.counts.kinds[kind] += 1
                 if kind in FINDINGS:
                     self._note(seed, one, kind, detail)
+                elif kind == "own-gated":
+                    self.say(f"{kind}: program {seed}: {detail[:300]}")
 
     def _note(self, seed: int, one: Wanted, kind: str, detail: str) -> None:
         """Say of a finding of a new sort, and have it shrunk, as long as there are few."""

@@ -49,16 +49,13 @@ def test_our_own_rewrite_passes() -> None:
     verify(source(), module, strategy)
 
 
-def test_a_kernel_that_reads_what_was_overwritten_is_refused() -> None:
-    """XLA's own has a second copy of what it reads, and is read as if it took it in time."""
+def test_loops_that_xla_rotated_and_doubled_verify_as_they_came() -> None:
+    """What the loops only read was taken for overwritten by them, so kernels behind them seemed to read too late."""
     data = gzip.decompress(
         (FIXTURE.parent / "h100_llama" / "fsdp_scan_rotated_doubled.hlo.pb.gz").read_bytes()
     )
     step = canonicalize(data)
-    with pytest.raises(
-        PlanError, match=r"input_concatenate_fusion\.8.* read what is overwritten before it runs"
-    ):
-        verify(step, data, read(step))
+    verify(step, data, read(step))
 
 
 def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
