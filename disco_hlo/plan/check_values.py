@@ -116,7 +116,8 @@ class Values:
     def size(self, value: int) -> int:
         """Bits of an array, as far as they decide whether another one fits into its buffer."""
         shape = self.shapes[value]
-        return math.prod(shape.dimensions) * _BITS.get(shape.element_type, 0)
+        elements: int = math.prod(shape.dimensions)
+        return elements * _BITS.get(shape.element_type, 0)
 
     def name(self, value: int) -> str:
         """A value as a reader of the module finds it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 from pathlib import Path
 
@@ -98,6 +99,25 @@ def test_a_step_of_more_than_45000_instructions_is_checked() -> None:
     data = repeated(stored("h200_transformer_unfused"), 6)
     assert sum(len(computation.instructions) for computation in proto.parse(data).computations) > 45_000
     assert faults(data, "gpu") == []
+
+
+# --- independence -----------------------------------------------------------------------------------
+
+
+def test_the_check_shares_no_code_with_what_writes_modules() -> None:
+    package = Path(check_module.__code__.co_filename).parent
+    files = sorted(package.glob("check_*.py"))
+    assert len(files) == 6
+    allowed = {"disco_hlo.errors", "disco_hlo.hlo", "disco_hlo.hlo.proto"}
+    for file in files:
+        modules = {
+            node.module
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        ours = {name for name in modules if name.startswith("disco_hlo")} - allowed
+        assert all(name.startswith("disco_hlo.plan.check_") for name in ours), file
+        assert "from disco_hlo.hlo import proto" in file.read_text() or "disco_hlo.hlo" not in modules
 
 
 # --- a rotated loop ----------------------------------------------------------------------------------
