@@ -183,7 +183,7 @@ def spec(sharded: bool) -> PartitionSpec:
     return PartitionSpec(AXIS) if sharded else PartitionSpec()
 
 
-def step_of(program: Program, name: str) -> Callable[..., Any]:
+def step_of(program: Program, name: str) -> Any:
     """The program as a jitted function called ``name``."""
 
     def step(*arguments: Any) -> tuple[Any, ...]:

@@ -90,7 +90,11 @@ def _random(a: Attributes, key: Any) -> Any:
 
 
 def _pad(a: Attributes, x: Any) -> Any:
-    return lax.pad(x, jnp.asarray(a["value"], x.dtype), [tuple(int(n) for n in one) for one in a["sizes"]])
+    return lax.pad(
+        x,
+        jnp.asarray(a["value"], x.dtype),
+        [(int(low), int(high), int(inside)) for low, high, inside in a["sizes"]],
+    )
 
 
 def _sort_pairs(a: Attributes, x: Any, y: Any) -> Any:

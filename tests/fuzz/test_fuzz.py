@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -93,7 +94,7 @@ def test_wrong_numbers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_default_that_is_wrong_itself_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = by_hand.evaluate
-    monkeypatch.setattr(pairs.by_hand, "evaluate", lambda _: evaluate(_difference(swapped=True)))
+    monkeypatch.setattr(by_hand, "evaluate", lambda _: evaluate(_difference(swapped=True)))
     with pytest.raises(SkippedError, match="op by op it is another"):
         Case(_difference())
 
@@ -106,6 +107,27 @@ def test_an_exception_of_ours_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
     outcome = Case(_difference()).attempt(Wanted("unfused"))
     assert outcome.kind == "broken"
     assert "KeyError: 'n7'" in outcome.detail
+
+
+def test_what_the_gate_refuses_is_told_from_what_verify_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gate = tmp_path / "check_module.py"
+    gate.write_text(
+        "from disco_hlo.errors import PlanError\n"
+        "def check_module(data, backend):\n"
+        "    raise PlanError('n3 reads what n2 has overwritten')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        pairs, "verify", lambda *_: importlib.import_module("check_module").check_module(b"", "cpu")
+    )
+    told: list[Wanted] = []
+    case = Case(_difference())
+    assert [case.attempt(Wanted(kind)).kind for kind in ("unfused", "xla")] == ["gated", "own-gated"]
+    assert "n3 reads" in Case(_difference()).attempt(Wanted("unfused")).detail
+    assert Case(_difference(), past_gate=told.append).attempt(Wanted("unfused")).kind == "gated-right"
+    assert told == [Wanted("unfused")]
 
 
 # Comparing ---------------------------------------------------------------------------------------
