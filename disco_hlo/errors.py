@@ -1,8 +1,18 @@
 """The errors of the project: each says what was expected, what came, where, and what to do."""
 
+from typing import Self
+
 
 class DiscoError(Exception):
     """Base of every error raised on purpose; its text is one readable message."""
+
+    shared = False
+    """Whether every rank of the job has this very error. Then rank 0 speaks for all."""
+
+    def on_all_ranks(self) -> Self:
+        """This error, marked as one that every rank of the job has."""
+        self.shared = True
+        return self
 
 
 class ModuleError(DiscoError):

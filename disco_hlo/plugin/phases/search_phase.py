@@ -20,8 +20,7 @@ from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.candidates import Trial, measure
-from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.timelines import take_timelines
@@ -59,8 +58,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
     refuse_others(session, fingerprint)
-    request.positive = positive_parameters(step.source)
-    request.index_bounds = index_bounds(step.source)
+    fit_inputs(request, step.source)
     slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)

@@ -79,6 +79,8 @@ class CompileRequest:
     index_bounds: Mapping[int, int] = field(default_factory=dict)
     """Below what the made-up values must stay of each entry parameter that is read as an index; other integers are 0
     or 1. Set together with :attr:`positive`."""
+    equal: frozenset[int] = frozenset()
+    """Entry parameters whose made-up values have to be equal on all devices. Set together with :attr:`positive`."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
