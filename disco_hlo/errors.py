@@ -1,18 +1,12 @@
 """The errors of the project: each says what was expected, what came, where, and what to do."""
 
-from typing import Self
+from typing import TypeVar
+
+AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 class DiscoError(Exception):
     """Base of every error raised on purpose; its text is one readable message."""
-
-    shared = False
-    """Whether every rank of the job has this very error. Then rank 0 speaks for all."""
-
-    def on_all_ranks(self) -> Self:
-        """This error, marked as one that every rank of the job has."""
-        self.shared = True
-        return self
 
 
 class ModuleError(DiscoError):
@@ -54,3 +48,14 @@ class ActivationError(DiscoError):
 
 class UnsupportedError(DiscoError):
     """This version of jax, this backend or this machine lacks something we need."""
+
+
+def shared(error: AnyError) -> AnyError:
+    """Mark an error as one that rank 0 knows of, whichever rank has it: then rank 0 speaks for all."""
+    error.__dict__["shared"] = True
+    return error
+
+
+def is_shared(error: BaseException) -> bool:
+    """Whether rank 0 speaks of this error."""
+    return bool(error.__dict__.get("shared"))

@@ -28,8 +28,8 @@ class ModuleFacts:
     all_reduce_bytes: int
     """Bytes of all all-reduces together, on one device."""
     instruction_count: int
-    inner_all_reduce_count: int = 0
-    """All-reduces inside loops and branches, where they stay."""
+    inner_collective_count: int = 0
+    """Collectives inside loops and branches, where they stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Choice:
     reason: str
 
 
-def facts_of(graph: Graph, device_count: int, inner_all_reduce_count: int = 0) -> ModuleFacts:
+def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -> ModuleFacts:
     """The facts of a canonical graph that runs on ``device_count`` devices."""
     return ModuleFacts(
         name=graph.module_name,
@@ -51,7 +51,7 @@ def facts_of(graph: Graph, device_count: int, inner_all_reduce_count: int = 0) -
         ),
         all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
         instruction_count=len(graph),
-        inner_all_reduce_count=inner_all_reduce_count,
+        inner_collective_count=inner_collective_count,
     )
 
 
@@ -84,10 +84,16 @@ def qualifies(facts: ModuleFacts) -> bool:
 
 
 def outside_loops(facts: ModuleFacts) -> str:
-    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about."""
-    count = facts.inner_all_reduce_count
+    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about, and the way
+    out."""
+    count = facts.inner_collective_count
+    if not count:
+        return ""
+    collectives = f"{count} collective{'s' * (count != 1)} inside"
     return (
-        f" outside its loops and branches, which stay as XLA compiled them ({count} inside)" if count else ""
+        f" outside its loops and branches, which stay as XLA compiled them ({collectives}); what a plan may change "
+        "must stand outside of lax.scan and while_loop: one step a call, gradients averaged after the loop, layers "
+        "unrolled"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies
 from disco_hlo.plugin.settings import Settings
@@ -85,7 +86,7 @@ def training_step(
     if (request.module_name, fingerprint) in history.left:
         LOGGER.debug("%s (%s) is left alone again", request.module_name, fingerprint[:16])
         return None
-    facts = facts_of(step.source.graph, len(request.devices), _inner_all_reduces(step.source))
+    facts = facts_of(step.source.graph, len(request.devices), _inner_collectives(step.source))
     named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
@@ -98,9 +99,9 @@ def training_step(
     return replace(step, chosen=choice.chosen)
 
 
-def _inner_all_reduces(source: CanonicalModule) -> int:
+def _inner_collectives(source: CanonicalModule) -> int:
     return sum(
-        instruction.opcode in ("all-reduce", "all-reduce-start")
+        instruction.opcode.removesuffix("-start") in COLLECTIVES
         for computation in source.module.computations
         if computation.id != source.module.entry_computation_id
         for instruction in computation.instructions
@@ -111,7 +112,7 @@ def _tell(
     request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, named: bool, waits: bool
 ) -> None:
     leads = device_facts(request).process_index == 0
-    communicates = facts.computed_all_reduce_count or facts.inner_all_reduce_count
+    communicates = facts.computed_all_reduce_count or facts.inner_collective_count
     level = 20 if leads and (choice.chosen or communicates) else 10
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
     verdict = "is the training step" if choice.chosen else verdict
@@ -133,8 +134,8 @@ def why_none(settings: Settings) -> str:
         )
     if not seen or any(map(qualifies, seen)):
         return ""
-    largest = max(seen, key=lambda facts: (facts.inner_all_reduce_count > 0, facts.instruction_count))
-    if largest.inner_all_reduce_count:
+    largest = max(seen, key=lambda facts: (facts.inner_collective_count > 0, facts.instruction_count))
+    if largest.inner_collective_count:
         return f"{largest.name} has no all-reduce of a computed value{outside_loops(largest)}"
     return (
         f"none of {len(seen)} modules on several devices has an all-reduce of a computed value (the largest "

@@ -285,7 +285,7 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
-    found = finding.find(session, step, read(step.source), profile, Interruption(), also)
+    found = finding.find(session, step, read(step.source), profile, Interruption(), also, quiet=True)
     strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,

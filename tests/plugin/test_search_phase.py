@@ -13,6 +13,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import enact_phase, search_phase
+from disco_hlo.plugin.phases.outlook import looks
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
@@ -67,11 +68,11 @@ def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exceptio
 
 
 @pytest.mark.parametrize(
-    ("wanted", "backend", "looks"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
+    ("wanted", "backend", "expected"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
 )
 def test_a_search_looks_again_on_gpu_unless_told_otherwise(
-    wanted: int | None, backend: str, looks: int
+    wanted: int | None, backend: str, expected: int
 ) -> None:
     facts = SimpleNamespace(backend=backend)
     settings = Settings(search=True, directory=Path(), looks=wanted)
-    assert search_phase._looks(SimpleNamespace(settings=settings, facts=facts)) == looks
+    assert looks(SimpleNamespace(settings=settings, facts=facts)) == expected

@@ -31,6 +31,7 @@ from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json
@@ -65,6 +66,8 @@ def _profile(session: Session, step: Step) -> Profile | None:
     """Measured times on rank 0, where they can be had."""
     try:
         refuse_others(session, step.source.graph.fingerprint)
+        with session.stage("switches"):
+            refuse_switched_on()
         fit_inputs(session.request, step.source)
         with measured_times(session) as store:
             profiled = profile_step(session, step.source, read(step.source), store)

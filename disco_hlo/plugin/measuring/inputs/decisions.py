@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disco_hlo.errors import DiscoError, UnsupportedError
+from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex, flatten
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -63,10 +63,12 @@ def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int
         following = _Following(source, devices, holds)
         result = following.run()
     except (DiscoError, LookupError, ValueError, RecursionError) as error:
-        raise UnsupportedError(
-            f"what decides about collectives in branches or loops cannot be followed ({type(error).__name__}: "
-            f"{error}): on made-up inputs devices might wait for each other; train without ENABLE_SEARCH"
-        ).on_all_ranks() from error
+        raise shared(
+            UnsupportedError(
+                f"what decides about collectives in branches or loops cannot be followed ({type(error).__name__}: "
+                f"{error}): on made-up inputs devices might wait for each other; train without ENABLE_SEARCH"
+            )
+        ) from error
     found: frozenset[int] = frozenset()
     for what, decision in following.decisions.items():
         _refuse_difference(what, decision)
@@ -76,10 +78,12 @@ def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int
 
 def _refuse_difference(what: str, decision: DeviceValue) -> None:
     if decision.kinds:
-        raise UnsupportedError(
-            f"{what} holds a collective and depends on {decision.why}: on made-up inputs devices might wait for each "
-            f"other; {_WAY_OUT}"
-        ).on_all_ranks()
+        raise shared(
+            UnsupportedError(
+                f"{what} holds a collective and depends on {decision.why}: on made-up inputs devices might wait for "
+                f"each other; {_WAY_OUT}"
+            )
+        )
 
 
 def _with_their_origins(
