@@ -343,7 +343,9 @@ def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> t
                 times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
-        session.say("all-reduces are timed by the host's clock, small ones badly: %s", one_line(error))
+        session.say(
+            "all-reduces are timed by the host's clock, which is inexact for small ones: %s", one_line(error)
+        )
     points = []
     for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):

@@ -65,7 +65,10 @@ def restructured_trials(
     try:
         return _trials(session, step, slot, store, best)
     except Exception as error:
-        session.say("no structure of the step is tried: %s", one_line(error))
+        session.say(
+            "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
+            one_line(error),
+        )
         return []
 
 
@@ -73,7 +76,7 @@ def why_not(graph: Graph, best: Best) -> str:
     """Why no other structure is tried, as a sentence's end; empty where one is."""
     costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
     if not machine.asynchronous:
-        return "collectives block here, nothing can hide them"
+        return "collectives block on this device, so nothing can overlap them"
     timeline = simulate(build(graph, best.strategy, costs, machine).problem)
     exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
     if exposed < EXPOSED_SHARE:
