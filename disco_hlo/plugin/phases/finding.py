@@ -59,18 +59,21 @@ def find(
     also: Sequence[Strategy] = (),
     *,
     quiet: bool = False,
+    room_bytes: int | None = None,
 ) -> Found:
     """Search and name what to measure; of ``session`` only the settings and the voice are used.
 
     Args:
         also: plans of an earlier search, to be ranked with those of this one; what their kernels took, where they were
             measured since, corrects estimates.
+        room_bytes: what each device has left for a plan (CPU); None where nobody knows.
         quiet: nobody waits for what is found, so that nobody is told how long it takes.
     """
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
     chosen = replace(
-        search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)
+        search_settings(settings),
+        memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room_bytes),
     )
     default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
     if not also and not quiet:
@@ -83,7 +86,7 @@ def find(
             graph, costs, machine, start=searchable(graph, xla), settings=chosen,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    plans_found = ranked(step.source, xla, result, costs, machine, also)
+    plans_found = ranked(step.source, xla, result, costs, machine, also, room_bytes)
     search_s = time.monotonic() - started
     best = plans_found[0]
     session.say(

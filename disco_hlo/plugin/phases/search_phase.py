@@ -23,6 +23,7 @@ from disco_hlo.plugin.measuring.candidates import Trial, measure
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
@@ -95,12 +96,17 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             return None
         if profiled is not None:
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+        room = room_bytes(session)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         with session.stage("search", takes_s=takes_s):
             wait_for_code(stop)
-            found = find(session, step, xla, profiled.profile, stop) if profiled is not None else None
+            found = (
+                find(session, step, xla, profiled.profile, stop, room_bytes=room)
+                if profiled is not None
+                else None
+            )
         for _ in range(looks(session)):
-            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s)
+            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
         trials = _trials(session, found, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
