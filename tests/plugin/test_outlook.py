@@ -34,8 +34,8 @@ def said(
 def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
     assert line == (
-        "25% of a step of 8.00 ms can change, the rest lies in loops and branches; another order and other buckets "
-        "make the step 1.25x faster at best, other kernels perhaps more; next: search for up to 90 s "
+        "25% of a step of 8.00 ms (predicted) can change, the rest lies in loops and branches; another order and other "
+        "buckets make the step 1.25x faster at best, other kernels perhaps more; next: search for up to 90 s "
         "(DISCO_BUDGET_S), compile and measure what is found for about 130 s at most"
     )
 
@@ -43,5 +43,5 @@ def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.Monk
 def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     line = said(monkeypatch, default_ns=8_000_000, bound_ns=7_990_000, backend="gpu", cached=False)
     assert "make the step no faster at best" in line
-    assert "next: compile the search's code (a minute or two, once on this machine), " in line
+    assert "next: compile the search's code (some minutes, once on this machine), " in line
     assert "search for up to 2 times 90 s" in line

@@ -37,16 +37,14 @@ def outlook(session: Session, graph: Graph, costs: CostModel, default_ns: int, b
     number = looks(session) + 1
     times = "" if number == 1 else f"{number} times "
     code = (
-        ""
-        if is_cached(run.__name__)
-        else "compile the search's code (a minute or two, once on this machine), "
+        "" if is_cached(run.__name__) else "compile the search's code (some minutes, once on this machine), "
     )
     measuring_s = max(settings.budget_s, SHORTEST_COMPILING_S) + MEASURE_BUDGET_S
     return (
-        f"{share:.0%} of a step of {default_ns / 1e6:.2f} ms can change{closed}; another order and other buckets make "
-        f"the step {compared(default_ns, bound_ns)} at best, other kernels perhaps more; next: {code}search for up to "
-        f"{times}{settings.budget_s:g} s (DISCO_BUDGET_S), compile and measure what is found for about "
-        f"{measuring_s:.0f} s at most"
+        f"{share:.0%} of a step of {default_ns / 1e6:.2f} ms (predicted) can change{closed}; another order and other "
+        f"buckets make the step {compared(default_ns, bound_ns)} at best, other kernels perhaps more; "
+        f"next: {code}search for up to {times}{settings.budget_s:g} s (DISCO_BUDGET_S), compile and measure what is "
+        f"found for about {measuring_s:.0f} s at most"
     )
 
 

@@ -156,11 +156,12 @@ def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue])
     if groups is None or not known or collective.opcode in ("collective-permute", "ragged-all-to-all"):
         return differing(devices, f"a {collective.opcode}", before.parameters)
     parted = collective.opcode in ("all-to-all", "reduce-scatter")
-    kinds, found = before.kinds or (0,) * devices.count, [()] * devices.count
+    kinds = before.kinds or (0,) * devices.count
+    found: list[Hashable] = [None] * devices.count
     for group in groups:
         held = tuple(kinds[device] for device in group)
         for place, device in enumerate(group):
-            found[device] = (held, place if parted else 0)  # type: ignore[call-overload]
+            found[device] = (held, place if parted else 0)
     left = _NONE if len(groups) == 1 and not parted else before.parameters
     after = _kinds(found)
     return DeviceValue(left, after, (before.why or f"a {collective.opcode}") if after else "")
