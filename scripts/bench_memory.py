@@ -4,9 +4,9 @@
     JAX_PLATFORMS=cuda python scripts/bench_memory.py -- examples/train.py --model gpt12 --size full --steps 20
 
 The script runs in one process, each time in a fresh interpreter. Printed are the process's largest resident set, the
-most that it and the processes which a search starts (seeds of large steps, the rehearsal on GPU) had together, looked at
-now and then, and of devices with memory of their own the most that was in use on any of them. On CPU two devices are made
-where the environment does not say how many.
+most that it and the processes which a search starts (seeds of large steps, the rehearsal on GPU) had together, looked
+at now and then, and of devices with memory of their own the most that was in use on any of them. On CPU two devices are
+made where the environment does not say how many.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_the_parts_of_what_is_scattered_ask_for_what_they_were() -> None:
         (lambda s: lax.axis_index("data") > 0, r"the device's own number \(axis_index\)"),
         (lambda s: s[lax.axis_index("data")] > 0, r"the device's own number \(axis_index\)"),
         (lambda s: lax.psum_scatter(s, "data", tiled=True).sum() > 0, "a reduce-scatter"),
-        (lambda s: lax.all_to_all(s, "data", 0, 0, tiled=True)[0] > 0, "a all-to-all"),
+        (lambda s: lax.all_to_all(s, "data", 0, 0, tiled=True)[0] > 0, "an all-to-all"),
         (lambda s: lax.ppermute(s, "data", [(0, 1)])[0] > 0, "a collective-permute"),
     ],
     ids=["number", "chosen by number", "scattered", "exchanged", "permuted"],

@@ -154,7 +154,7 @@ def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue])
     groups = devices.groups_of(collective)
     known = groups is not None and {d for group in groups for d in group} == set(range(devices.count))
     if groups is None or not known or collective.opcode in ("collective-permute", "ragged-all-to-all"):
-        return differing(devices, f"a {collective.opcode}", before.parameters)
+        return differing(devices, _named(collective.opcode), before.parameters)
     parted = collective.opcode in ("all-to-all", "reduce-scatter")
     kinds = before.kinds or (0,) * devices.count
     found: list[Hashable] = [None] * devices.count
@@ -164,7 +164,11 @@ def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue])
             found[device] = (held, place if parted else 0)
     left = _NONE if len(groups) == 1 and not parted else before.parameters
     after = _kinds(found)
-    return DeviceValue(left, after, (before.why or f"a {collective.opcode}") if after else "")
+    return DeviceValue(left, after, (before.why or _named(collective.opcode)) if after else "")
+
+
+def _named(opcode: str) -> str:
+    return f"{'an' if opcode[0] == 'a' else 'a'} {opcode}"
 
 
 def elementwise(proto: Message, operands: Sequence[DeviceValue], devices: Devices) -> DeviceValue:
