@@ -1,5 +1,9 @@
 """The errors of the project: each says what was expected, what came, where, and what to do."""
 
+from typing import TypeVar
+
+AnyError = TypeVar("AnyError", bound=BaseException)
+
 
 class DiscoError(Exception):
     """Base of every error raised on purpose; its text is one readable message."""
@@ -44,3 +48,14 @@ class ActivationError(DiscoError):
 
 class UnsupportedError(DiscoError):
     """This version of jax, this backend or this machine lacks something we need."""
+
+
+def shared(error: AnyError) -> AnyError:
+    """Mark an error as one that rank 0 knows of, whichever rank has it: then rank 0 speaks for all."""
+    error.__dict__["shared"] = True
+    return error
+
+
+def is_shared(error: BaseException) -> bool:
+    """Whether rank 0 speaks of this error."""
+    return bool(error.__dict__.get("shared"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import UnsupportedError, shared
 
 _PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
 
@@ -17,4 +17,9 @@ def calls_python(module: bytes) -> bool:
 def refuse_callbacks(module: bytes, name: str) -> None:
     """Raise UnsupportedError where :func:`calls_python`: such a step is not run on made-up inputs."""
     if calls_python(module):
-        raise UnsupportedError(f"{name} calls back into Python: made-up inputs could have effects there")
+        raise shared(
+            UnsupportedError(
+                f"{name} calls back into Python (jax.debug.print, io_callback): made-up inputs could have effects "
+                "there; search it without that call"
+            )
+        )

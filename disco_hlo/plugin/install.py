@@ -10,6 +10,7 @@ from pathlib import Path
 
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.switches import compiles_no_step
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -36,7 +37,10 @@ def install_from_environment() -> None:
 
 
 def _handle(request: CompileRequest, settings: Settings, capture: str) -> LoadedExecutable | None:
-    if request.backend.process_index() == 0:
+    leads = request.backend.process_index() == 0
+    if compiles_no_step(leads):
+        return None
+    if leads:
         _compiled[request.module_name] = None
     if len(request.devices) < 2 and not settings.names(request.module_name):
         return None

@@ -56,8 +56,14 @@ def progress_wanted() -> bool:
         return False
 
 
+LEAST_GAIN = 0.01
+"""What is faster by less, as a part of the time, is not called faster: machines do not repeat themselves so well."""
+
+
 def compared(before_ns: float, after_ns: float) -> str:
-    """Two times as ``1.25x faster`` or, where a plan is forced on a step, ``1.10x slower``."""
+    """Two times as ``1.25x faster``, ``no faster`` or, where a plan is forced on a step, ``1.10x slower``."""
+    if abs(before_ns - after_ns) < LEAST_GAIN * before_ns:
+        return "no faster"
     if after_ns > before_ns:
         return f"{after_ns / before_ns:.2f}x slower"
     return f"{before_ns / after_ns:.2f}x faster"

@@ -84,10 +84,16 @@ def qualifies(facts: ModuleFacts) -> bool:
 
 
 def outside_loops(facts: ModuleFacts) -> str:
-    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about."""
+    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about, and the way
+    out."""
     count = facts.inner_collective_count
+    if not count:
+        return ""
+    collectives = f"{count} collective{'s' * (count != 1)} inside"
     return (
-        f" outside its loops and branches, which stay as XLA compiled them ({count} inside)" if count else ""
+        f" outside its loops and branches, which stay as XLA compiled them ({collectives}); what a plan may change "
+        "must stand outside of lax.scan and while_loop: one step a call, gradients averaged after the loop, layers "
+        "unrolled"
     )
 
 

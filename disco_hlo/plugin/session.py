@@ -21,7 +21,7 @@ from disco_hlo.activation.channel import Channel, name_ranks
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.decision import key_part
 from disco_hlo.activation.kvstore import CoordinationStore
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
 from disco_hlo.plan.store import PlanSlot, PlanStore
@@ -91,9 +91,9 @@ class Session:
         patience_s = self.timeout_s + (0.0 if self.leads else takes_s)
         verdict = settle(self.channel, reason, patience_s, tag=name)
         if failure is not None:
-            raise failure
+            raise shared(failure)
         if verdict:
-            raise ActivationError(verdict)
+            raise shared(ActivationError(verdict))
 
     def tell(self, value: Any, tag: str) -> Any:
         """Rank 0's JSON value, on every rank."""
@@ -147,7 +147,7 @@ def _refuse_difference(what: str, values: list[str]) -> None:
         return
     ranks = {value: [r for r, theirs in enumerate(values) if theirs == value] for value in values}
     listed = "; ".join(f"{name_ranks(theirs)}: {value}" for value, theirs in ranks.items())
-    raise ActivationError(f"the ranks differ in {what} ({listed})")
+    raise shared(ActivationError(f"the ranks differ in {what} ({listed})"))
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,14 @@ def build(
         transfer_wait_ns=machine.wait_ns,
         order=None if order is None else _entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
-        resident_bytes=sum(
-            node.shape.size_bytes for node in graph.nodes if node.kind in (Kind.PARAMETER, Kind.CONSTANT)
-        ),
+        resident_bytes=resident_bytes(graph),
     )
     return Built(problem, units, tuple(tasks.unit_of))
+
+
+def resident_bytes(graph: Graph) -> int:
+    """What a step's parameters and constants take up, whatever its plan."""
+    return sum(node.shape.size_bytes for node in graph.nodes if node.kind in (Kind.PARAMETER, Kind.CONSTANT))
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ def groups_of(program: Program, collective: Message) -> Groups:
         raise IllegalMoveError(
             f"{collective.name} ({collective.opcode}): its groups name replicas, not the partitions of one program"
         )
-    groups = _written(collective) or (tuple(range(program.partitions())),)
+    groups = written_groups(collective) or (tuple(range(program.partitions())),)
     if len({len(group) for group in groups}) != 1 or len(groups[0]) < 2:
         raise IllegalMoveError(
             f"{collective.name} ({collective.opcode}): its groups are not of one size of two devices or more"
@@ -51,11 +51,12 @@ def spans_all(module: Message, collective: Message) -> bool:
     devices = module.device_assignment.computation_count
     if module.device_assignment.replica_count > 1 or devices < 2 or not collective.use_global_device_ids:
         return False
-    groups = _written(collective) or (tuple(range(devices)),)
+    groups = written_groups(collective) or (tuple(range(devices)),)
     return len(groups) == 1 and len(groups[0]) == devices
 
 
-def _written(collective: Message) -> Groups:
+def written_groups(collective: Message) -> Groups:
+    """The groups that a collective names, in whatever way; none where it means all devices."""
     if collective.HasField("mesh_axes_groups"):
         mesh = collective.mesh_axes_groups
         return _tuples(_by_axes(mesh.mesh, mesh.axes))

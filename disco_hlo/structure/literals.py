@@ -91,10 +91,11 @@ def _evaluated(
         if value is None:
             return None
         operands.append(value)
-    return _result(instruction, operands) if operands else None
+    return computed_value(instruction, operands) if operands else None
 
 
-def _result(instruction: Message, operands: list[NDArray[Any]]) -> NDArray[Any] | None:
+def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArray[Any] | None:
+    """What one op of index arithmetic makes of its operands; None where it is anything else."""
     opcode, first = instruction.opcode, operands[0]
     if opcode in ("reshape", "bitcast", "copy"):
         return first.reshape(dims(instruction)) if first.size == np.prod(dims(instruction)) else None

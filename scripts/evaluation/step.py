@@ -32,8 +32,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
@@ -243,8 +242,7 @@ def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> St
     """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
     module = compiles.capture(request) if module is None else module
     source = canonicalize(module)
-    request.positive = positive_parameters(source)
-    request.index_bounds = index_bounds(source)
+    fit_inputs(request, source)
     return Step(module, source)
 
 
@@ -287,7 +285,7 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
     # The search itself asks a session for its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     started = time.monotonic()
-    found = finding.find(session, step, read(step.source), profile, Interruption(), also)
+    found = finding.find(session, step, read(step.source), profile, Interruption(), also, quiet=True)
     strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,

@@ -28,8 +28,7 @@ from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF
 from disco_hlo.plugin.phases.sharding import advice_for
@@ -73,8 +72,7 @@ def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
         _timed(record, name, partial(_in_parallel, asked, compile_traceable, some))
     if variants[0].error or variants[0].source is None:
         raise DiscoError(f"XLA's default: {variants[0].error}")
-    request.positive = positive_parameters(variants[0].source)
-    request.index_bounds = index_bounds(variants[0].source)
+    fit_inputs(request, variants[0].source)
     base = asked.profile(request)
     times = _timed(record, "trace_s", lambda: _op_times(asked, request, variants))
     profile = replace(base, ops={**base.ops, **times})

@@ -13,10 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring import runner
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.links import all_reduce_runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
@@ -74,11 +77,22 @@ def weights_in_a_row(step: runner.Runner, count: int) -> list[list[float]]:
     return seen[-count - 1 :]  # the steps before were to see whether the state stays near what it was
 
 
+def runs_with_a_decision(request: CompileRequest) -> list[int]:
+    """What decides about a step's collective, after some runs of that step on made-up inputs."""
+    module = compiles.capture(request)
+    fit_inputs(request, canonicalize(module))
+    for seed in range(8):
+        runner.Runner(request, compiles.compile_module(request, module), seed=seed).run()
+    return sorted(request.equal)
+
+
 def main(address: str, rank: int, output: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     report: dict[str, object] = {}
 
     def handle(request: CompileRequest) -> LoadedExecutable | None:
+        if request.module_name == "jit_guarded":
+            report["guarded"] = runs_with_a_decision(request)
         if request.module_name != "jit_step":
             return None
         module = compiles.capture(request)
@@ -107,6 +121,13 @@ def main(address: str, rank: int, output: Path) -> None:
         report["local"] = [facts.local_device_count, len(request.local_devices)]
         return rewritten
 
+    def guarded(scale: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.cond(
+            scale.sum() * jnp.sin(1e6 * scale.sum()) > 0,
+            lambda: x * jax.lax.pmean(x.sum(), "data"),
+            lambda: x,
+        )
+
     def step(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return weight + x.sum(), -weight
 
@@ -116,6 +137,9 @@ def main(address: str, rank: int, output: Path) -> None:
     x = jax.make_array_from_process_local_data(split, np.full((2, 3), rank + 1, np.float32))
     weight = jax.make_array_from_process_local_data(whole, np.full(5, -2, np.float32))
     updated, flipped = jax.jit(step, out_shardings=whole, donate_argnums=0)(weight, x)
+    mapped = jax.shard_map(guarded, mesh=mesh, in_specs=split.spec, out_specs=split.spec, check_vma=False)
+    stacked = jax.make_array_from_process_local_data(split, np.ones(2, np.float32))
+    jax.jit(mapped)(stacked, x)
     report["updated"] = np.asarray(updated.addressable_data(0)).tolist()
     report["flipped"] = np.asarray(flipped.addressable_data(0)).tolist()
     output.write_text(json.dumps(report))

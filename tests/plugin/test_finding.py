@@ -36,7 +36,7 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order(tmp_path: P
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
     session = Session(None, Settings(search=True, directory=tmp_path, budget_s=3.0), None, LocalChannel())  # type: ignore[arg-type]
-    found = find(session, Step(module, source), xla, profile, Interruption())
+    found = find(session, Step(module, source), xla, profile, Interruption(), quiet=True)
     trials = {name: strategy for name, strategy, _ in found.trials}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]
     assert tried is not None

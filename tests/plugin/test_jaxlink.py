@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.xla_client import AutotuneCacheMode
 
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import ActivationError, UnsupportedError, shared
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
@@ -233,3 +233,37 @@ def test_our_compiles_keep_what_the_autotuner_picks(
     compile_with("tuned", handle)
     assert float(jax.jit(tuned)(1.0)) == -1.0
     assert kept == [(str(tmp_path) if expected[0] == "ours" else expected[0], expected[1])]
+
+
+class _Rank:
+    """What a compile request says of the process that it is of."""
+
+    module_name = "jit_step"
+    process_indices = (0, 1)
+
+    def __init__(self, rank: int) -> None:
+        self.backend = self
+        self.process_index = lambda: rank
+
+
+@pytest.mark.parametrize(
+    ("error", "speakers"),
+    [
+        (shared(ActivationError("the ranks differ")), [0]),
+        (shared(MemoryError("no room here")), [0]),
+        (ActivationError("rank 0 of 2 did not answer"), [0, 1]),
+    ],
+)
+def test_where_all_ranks_know_why_rank_0_speaks(
+    error: Exception, speakers: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of a hundred ranks said the same."""
+    caplog.set_level(logging.WARNING, "disco_hlo")
+
+    def fail(_: CompileRequest) -> None:
+        raise error
+
+    for rank in (0, 1):
+        before = len(caplog.messages)
+        assert jaxlink._ask(fail, _Rank(rank)) is None  # type: ignore[arg-type]
+        assert len(caplog.messages) - before == (rank in speakers)

@@ -84,3 +84,9 @@ def test_the_logger_is_the_projects_own() -> None:
 def test_what_is_slower_is_not_called_less_than_once_as_fast() -> None:
     assert logs.compared(100.0, 80.0) == "1.25x faster"
     assert logs.compared(100.0, 110.0) == "1.10x slower"
+
+
+def test_what_is_less_than_a_hundredth_is_not_called_a_gain() -> None:
+    """A plan that was taken whatever the clock said was announced as 1.00x faster."""
+    assert [logs.compared(100.0, after) for after in (99.5, 100.0, 100.5)] == ["no faster"] * 3
+    assert logs.compared(100.0, 98.9) == "1.01x faster"

@@ -25,7 +25,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.plugin.measuring import profiling, traced_modules
+from disco_hlo.plugin.measuring import profiling, room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
@@ -254,8 +254,8 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
     sizes = [
         Memory(arguments_bytes[name in too_large], 0, 0, 0) for name in ("unfused step", "XLA's kernels")
     ]
-    monkeypatch.setattr(traced_modules, "memory", lambda executable: sizes.pop(0))
-    monkeypatch.setattr(traced_modules, "available_bytes", lambda request: 1 << 30)
+    monkeypatch.setattr(room, "memory", lambda executable: sizes.pop(0))
+    monkeypatch.setattr(room, "room_bytes", lambda session: 1 << 30)
     made, arguments = models.mlp()
 
     def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:
@@ -277,7 +277,7 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
             assert xlas & set(profile.ops)
     assert (
         caplog.messages.count(
-            "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 921 of 1024 MiB free are usable"
+            "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 1024 MiB of what is free are usable"
         )
         == 1
     )

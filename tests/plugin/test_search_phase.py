@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from disco_hlo.activation.agree import unframe
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import enact_phase, search_phase
+from disco_hlo.plugin.phases.outlook import looks
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
@@ -30,6 +35,24 @@ def test_a_step_that_calls_python_is_refused_before_it_is_profiled_and_searched(
     settings = Settings(search=True, directory=tmp_path)
     with pytest.raises(UnsupportedError, match="calls back into Python"):
         intercept(*models.printing(), lambda request: search_phase.handle(request, settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_run(tmp_path: Path) -> None:
+    """On made-up inputs devices waited for each other, until XLA ended the job."""
+
+    def local(x: Any) -> Any:
+        total = jax.lax.pmean(jnp.tanh(x) @ jnp.ones((8, 8)), "data")
+        first = jax.lax.axis_index("data") == 0
+        return jax.lax.cond(first, lambda: total * jax.lax.pmean(x.sum(), "data"), lambda: total * 2) + x
+
+    rows = PartitionSpec("data")
+    step = jax.jit(jax.shard_map(local, mesh=models.mesh(), in_specs=rows, out_specs=rows, check_vma=False))
+    settings = Settings(search=True, directory=tmp_path, module="local")
+    with pytest.raises(
+        UnsupportedError, match=r"a branch .* depends on the device's own number .*; decide by a value"
+    ):
+        intercept(step, (models.random(0, 8, 8),), lambda request: search_phase.handle(request, settings))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,11 +90,11 @@ def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exceptio
 
 
 @pytest.mark.parametrize(
-    ("wanted", "backend", "looks"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
+    ("wanted", "backend", "expected"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
 )
 def test_a_search_looks_again_on_gpu_unless_told_otherwise(
-    wanted: int | None, backend: str, looks: int
+    wanted: int | None, backend: str, expected: int
 ) -> None:
     facts = SimpleNamespace(backend=backend)
     settings = Settings(search=True, directory=Path(), looks=wanted)
-    assert search_phase._looks(SimpleNamespace(settings=settings, facts=facts)) == looks
+    assert looks(SimpleNamespace(settings=settings, facts=facts)) == expected

@@ -78,7 +78,7 @@ def test_what_no_slow_downs_explain_changes_none(
     assert found.others == pytest.approx(1.6, abs=0.01)
     with caplog.at_level("INFO", "disco_hlo"):
         assert adding_up(profile, source, read(source), alone, round(1.1 * most)) == SLOWED
-    assert "more than slow-downs explain" in caplog.text
+    assert "more than contention explains" in caplog.text
     none = replace(profile, contention=Contention(1.0, 1.0))
     assert adding_up(none, source, read(source), alone, most) == Contention(1.0, 1.0)
 

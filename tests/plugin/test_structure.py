@@ -159,7 +159,7 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 def test_why_no_structure_is_tried() -> None:
     graph = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto())).graph
     plan = unfused(graph)
-    assert "collectives block here" in why_not(graph, Best(plan, 0, profile("cpu", 1.0)))
+    assert "collectives block on this device" in why_not(graph, Best(plan, 0, profile("cpu", 1.0)))
     assert "of the step to communication alone" in why_not(graph, Best(plan, 0, profile("gpu", 0.0)))
     assert why_not(graph, Best(plan, 0, profile("gpu", 100.0))) == ""
 

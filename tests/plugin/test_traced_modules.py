@@ -12,7 +12,7 @@ import pytest
 from disco_hlo.profiler.trace import Trace
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.measuring import traced_modules
+from disco_hlo.plugin.measuring import room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.measuring.traced_modules import (
@@ -174,12 +174,12 @@ def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
 
 def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were counted for every module of a step, and the second and third had no room."""
-    monkeypatch.setattr(traced_modules, "memory", lambda _executable: Memory(100 << 20, 0, 20 << 20, 0))
-    monkeypatch.setattr(traced_modules, "available_bytes", lambda _request: 60 << 20)
+    monkeypatch.setattr(room, "memory", lambda _executable: Memory(100 << 20, 0, 20 << 20, 0))
+    monkeypatch.setattr(room, "room_bytes", lambda _session: 54 << 20)
     others.clear()
     posed = SimpleNamespace(**vars(session()), request=None)
-    assert "needs 120 MiB" in traced_modules.lack_of_memory(posed, Trial("step", None, 0))  # type: ignore[arg-type]
+    assert "needs 120 MiB" in room.lack_of_memory(posed, "step", None)  # type: ignore[arg-type]
     for donated_mib, lacks in ((0, False), (30, False), (40, True)):
         runner: Any = SimpleNamespace(donated_bytes=lambda mib=donated_mib: mib << 20)
-        found = traced_modules.lack_of_memory(posed, Trial("step", None, 0), runner)  # type: ignore[arg-type]
+        found = room.lack_of_memory(posed, "step", None, runner)  # type: ignore[arg-type]
         assert bool(found) == lacks

@@ -49,6 +49,11 @@ def test_a_rank_that_comes_late_takes_no_time_of_the_step(reports: list[dict[str
     assert [report["waits"] for report in reports] == [True, True]
 
 
+def test_what_decides_about_a_collective_is_equal_in_two_processes(reports: list[dict[str, Any]]) -> None:
+    """One process took the branch, the other did not, and both hung."""
+    assert [report["guarded"] for report in reports] == [[0], [0]]
+
+
 def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
         assert report["ran"] is True

@@ -20,6 +20,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
         "bench_looks.py --modules missing -o looks.json",
         "bench_looks.py -o .",
         "bench_looks.py --error nan -o looks.json",
+        "bench_memory.py missing.py",
         "bench_search.py throughput --module missing",
         "bench_search.py race --modules missing",
         "bench_simulator.py --repeats 0",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.store import PlanSlot
@@ -32,12 +32,13 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
+from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Outputs, Runner
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.job import available_bytes
+from disco_hlo.plugin.xla.job import free_device_bytes
 
 DEFAULT = "XLA default"
 _ROUNDS = (5, 25)
@@ -215,8 +216,12 @@ def measure(
         UnsupportedError: the step cannot be run on made-up inputs, or XLA's default failed on the way.
     """
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
+    if reason := lack_of_memory(session, alive[0].name, alive[0].executable):
+        raise shared(UnsupportedError(f"{alive[0].name} has no room on made-up inputs: {reason}"))
     reference = _reference(session, alive[0])
     for trial in alive[1:]:
+        trial.error = lack_of_memory(session, trial.name, trial.executable, alive[0].runner)
+    for trial in _still_alive(alive)[1:]:
         _first_run(session, trial, alive[0].runner, reference)
     alive = _still_alive(alive)
     complete = True
@@ -308,7 +313,7 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
     if default is None or session.facts.backend != "gpu":
         return 1
     step_ns = session.tell(run_on_all(session, "first runs", lambda: waited_for_ns(default)), "a step's time")
-    free_bytes = available_bytes(session.request)
+    free_bytes = free_device_bytes(session.request)
     mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes))
     counts = session.channel.all_gather(b"%d" % mine, tag="steps at once", timeout_s=session.timeout_s)
     return min(map(int, counts))

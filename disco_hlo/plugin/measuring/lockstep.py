@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 
@@ -88,11 +88,11 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
             raise
         _end_job(session, what, reason, silence)
     if failure is not None:
-        raise failure
+        raise shared(failure)
     others = {answer.decode(errors="replace"): rank for rank, answer in enumerate(answers) if answer}
     if others:
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
-        raise ActivationError(f"{what}: {listed}")
+        raise shared(ActivationError(f"{what}: {listed}"))
     return result  # type: ignore[return-value]  # it ran
 
 

@@ -41,6 +41,7 @@ from disco_hlo.plugin.measuring.links import (
 )
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
+from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
 from disco_hlo.plugin.measuring.traced_modules import (
@@ -49,7 +50,6 @@ from disco_hlo.plugin.measuring.traced_modules import (
     Traceable,
     as_all_have_it,
     findings,
-    lack_of_memory,
     ranks_block,
     take,
     tell_of_uneven_devices,
@@ -231,7 +231,7 @@ def kernel_times(
     with session.stage("look: compile"):
         if module.error:
             raise ProfileError(module.error)
-    if reason := lack_of_memory(session, module.trial, inputs_of):
+    if reason := lack_of_memory(session, module.trial.name, module.trial.executable, inputs_of):
         raise ProfileError(reason)
     taken = take(session, module, inputs_of, FirstRuns(session, "inputs for the look"))
     with session.stage("look: what it shows"):
@@ -285,7 +285,7 @@ def _trace(
     alone: tuple[Trial, NamedTrace] | None = None
     for module in modules:
         trial = module.trial
-        trial.error = module.error or lack_of_memory(session, trial, runner)
+        trial.error = module.error or lack_of_memory(session, trial.name, trial.executable, runner)
         if not trial.error:
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
@@ -343,7 +343,9 @@ def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> t
                 times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
-        session.say("all-reduces are timed by the host's clock, small ones badly: %s", one_line(error))
+        session.say(
+            "all-reduces are timed by the host's clock, which is inexact for small ones: %s", one_line(error)
+        )
     points = []
     for size in sizes_bytes:
         with session.stage(f"all-reduce of {size} bytes"):

@@ -1,7 +1,8 @@
 """Runs compiled modules on made-up inputs, on the step's devices (DisCo, section 5.2: the profiler's runs).
 
 The user's arrays are never touched. What the values are is said in ``made_up``, and which of them have to be positive
-or are indices by the request (:attr:`~disco_hlo.plugin.xla.jaxlink.CompileRequest.positive`, ``index_bounds``).
+or are indices, or equal on all devices, by the request (``positive``, ``index_bounds`` and ``equal`` of
+:class:`~disco_hlo.plugin.xla.jaxlink.CompileRequest`).
 """
 
 from __future__ import annotations
@@ -119,14 +120,15 @@ class Runner:
         parameters = executables.parameters(executable)
         positive = request.positive if of_step else None
         index_bounds = request.index_bounds if of_step else {}
+        equal = request.equal if of_step else frozenset()
         shared = None if inputs_of is None else inputs_of._inputs
         if (
             shared is None
             or shared.request is not request
             or (shared.parameters, shared.seed) != (parameters, seed)
-            or (shared.positive, shared.index_bounds) != (positive, index_bounds)
+            or (shared.positive, shared.index_bounds, shared.equal) != (positive, index_bounds, equal)
         ):
-            shared = Inputs(request, parameters, seed, together, positive, index_bounds)
+            shared = Inputs(request, parameters, seed, together, positive, index_bounds, equal)
         self._inputs: Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)

@@ -66,7 +66,8 @@ def adding_up(
         return found
     if simulated_ns(larger(found, _MOST_TIMES)) < taken_ns - _RIGHT * beside_ns:
         LOGGER.info(
-            "transfers beside kernels make the step %.1f %% longer than simulated, more than slow-downs explain",
+            "where collectives overlap kernels the step takes %.1f %% longer than simulated, more than contention "
+            "explains",
             -100 * off,
         )
         return found
@@ -75,7 +76,7 @@ def adding_up(
         middle = (least + most) / 2
         least, most = (middle, most) if simulated_ns(larger(found, middle)) < taken_ns else (least, middle)
     LOGGER.info(
-        "by the traces transfers beside kernels cost %.1f %% of a step less than they do: slow-downs count %.2f times",
+        "collectives that overlap kernels cost %.1f %% of a step more than traces show: contention counts %.2f times",
         -100 * off, most,
     )  # fmt: skip
     return larger(found, most)

@@ -108,7 +108,9 @@ def _slow_downs(taken: Mapping[str, Findings], products: frozenset[str]) -> Cont
     moved = alone.moved, beside.moved
     found = contention(alone.trace, beside.trace, alone.module_name, beside.module_name, products, moved)
     if found is None:
-        LOGGER.info("no transfer was seen beside a kernel: predictions let neither slow the other")
+        LOGGER.info(
+            "no trace shows a collective that overlaps a kernel: it is assumed that neither slows the other"
+        )
     return found or _NO_CONTENTION
 
 

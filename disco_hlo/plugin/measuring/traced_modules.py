@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from disco_hlo.activation.channel import name_ranks
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
@@ -22,12 +21,11 @@ from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.links import TransferChains
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, anywhere, run_on_all
-from disco_hlo.plugin.measuring.runner import Runner, memory
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
-from disco_hlo.plugin.xla.job import available_bytes
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.command_buffers import WithNames, with_names
@@ -49,8 +47,6 @@ GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
 """Command buffers hide which kernel belongs to which instruction; without them kernels take other times."""
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
-_USABLE = 0.9
-"""Part of the free memory that one module may take: what is free lies in pieces."""
 
 
 @dataclass
@@ -113,25 +109,6 @@ def traceable(session: Session, trial: Trial) -> Traceable:
     if not options:
         return Traceable(trial)
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
-
-
-def lack_of_memory(session: Session, trial: Trial, inputs_of: Runner | None = None) -> str:
-    """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
-
-    Args:
-        inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
-    """
-    with session.stage(f"room for the {trial.name}"):
-        needs, free = memory(trial.executable), available_bytes(session.request)
-        needed = needs.total_bytes
-        if inputs_of is not None:
-            needed -= max(0, needs.arguments_bytes - inputs_of.donated_bytes())
-    lack = ""
-    if free is not None and needed > _USABLE * free:
-        lack = f"it needs {needed >> 20} MiB a device, {int(_USABLE * free) >> 20} of {free >> 20} MiB free are usable"
-    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
-    lacking = [rank for rank, answer in enumerate(answers) if answer]
-    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
 
 
 def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:

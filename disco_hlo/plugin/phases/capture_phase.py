@@ -16,8 +16,7 @@ from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.phases.capture_record import (
@@ -32,6 +31,7 @@ from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json
@@ -66,8 +66,9 @@ def _profile(session: Session, step: Step) -> Profile | None:
     """Measured times on rank 0, where they can be had."""
     try:
         refuse_others(session, step.source.graph.fingerprint)
-        session.request.positive = positive_parameters(step.source)
-        session.request.index_bounds = index_bounds(step.source)
+        with session.stage("switches"):
+            refuse_switched_on()
+        fit_inputs(session.request, step.source)
         with measured_times(session) as store:
             profiled = profile_step(session, step.source, read(step.source), store)
     except Exception as error:  # also what jax raises: the other ranks go on to save the step

@@ -15,13 +15,11 @@ from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.phases.beside import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.phases.finding import PLAN
+from disco_hlo.plugin.phases.outlook import SHORTEST_COMPILING_S
 from disco_hlo.plugin.session import Session
 
 _AT_LEAST = 3
 """Modules that are compiled however long that takes: XLA's default, the plan, and the next best."""
-
-_SHORTEST_S = 60.0
-"""However short a search is asked for."""
 _FIRST = (DEFAULT, PLAN, OUR_ORDER, OUR_KERNELS, PLAN_BUCKETS)
 _LAST = (ONE_BUCKET, NO_FUSION)
 """Other plans of the search are in between."""
@@ -42,7 +40,7 @@ def compile_finalists(
     started = time.monotonic()
     waiting = sorted(trials, key=_rank)
     at_once = compiles_at_once(session)
-    budget_s = max(session.settings.budget_s, _SHORTEST_S)
+    budget_s = max(session.settings.budget_s, SHORTEST_COMPILING_S)
     done = 0
     while waiting:
         began_s = time.monotonic() - started

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
-from disco_hlo.errors import ActivationError, PlanError
+from disco_hlo.errors import ActivationError, PlanError, is_shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -28,6 +28,7 @@ from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
+from disco_hlo.plugin.switches import switched_on
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -74,8 +75,8 @@ def enact(
     if not agreement.enact or proposed.plan is None:
         alone = proposed.reason if session.channel.size == 1 else ""
         reason = alone or agreement.reason
-        # Of a step compiled again it was said, or why the search made no plan.
-        quiet = (step.again or not step.chosen) and _NO_PLAN in reason
+        # The reason is the same on all ranks. Of a step compiled again it was said, or why the search made no plan.
+        quiet = not session.leads or ((step.again or not step.chosen) and _NO_PLAN in reason)
         level = logging.DEBUG if quiet else logging.WARNING
         LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
         return None
@@ -104,8 +105,8 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
 def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
     """Rank 0's plan and module on every rank, or None and the reason."""
     mine, reason = None, ""
-    searchable = not calls_python(step.module)
-    advice = "search first (ENABLE_SEARCH=1)" if searchable else "a step that calls Python is not searched"
+    advice = switched_on() or "search first (ENABLE_SEARCH=1)"
+    advice = "a step that calls Python is not searched" if calls_python(step.module) else advice
     if session.leads:
         try:
             stored = slot.load()
@@ -180,7 +181,8 @@ def _enact(
             else:
                 executable = waiting.finish(proposed.module)
     except ActivationError as error:
-        LOGGER.warning("%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
+        level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
+        LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
     warn_of_lost_donation(session, step)
     say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))

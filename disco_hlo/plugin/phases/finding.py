@@ -14,6 +14,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.phases.beside import Named, beside_plans
+from disco_hlo.plugin.phases.outlook import outlook
 from disco_hlo.plugin.phases.progress import search_progress
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
@@ -27,7 +28,7 @@ from disco_hlo.search.schedule import with_order
 from disco_hlo.search.sharding_advice import sentence
 from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
 from disco_hlo.simulator.timeline import simulate
 
 PLAN = plans.SEARCHED
@@ -56,31 +57,40 @@ def find(
     profile: Profile,
     stop: Interruption,
     also: Sequence[Strategy] = (),
+    *,
+    quiet: bool = False,
+    room_bytes: int | None = None,
 ) -> Found:
     """Search and name what to measure; of ``session`` only the settings and the voice are used.
 
     Args:
         also: plans of an earlier search, to be ranked with those of this one; what their kernels took, where they were
             measured since, corrects estimates.
+        room_bytes: what each device has left for a plan (CPU); None where nobody knows.
+        quiet: nobody waits for what is found, so that nobody is told how long it takes.
     """
     graph, settings = step.source.graph, session.settings
     costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
-    started = time.monotonic()
     chosen = replace(
-        search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)
+        search_settings(settings),
+        memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room_bytes),
     )
+    default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
+    if not also and not quiet:
+        bound = bound_of_kernels(graph, xla.groups, costs, machine, pieces_of(profile))
+        session.say("%s", outlook(session, graph, costs, default.makespan_ns, bound.makespan_ns))
     warm_up(graph, costs, machine, chosen)
+    started = time.monotonic()
     with search_progress(progress_wanted()) as on_progress:
         result = search(
             graph, costs, machine, start=searchable(graph, xla), settings=chosen,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    plans_found = ranked(step.source, xla, result, costs, machine, also)
+    plans_found = ranked(step.source, xla, result, costs, machine, also, room_bytes)
     search_s = time.monotonic() - started
     best = plans_found[0]
-    default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
     session.say(
-        "searched %d candidates in %.1f s: %.2f ms predicted, XLA's default %.2f ms",
+        "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
         result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
     )  # fmt: skip
     plain = with_order(graph, unfused(graph), costs, machine)

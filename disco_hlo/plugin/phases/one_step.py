@@ -10,7 +10,7 @@ import threading
 from weakref import WeakSet
 
 from disco_hlo.activation.agree import Proposal, agree
-from disco_hlo.errors import ActivationError, UnsupportedError
+from disco_hlo.errors import ActivationError, UnsupportedError, shared
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -38,7 +38,7 @@ def refuse_others(session: Session, fingerprint: str) -> None:
     same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
     if not same.enact:
         _out_of_step.add(session.request.process_indices)
-        raise ActivationError(f"{same.reason}; no other step is run on made-up inputs")
+        raise shared(ActivationError(f"{same.reason}; no other step is run on made-up inputs"))
     with session.stage("threads"):
         _refuse_other_threads(session.request)
 

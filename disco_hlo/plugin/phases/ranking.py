@@ -21,6 +21,7 @@ from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import as_searched, signatures
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.simulator.bound import Bound
+from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import Timeline
 
@@ -81,11 +82,22 @@ def _illegal(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> fro
     return frozenset(found)
 
 
-def memory_limit_bytes(graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel) -> int | None:
-    """Most memory that a plan may be predicted to need; None on CPU, where XLA orders buffers itself."""
-    if not machine.asynchronous:
+def memory_limit_bytes(
+    graph: Graph, xla: Strategy, costs: CostModel, machine: MachineModel, room_bytes: int | None = None
+) -> int | None:
+    """Most memory that a plan may be predicted to need on each device; None where nobody knows.
+
+    On GPU that is a little more than XLA's own plan needs, on CPU what the host has.
+
+    Args:
+        room_bytes: what each device has left beside the training's own arrays (CPU).
+    """
+    if not machine.asynchronous and room_bytes is None:
         return None
-    return int(with_order(graph, xla, costs, machine).peak_bytes * (1 + MEMORY_SHARE))
+    needed_bytes = with_order(graph, xla, costs, machine).peak_bytes
+    if machine.asynchronous or room_bytes is None:
+        return int(needed_bytes * (1 + MEMORY_SHARE))
+    return max(needed_bytes, resident_bytes(graph) + room_bytes)
 
 
 def prediction(
@@ -109,12 +121,13 @@ def ranked(
     costs: CostModel,
     machine: MachineModel,
     also: Sequence[Strategy] = (),
+    room_bytes: int | None = None,
 ) -> list[Scheduled]:
     """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
     buckets and order; with them those of ``also``. All are legal, and none is predicted to need more memory
-    than XLA's plan by more than a tenth."""
+    than :func:`memory_limit_bytes` says."""
     graph, attested = source.graph, attested_groups(source)
-    limit_bytes = memory_limit_bytes(graph, xla, costs, machine)
+    limit_bytes = memory_limit_bytes(graph, xla, costs, machine, room_bytes)
     found: dict[Strategy, Scheduled] = {}
     for make in (
         *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),

@@ -94,7 +94,7 @@ def main() -> None:
     # Of a session the search asks its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     profile = stand_in_profile(source.graph.backend, sys.argv[1])
-    find(session, Step(module, source), read(source), profile, Interruption())
+    find(session, Step(module, source), read(source), profile, Interruption(), quiet=True)
 
 
 if __name__ == "__main__":

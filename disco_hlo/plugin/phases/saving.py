@@ -21,8 +21,9 @@ from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise
 from disco_hlo.plugin.phases.finding import PLAN, Found, search_settings
+from disco_hlo.plugin.phases.winner import beats
 from disco_hlo.plugin.session import Session, target, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables, jaxlink
@@ -80,14 +81,26 @@ def save(outcome: Outcome, winner: Trial) -> bool:
         LOGGER.warning("the plan cannot be saved: %s", one_line(error))
         return False
     if winner.strategy is None:
-        session.say("nothing beats XLA's default beyond noise; %s says so", _shown(slot.path))
+        session.say(
+            "nothing beats XLA's default beyond noise, so this training goes on with that; %s says so",
+            _shown(slot.path),
+        )
     elif winner.times_ns:
         session.say(
-            "%s than XLA's default; why: disco report %s -o plan.html",
-            compared(outcome.trials[0].median_ns, winner.median_ns),
+            "%s; why: disco report %s -o plan.html",
+            _victory(winner, outcome.trials[0]),
             shlex.quote(str(slot.path)),
         )
     return True
+
+
+def _victory(winner: Trial, default: Trial) -> str:
+    """What the clock says of the winner. One that was taken whatever the clock says may be no faster."""
+    gain = compared(default.median_ns, winner.median_ns)
+    if beats(winner, default):
+        return f"{winner.name} wins: {gain} than XLA's default"
+    noise = ratio_noise(winner, default)
+    return f"{winner.name} is taken: {gain} than XLA's default, where {noise:.1%} is noise"
 
 
 def _write(outcome: Outcome, winner: Trial) -> None:

@@ -20,15 +20,16 @@ from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.candidates import Trial, measure
-from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
+from disco_hlo.plugin.phases.outlook import MEASURE_BUDGET_S, looks
 from disco_hlo.plugin.phases.rehearsal import rehearsed
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.second_look import look_again
@@ -37,11 +38,11 @@ from disco_hlo.plugin.phases.winner import winning
 from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
+from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-MEASURE_BUDGET_S = 40.0
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
 
@@ -59,16 +60,12 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     session = join(request, settings)
     fingerprint = step.source.graph.fingerprint
     refuse_others(session, fingerprint)
-    request.positive = positive_parameters(step.source)
-    request.index_bounds = index_bounds(step.source)
+    with session.stage("switches"):
+        refuse_switched_on()
+    fit_inputs(request, step.source)
     slot = session.slot(fingerprint)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
-
-
-def _looks(session: Session) -> int:
-    wanted = session.settings.looks
-    return int(session.facts.backend == "gpu") if wanted is None else wanted
 
 
 @contextlib.contextmanager
@@ -99,12 +96,17 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             return None
         if profiled is not None:
             session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+        room = room_bytes(session)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         with session.stage("search", takes_s=takes_s):
             wait_for_code(stop)
-            found = find(session, step, xla, profiled.profile, stop) if profiled is not None else None
-        for _ in range(_looks(session)):
-            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s)
+            found = (
+                find(session, step, xla, profiled.profile, stop, room_bytes=room)
+                if profiled is not None
+                else None
+            )
+        for _ in range(looks(session)):
+            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
         trials = _trials(session, found, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:

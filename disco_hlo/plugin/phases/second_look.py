@@ -44,6 +44,7 @@ def look_again(
     interruption: Interruption,
     *,
     search_takes_s: float,
+    room_bytes: int | None = None,
 ) -> Found | None:
     """What a search finds that knows the times of the kernels of ``found``'s best plan; on all ranks at once.
 
@@ -53,6 +54,7 @@ def look_again(
     Args:
         found: what the search found; None on ranks other than 0.
         search_takes_s: how long rank 0 may keep the others waiting.
+        room_bytes: as for :func:`~disco_hlo.plugin.phases.finding.find`.
 
     Raises:
         ActivationError: a rank failed in the new search.
@@ -79,7 +81,7 @@ def look_again(
             "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
             look.kernels, look.measured_ns / 1e6, look.estimated_ns / 1e6,
         )  # fmt: skip
-        again = find(session, step, xla, profile, interruption, also=plans)
+        again = find(session, step, xla, profile, interruption, also=plans, room_bytes=room_bytes)
         return replace(again, earlier=(*found.earlier, (found.result.evaluations, found.search_s)))
 
 

@@ -10,7 +10,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, Message
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.logs import LEAST_GAIN, LOGGER, one_line
 from disco_hlo.search.sharding_advice import sharding_advice
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.structure.groups import replicated_parameters, spans_all
@@ -42,8 +42,8 @@ def advice_for(
 
 
 def worth_saying(advice: Sharding) -> bool:
-    """Whether the advice gains something: time, or a MiB a device."""
-    return advice.sharded_ns < advice.step_ns or advice.saved_bytes >= 1 << 20
+    """Whether the advice gains something: time, by more than is no gain, or a MiB a device."""
+    return advice.sharded_ns < (1 - LEAST_GAIN) * advice.step_ns or advice.saved_bytes >= 1 << 20
 
 
 def _sums(source: CanonicalModule) -> list[Message]:

@@ -24,6 +24,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
@@ -65,7 +66,10 @@ def restructured_trials(
     try:
         return _trials(session, step, slot, store, best)
     except Exception as error:
-        session.say("no structure of the step is tried: %s", one_line(error))
+        session.say(
+            "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
+            one_line(error),
+        )
         return []
 
 
@@ -73,7 +77,7 @@ def why_not(graph: Graph, best: Best) -> str:
     """Why no other structure is tried, as a sentence's end; empty where one is."""
     costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
     if not machine.asynchronous:
-        return "collectives block here, nothing can hide them"
+        return "collectives block on this device, so nothing can overlap them"
     timeline = simulate(build(graph, best.strategy, costs, machine).problem)
     exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
     if exposed < EXPOSED_SHARE:
@@ -113,9 +117,10 @@ def _trials(
         return []
     made = _restructured(session)
     promising = session.tell(_most_promising(session, made, best), "promising structures")
+    room = room_bytes(session)
     found: dict[str, Scheduled] = {}
     for name in promising:
-        one = _searched(session, made[name], slot, store)
+        one = _searched(session, made[name], slot, store, room)
         if one is not None:
             found[name] = one
     return _told(session, found, made, slot, best)
@@ -195,20 +200,20 @@ def _most_promising(
 
 
 def _searched(
-    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None
+    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None, room: int | None
 ) -> Scheduled | None:
     """The best plan for a schedule, on rank 0; None elsewhere, and where there is none."""
     name = one.record.name
     try:
         profiled = profile_step(session, one.source, read(one.source), store, slot, restructured=one)
         with session.stage(f"search of {name}", takes_s=session.settings.budget_s + _TAKES_S):
-            return None if profiled is None else _best_plan(session, one, profiled.profile)
+            return None if profiled is None else _best_plan(session, one, profiled.profile, room)
     except Exception as error:
         _say_left_out(session, name, error)
         return None
 
 
-def _best_plan(session: Session, one: Restructured, profile: Profile) -> Scheduled:
+def _best_plan(session: Session, one: Restructured, profile: Profile, room: int | None) -> Scheduled:
     graph, settings = one.source.graph, session.settings
     xla = read(one.source)
     costs, machine = costs_of(profile, graph, [xla]), machine_of(profile)
@@ -220,9 +225,9 @@ def _best_plan(session: Session, one: Restructured, profile: Profile) -> Schedul
         seconds=settings.budget_s * SEARCH_SHARE,
         finalists=1,
     )
-    chosen = replace(chosen, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine))
+    chosen = replace(chosen, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room))
     result = search(graph, costs, machine, start=searchable(graph, xla), settings=chosen)
-    return ranked(one.source, xla, result, costs, machine)[0]
+    return ranked(one.source, xla, result, costs, machine, room_bytes=room)[0]
 
 
 def _told(

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from disco_hlo.plugin.logs import LEAST_GAIN
 from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
 
-MINIMUM_GAIN = 0.01
-"""A plan must be at least this much faster than XLA's default, beyond the noise, to replace it."""
 _ERRORS_IN_NOISE = 2
 """``ratio_noise`` is two standard errors."""
 
@@ -24,7 +23,7 @@ def winning(trials: Sequence[Trial]) -> int:
     default = trials[0]
     if not _was_measured(default):
         return 0
-    faster = [i for i, trial in enumerate(trials) if i and _was_measured(trial) and _beats(trial, default)]
+    faster = [i for i, trial in enumerate(trials) if i and _was_measured(trial) and beats(trial, default)]
     if not faster:
         return 0
     best = trials[min(faster, key=lambda i: ratio_to(trials[i], default))]
@@ -36,8 +35,9 @@ def _was_measured(trial: Trial) -> bool:
     return bool(trial.times_ns) and not trial.error
 
 
-def _beats(trial: Trial, default: Trial) -> bool:
-    level = 1 - max(MINIMUM_GAIN, ratio_noise(trial, default))
+def beats(trial: Trial, default: Trial) -> bool:
+    """Whether a trial that ran is faster than XLA's default, by :data:`LEAST_GAIN` and beyond the noise."""
+    level = 1 - max(LEAST_GAIN, ratio_noise(trial, default))
     return trial.median_ns < default.median_ns and ratio_to(trial, default) <= level
 
 

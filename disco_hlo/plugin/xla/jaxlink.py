@@ -21,6 +21,7 @@ import copy
 import functools
 import inspect
 import io
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import UnsupportedError, is_shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import hook
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -79,6 +80,8 @@ class CompileRequest:
     index_bounds: Mapping[int, int] = field(default_factory=dict)
     """Below what the made-up values must stay of each entry parameter that is read as an index; other integers are 0
     or 1. Set together with :attr:`positive`."""
+    equal: frozenset[int] = frozenset()
+    """Entry parameters whose made-up values have to be equal on all devices. Set together with :attr:`positive`."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
@@ -183,7 +186,11 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
         with ours():
             return handler(request)
     except Exception as error:  # no failure of ours may stop the training
-        LOGGER.warning("%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True)
+        told = is_shared(error) and request.backend.process_index() != request.process_indices[0]
+        level = logging.DEBUG if told else logging.WARNING
+        LOGGER.log(
+            level, "%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True
+        )
         return None
 
 
@@ -327,6 +334,24 @@ def _jax_version() -> tuple[int, ...]:
 
 
 # --- the job --------------------------------------------------------------------------------------
+
+
+def jit_is_disabled() -> bool:
+    """Whether ``jax_disable_jit`` is on for the whole process. (JAX switches it off for the thread that compiles an op,
+    so nobody sees here what the script has set for a thread.)"""
+    from jax._src import config
+
+    switch = getattr(config, "disable_jit", None)
+    return bool(getattr(switch, "get_global", bool)())
+
+
+def profiler_runs() -> bool:
+    """Whether the script's own ``jax.profiler`` trace is under way; False where this jax does not say."""
+    from jax._src import profiler
+
+    state = getattr(profiler, "_profile_state", None)
+    # The first is jax 0.12's name.
+    return any(getattr(state, name, None) is not None for name in ("session", "profile_session"))
 
 
 def distributed_job() -> tuple[Any, str] | None:

@@ -93,14 +93,10 @@ def job_id() -> str:
     return "" if job is None else job[1]
 
 
-def available_bytes(request: CompileRequest) -> int | None:
-    """Memory a further allocation may take on each local device; None where the platform does not say."""
-    free = [_free_device_bytes(device) for device in request.local_devices]
-    known = [amount for amount in free if amount is not None]
-    if known:
-        return min(known)
-    host = _free_host_bytes()
-    return None if host is None else host // max(1, len(request.local_devices))
+def free_device_bytes(request: CompileRequest) -> int | None:
+    """Memory a further allocation may take on each local device; None where they have none of their own."""
+    known = [amount for amount in map(_free_device_bytes, request.local_devices) if amount is not None]
+    return min(known, default=None)
 
 
 def _free_device_bytes(device: Any) -> int | None:
@@ -108,12 +104,3 @@ def _free_device_bytes(device: Any) -> int | None:
     if not stats or "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
-
-
-def _free_host_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    return int(kib) * 1024

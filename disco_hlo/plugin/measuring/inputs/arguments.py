@@ -10,12 +10,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
+from disco_hlo.plugin.measuring.inputs.device_values import Devices
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Together = Callable[[], contextlib.AbstractContextManager[None]]
 """In its body something is made on every rank; where any rank cannot, it raises on all."""
+
+
+def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
+    """Say on the request what the step asks of its made-up inputs; before any of them is made.
+
+    Args:
+        source: the request's step, the same on every rank.
+
+    Raises:
+        UnsupportedError: no inputs could be sure not to leave devices waiting for each other.
+    """
+    replicas = int(request.options.num_replicas)
+    request.equal = equal_parameters(source, Devices(replicas, len(request.devices) // replicas))
+    request.positive = positive_parameters(source)
+    request.index_bounds = index_bounds(source)
 
 
 class Inputs:
@@ -30,6 +50,7 @@ class Inputs:
         together: Together,
         positive: Collection[int] | None,
         index_bounds: Mapping[int, int],
+        equal: Collection[int] = frozenset(),
     ) -> None:
         self.request = request
         self._together = together
@@ -37,6 +58,7 @@ class Inputs:
         self.seed = seed
         self.positive = positive
         self.index_bounds = index_bounds
+        self.equal = equal
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -98,6 +120,7 @@ class Inputs:
             signed=self._signed(index),
             nudge=nudge,
             bound=self.index_bounds.get(index, 2),
+            equal=index in self.equal,
         )
 
     def _signed(self, index: int) -> bool:
@@ -120,12 +143,19 @@ class Inputs:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
-        signed, bound = self._signed(index), self.index_bounds.get(index, 2)
+        signed, bound, equal = self._signed(index), self.index_bounds.get(index, 2), index in self.equal
         with jax.transfer_guard("allow"):
             buffers = [
                 jax.device_put(
                     synthetic_values(
-                        parameter, self.seed, index, place, signed=signed, nudge=nudge, bound=bound
+                        parameter,
+                        self.seed,
+                        index,
+                        place,
+                        signed=signed,
+                        nudge=nudge,
+                        bound=bound,
+                        equal=equal,
                     ),
                     device,
                     may_alias=False,

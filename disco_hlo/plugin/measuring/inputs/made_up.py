@@ -5,8 +5,8 @@ sums of both signs with its root. None is near zero, so that what they are multi
 or 1, so that a loop that counts ends, but those that ``indices`` found to be indices: these are spread over all rows,
 small ones most often, as token ids are where words are numbered by how often they occur. So a gather reads from a cache
 what it would find there in training, and a scatter collides as often; labels and positions are more even than that, but
-of smaller tables. What a sharding replicates is equal on every device, so that all devices take the same branches;
-integers are so in any case, as they may decide.
+of smaller tables. What a sharding replicates is equal on every device; integers are so in any case, and floats where
+``decisions`` found that they decide about a collective: all devices must take the same branches there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def synthetic_values(
     signed: bool = False,
     nudge: float = 0.0,
     bound: int = 2,
+    equal: bool = False,
 ) -> NDArray[Any]:
     """Values of entry parameter ``index`` on the device at ``place``.
 
@@ -46,8 +47,10 @@ def synthetic_values(
         signed: floats are of both signs; else all are positive.
         nudge: by what part of it each float is raised or lowered, at random; by its last digit at least.
         bound: integers are below it, and not negative.
+        equal: every device has the same.
     """
-    return np.resize(_pattern(parameter, seed, index, place, signed, nudge, bound), parameter.shape)
+    own = 0 if equal else place
+    return np.resize(_pattern(parameter, seed, index, own, signed, nudge, bound), parameter.shape)
 
 
 def sampled_values(
@@ -60,9 +63,10 @@ def sampled_values(
     signed: bool = False,
     nudge: float = 0.0,
     bound: int = 2,
+    equal: bool = False,
 ) -> NDArray[Any]:
     """Every so manieth of the :func:`synthetic_values`, flat."""
-    pattern = _pattern(parameter, seed, index, place, signed, nudge, bound)
+    pattern = _pattern(parameter, seed, index, 0 if equal else place, signed, nudge, bound)
     places = np.arange(0, math.prod(parameter.shape), every)
     sampled: NDArray[Any] = pattern[places % max(1, pattern.size)]
     return sampled

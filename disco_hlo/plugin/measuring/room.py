@@ -1,0 +1,94 @@
+"""How much memory is left for what runs beside the training that waits: on all ranks the same answer.
+
+On a GPU that is the device's own. On CPU all devices of all processes of a host share what the host has, and a process
+that takes more is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from disco_hlo.activation.channel import name_ranks
+from disco_hlo.plugin.measuring.runner import Runner, memory
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.host_memory import free_host_bytes
+from disco_hlo.plugin.xla.job import free_device_bytes
+
+_USABLE = 0.9
+"""Part of the free memory that may be taken: what is free lies in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What is free where a rank runs; None where that is not said."""
+
+    host: str
+    devices: int
+    device_bytes: int | None
+    """On each of its devices, where these have memory of their own."""
+    host_bytes: int | None
+
+
+def room_bytes(session: Session) -> int | None:
+    """Usable memory of each device, the least of all ranks; None where nobody says.
+
+    Raises:
+        ActivationError: ranks were silent.
+    """
+    request = session.request
+    own = free_device_bytes(request)
+    mine = (
+        socket.gethostname(),
+        len(request.local_devices),
+        own,
+        None if own is not None else free_host_bytes(),
+    )
+    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
+    least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
+    return None if least is None else int(_USABLE * least)
+
+
+def least_bytes(ranks: Iterable[RankMemory]) -> int | None:
+    """What is free for each device, where those of one host share what it has."""
+    found: list[int] = []
+    hosts: dict[str, list[RankMemory]] = defaultdict(list)
+    for rank in ranks:
+        if rank.device_bytes is not None:
+            found.append(rank.device_bytes)
+        elif rank.host_bytes is not None:
+            hosts[rank.host].append(rank)
+    for sharing in hosts.values():
+        free = min(rank.host_bytes or 0 for rank in sharing)
+        found.append(free // max(1, sum(rank.devices for rank in sharing)))
+    return min(found, default=None)
+
+
+def lack_of_memory(
+    session: Session, name: str, executable: LoadedExecutable, inputs_of: Runner | None = None
+) -> str:
+    """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
+
+    Args:
+        name: of the module, in words.
+        inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
+
+    Raises:
+        ActivationError: a rank failed, or ranks were silent.
+    """
+    with session.stage(f"room for the {name}"):
+        needs = memory(executable)
+        needed = needs.total_bytes
+        if inputs_of is not None:
+            needed -= max(0, needs.arguments_bytes - inputs_of.donated_bytes())
+    usable = room_bytes(session)
+    lack = ""
+    if usable is not None and needed > usable:
+        lack = f"it needs {needed >> 20} MiB a device, {usable >> 20} MiB of what is free are usable"
+    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
+    lacking = [rank for rank, answer in enumerate(answers) if answer]
+    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""

@@ -1,0 +1,47 @@
+"""What is said before a search: which share can change, what can be gained, how long it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from disco_hlo.plugin.phases import outlook as outlooks
+from disco_hlo.plugin.phases.outlook import outlook
+from disco_hlo.plugin.settings import Settings
+from tests.plan.small_graphs import graph
+
+STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
+
+
+class Costs:
+    def nodes_ns(self, step: Any) -> Any:
+        return np.array([{"while": 6_000_000}.get(node.opcode, 1_000_000) for node in step.nodes])
+
+
+def said(
+    monkeypatch: pytest.MonkeyPatch, *, default_ns: int, bound_ns: int, backend: str, cached: bool
+) -> str:
+    monkeypatch.setattr(outlooks, "is_cached", lambda _: cached)
+    settings = Settings(search=True, directory=Path(), budget_s=90)
+    session = SimpleNamespace(settings=settings, facts=SimpleNamespace(backend=backend))
+    return outlook(session, STEP, Costs(), default_ns, bound_ns)  # type: ignore[arg-type]
+
+
+def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
+    assert line == (
+        "25% of a step of 8.00 ms (predicted) can change, the rest lies in loops and branches; another order and other "
+        "buckets make the step 1.25x faster at best, other kernels perhaps more; next: search for up to 90 s "
+        "(DISCO_BUDGET_S), compile and measure what is found for about 130 s at most"
+    )
+
+
+def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=7_990_000, backend="gpu", cached=False)
+    assert "make the step no faster at best" in line
+    assert "next: compile the search's code (some minutes, once on this machine), " in line
+    assert "search for up to 2 times 90 s" in line
