@@ -99,7 +99,7 @@ def available_bytes(request: CompileRequest) -> int | None:
     known = [amount for amount in free if amount is not None]
     if known:
         return min(known)
-    host = _free_host_bytes()
+    host = free_host_bytes()
     return None if host is None else host // max(1, len(request.local_devices))
 
 
@@ -110,7 +110,8 @@ def _free_device_bytes(device: Any) -> int | None:
     return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
 
 
-def _free_host_bytes() -> int | None:
+def free_host_bytes() -> int | None:
+    """Memory that programs on this host may still take; None where it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import floats_at, is_integer, synthetic_values
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -30,6 +30,7 @@ class Inputs:
         together: Together,
         positive: Collection[int] | None,
         index_bounds: Mapping[int, int],
+        permuted: bool = False,
     ) -> None:
         self.request = request
         self._together = together
@@ -37,6 +38,7 @@ class Inputs:
         self.seed = seed
         self.positive = positive
         self.index_bounds = index_bounds
+        self.permuted = permuted
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -78,26 +80,33 @@ class Inputs:
         """An array as parameter ``index`` is."""
         return self._values[index]
 
-    def nudge(self, by: float) -> None:
+    def nudge(self, by: float, change: int = 0) -> None:
         """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room."""
+        the other: a second set may not have room.
+
+        Args:
+            change: which of them are raised, which lowered: the number of a draw.
+        """
         for index, parameter in enumerate(self.parameters):
             if not is_integer(parameter):
                 self._values[index] = None
-                self._values[index] = self._make(index, by)
+                self._values[index] = self._make(index, by, change)
 
-    def sampled(self, index: int, device: int, every: int, nudge: float) -> NDArray[Any]:
-        """Some of what parameter ``index`` holds on a local device."""
+    def floats(
+        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
+    ) -> NDArray[Any]:
+        """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
+        :meth:`nudge`."""
         here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
-        return sampled_values(
+        return floats_at(
+            places,
             self.parameters[index],
             self.seed,
             index,
             here[device],
-            every,
             signed=self._signed(index),
             nudge=nudge,
-            bound=self.index_bounds.get(index, 2),
+            change=change,
         )
 
     def _signed(self, index: int) -> bool:
@@ -115,24 +124,23 @@ class Inputs:
                 self._taken.add(index)
                 self._values[index] = self._make(index)
 
-    def _make(self, index: int, nudge: float = 0.0) -> Any:
+    def _make(self, index: int, nudge: float = 0.0, change: int = 0) -> Any:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
-        signed, bound = self._signed(index), self.index_bounds.get(index, 2)
         with jax.transfer_guard("allow"):
-            buffers = [
-                jax.device_put(
-                    synthetic_values(
-                        parameter, self.seed, index, place, signed=signed, nudge=nudge, bound=bound
-                    ),
-                    device,
-                    may_alias=False,
-                )
-                for place, device in enumerate(devices)
-                if device.process_index == self.request.backend.process_index()
-            ]
+            made: NDArray[Any] | None = None
+            buffers = []
+            for place, device in enumerate(devices):
+                if device.process_index != self.request.backend.process_index():
+                    continue
+                if made is None or (parameter.sharded and not is_integer(parameter)):
+                    made = synthetic_values(
+                        parameter, self.seed, index, place, signed=self._signed(index), nudge=nudge,
+                        change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
+                    )  # fmt: skip
+                buffers.append(jax.device_put(made, device, may_alias=False))
         # The executable looks at the per-device buffers alone; how they would join is of no account to it.
         stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
         mesh = Mesh(np.array(devices, dtype=object), ("device",))
