@@ -267,7 +267,9 @@ def test_large_outputs_are_compared_in_as_many_passes_as_memory_asks_for() -> No
     assert {number: len(spans) for number, spans in one.items()} == {0: 3, 1: 1, 2: 1}
     several = passes(survey, 7 << 20)
     assert [sorted(spans) for spans in several] == [[0], [0], [0, 1, 2]]
-    elements = sorted((n, e) for spans in several for n, of in spans.items() for s in of for e in (s.start, s.stop))
+    elements = sorted(
+        (n, e) for spans in several for n, of in spans.items() for s in of for e in (s.start, s.stop)
+    )
     assert elements == [(0, 0), (0, 1048000), (0, 1048000), (0, 2096000), (0, 2096000), (0, 3000000),
                         (1, 0), (1, 1), (2, 0), (2, 5)]  # fmt: skip
     with pytest.raises(UnsupportedError, match="free memory does not do for comparing 100000000 elements"):

@@ -127,10 +127,10 @@ class Allowed:
         allowed = self._allowed(apart.dtype)
         if (apart > allowed).any():
             place = int(np.argmax(apart / allowed))
-            return place, f"by {apart[place]:.2g}, where roundings may by {allowed[place]:.2g}"
+            return place, f"by {apart[place]:.2g}, where roundings make {allowed[place]:.2g}"
         norm, limit = _square(apart) ** 0.5, TIMES * (self.moved_square + self._last_digits_square) ** 0.5
         if apart.size >= _MANY and norm > limit:
-            return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings may by {limit:.2g}"
+            return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings make {limit:.2g}"
         return 0, ""
 
     def _allowed(self, dtype: np.dtype[Any]) -> NDArray[Any]:
