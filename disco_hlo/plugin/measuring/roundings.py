@@ -13,12 +13,15 @@ _TENSOR_FLOAT = 2.0**-11
 """Half a last digit of TF32, in which a GPU may multiply f32."""
 _SUMMED = 2.0**-23
 """Sums of anything coarser are in f32."""
+_OF_TERMS = 0.5
+"""A sum in another order differs by so much of the root of the number of its terms: less where they cancel on the way,
+more where they do not."""
 _PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
 
 
 def rounding_of(module: bytes, platform: str) -> float:
     """By what part of it a number changes where a step rounds it in the coarsest type that it computes in, or where its
-    longest sum is added up in another order: by the root of as many last digits as there are terms.
+    longest sum is added up in another order.
 
     Args:
         module: what runs, as a serialized HloModuleProto.
@@ -36,7 +39,7 @@ def rounding_of(module: bytes, platform: str) -> float:
     if platform != "cpu" and "f32" in kinds:
         parts.append(_TENSOR_FLOAT)
     coarsest = min(max(parts, default=0.0), _COARSEST)
-    return max(coarsest, min(coarsest, _SUMMED) * longest_sum(message) ** 0.5)
+    return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * longest_sum(message) ** 0.5)
 
 
 def longest_sum(message: Message) -> float:

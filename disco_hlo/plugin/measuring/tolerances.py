@@ -27,6 +27,8 @@ TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
 HIGH = 3.0
 """The largest of many neighbours moves so many times as far as they do by the root of their mean square."""
+_NEXT = 0.5**0.5
+"""The power of two next to a number is above this part of it."""
 _A_FEW = 4
 _MANY = 64
 """Of so many elements the norm is compared, too."""
@@ -78,9 +80,8 @@ class Allowed:
         self.changed_square = _square(wide if before is None else wide - widened(before))
         if before is not None:
             np.maximum(largest, np.abs(widened(before)), out=largest)
-        last_digit = np.where(np.isfinite(largest), largest, 0) * float(kind.eps) + float(
-            kind.smallest_normal
-        )
+        digit = float(kind.eps) * _NEXT  # the power of two next to it is what the last digit is worth
+        last_digit = np.where(np.isfinite(largest), largest, 0) * digit + float(kind.smallest_normal)
         self._last_digits_square = _square(last_digit)
         self._exponents = _exponents(last_digit)
         self._in_rows = np.zeros(self._rows)
@@ -162,8 +163,8 @@ def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _exponents(sizes: NDArray[Any]) -> NDArray[np.int16]:
-    """The powers of two above sizes: a quarter of the memory of the sizes, or half."""
-    found = np.frexp(sizes)[1]
+    """The powers of two next to sizes: half the memory of the sizes, or a quarter."""
+    found = np.frexp(sizes * sizes.dtype.type(_NEXT))[1]
     found[sizes == 0] = np.iinfo(np.int16).min
     return found.astype(np.int16)
 
