@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring import comparing
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.measuring.comparing import passes
+from disco_hlo.plugin.measuring.comparing import Program, Reference, passes
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
@@ -27,6 +29,7 @@ from disco_hlo.plugin.measuring.survey import Survey, survey_of
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -238,6 +241,117 @@ def test_an_output_that_is_nothing_but_rounding_does_not_refuse_a_right_plan(
 def test_beside_such_an_output_a_wrong_program_is_refused(dtype: Any, tmp_path: Path) -> None:
     _, wrong, _ = measured(normalized_step(dtype), reading_twice("select", 2, 1), tmp_path)
     assert "differs from XLA's default at" in wrong.error
+
+
+# --- one element, one tile ------------------------------------------------------------------------
+
+SHARE = 5e-6
+"""Of an update's norm: by a norm over the result nobody sees so much of it."""
+STEPS = {
+    "mlp": models.mlp, "mixed": models.mixed_precision, "wide": models.mlp_wide, "resnet": models.resnet,
+    "pooled": models.pooled, "written": models.written_activations, "replayed": models.replayed,
+    "spectral": models.spectral, "transformer": models.transformer, "lstm": models.lstm,
+    "empty": models.without_elements,
+}  # fmt: skip
+
+
+class Changed:
+    """A runner of which one output has some elements exchanged."""
+
+    def __init__(self, runner: Runner, number: int, places: Array, values: Array) -> None:
+        self._runner, self._number, self._places, self._values = runner, number, places, values
+
+    def each_output(self) -> Iterator[tuple[int, int, Array]]:
+        for number, device, values in self._runner.each_output():
+            if (number, device) == (self._number, 1):
+                values = values.copy()
+                values.reshape(-1)[self._places] = self._values
+            yield number, device, values
+
+
+def least(change: Array, tiles: Array) -> int:
+    """The number of the tile whose share of the whole change is the least, but not less than :data:`SHARE`; -1 where
+    there is none."""
+    shares = np.sqrt(np.sum(np.abs(change[tiles]) ** 2, axis=-1)) / np.linalg.norm(change)
+    enough = np.flatnonzero(shares >= SHARE)
+    return int(enough[np.argmin(shares[enough])]) if enough.size else -1
+
+
+def tiles_of(shape: tuple[int, ...]) -> Array:
+    """The places of an array by tiles of eight rows and columns, or of what there are less."""
+    places = np.arange(np.prod(shape, dtype=int)).reshape(-1, shape[-1] if shape else 1)
+    rows, columns = (8 if size % 8 == 0 else 1 for size in places.shape)
+    cut = places.reshape(places.shape[0] // rows, rows, places.shape[1] // columns, columns)
+    return cut.transpose(0, 2, 1, 3).reshape(-1, rows * columns)
+
+
+@pytest.mark.product_only  # what is compared does not depend on the versions of Python and JAX
+@pytest.mark.parametrize("name", STEPS)
+def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_path: Path) -> None:
+    """Of elements whose change is more than the last digits of what they are added to."""
+
+    def body(request: CompileRequest) -> list[tuple[int, str]]:
+        session = join(request, Settings(search=True, directory=tmp_path))
+        source = canonicalize(compiles.capture(request))
+        request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
+        default = Program("default", compiles.compile_module(request, None))
+        default.runner = Runner(request, default.executable, 0)
+        survey = survey_of(default.runner)
+        with ThreadPoolExecutor(1) as pool:
+            reference = Reference(session, default, survey, passes(survey, None)[0], pool)
+            assert reference._first_unlike(default.runner) == ""
+            said = []
+            for number, outputs in enumerate(default.runner.outputs()):
+                after, index = outputs[1].reshape(-1), survey.updated[number]
+                if is_whole(after.dtype) or not after.size:
+                    continue
+                before = np.zeros_like(after)
+                if index is not None:
+                    before = default.runner.floats(index, 1, np.arange(after.size))
+                change = np.where(np.abs(after - before) > 16 * np.spacing(np.abs(after)), after - before, 0)
+                for tiles in (np.arange(after.size)[:, None], tiles_of(outputs[1].shape)):
+                    if change.any() and (tile := least(change, tiles)) >= 0:
+                        places = tiles[tile]
+                        changed: Any = Changed(default.runner, number, places, before[places])
+                        said.append((number, reference._first_unlike(changed)))
+        return said
+
+    found = intercept(*STEPS[name](), body)
+    assert len(found) >= 2
+    for number, said in found:
+        assert said.startswith(f"output {number} differs from XLA's default at ["), said
+
+
+def frozen_step() -> models.Step:
+    """One element of a gradient is not applied; its whole row has hardly any gradient."""
+    parameters = {"w": models.random(0, 64, 64)}
+    reach = np.where(np.arange(64) // 8 == 1, 3e-4, 1).astype(np.float32)
+
+    def frozen_step(p: Any, x: Any) -> Any:
+        gradient = jax.grad(lambda p: jnp.mean(jnp.tanh((x * reach) @ p["w"]) ** 2))(p)["w"]
+        return {"w": p["w"] - jax.lax.dynamic_update_slice(gradient, jnp.zeros((1, 1)), (11, 13))}
+
+    placed = (
+        jax.device_put(parameters, models.replicated()),
+        jax.device_put(models.random(1, 8, 64), models.split()),
+    )
+    return jax.jit(frozen_step, donate_argnums=(0,)), placed
+
+
+def frozen_elsewhere(module: bytes) -> bytes:
+    message = proto.parse(module, proto.DetailedModule)
+    rows = [i for c in message.computations for i in c.instructions if list(i.literal.s32s) == [11]]
+    assert rows
+    for constant in rows:
+        constant.literal.s32s[:] = [12]
+    return proto.serialize(message)
+
+
+def test_a_program_in_which_two_elements_of_thousands_are_wrong_is_refused(tmp_path: Path) -> None:
+    """They are two hundred-thousandths of the update, and 1 % was allowed."""
+    plain, wrong, _ = measured(frozen_step(), frozen_elsewhere, tmp_path)
+    assert plain.error == ""
+    assert re.search(r"differs from XLA's default at \[1[12], 13\] of float32\[64, 64\]: by ", wrong.error)
 
 
 # --- what is kept -----------------------------------------------------------------------------------

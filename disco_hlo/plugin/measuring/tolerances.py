@@ -27,8 +27,8 @@ TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
 HIGH = 3.0
 """The largest of many neighbours moves so many times as far as they do by the root of their mean square."""
-_NEXT = 0.5**0.5
-"""The power of two next to a number is above this part of it."""
+_NEXT = 0.7072
+"""The power of two next to a number is above this part of it: the root of a half, or barely more."""
 _A_FEW = 4
 _MANY = 64
 """Of so many elements the norm is compared, too."""
