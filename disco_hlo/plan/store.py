@@ -7,6 +7,7 @@
         default.hlo.pb.gz    the module it was made from
         profile.json         the measured times it was made with (profiler/profile.py)
         timelines.json.gz    measured steps of XLA's default and the plan (profiler/timeline.py)
+        compared.json        modules whose numbers an enacting run found to be the default's (compared.py)
         search.lock          a search is running (see locks.py)
         compiling-<sha>.*    a plan or candidate is being tried; left behind, it killed its process
         banned-<sha>         a plan that killed a process
@@ -43,9 +44,11 @@ MODULE_NAME = "module.hlo.pb"
 TEXT_NAME = "module.hlo.txt"
 DEFAULT_NAME = "default.hlo.pb.gz"
 PROFILE_NAME = "profile.json"
+COMPARED_NAME = "compared.json"
 MAX_MODULE_BYTES = (2 << 30) - 1
 """protobuf's own limit on one message."""
 _MAX_REASON_BYTES = 1 << 16
+_MAX_COMPARED_BYTES = 1 << 20
 _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
 _MAX_BESIDE = 32
@@ -312,6 +315,23 @@ class PlanSlot:
         if reason_bytes is None:
             return ""
         return f"{reason_bytes.decode(errors='replace')}; to try it again delete {ban}"
+
+    def read_compared(self) -> bytes | None:
+        """What lies here of modules that were compared (``compared.py``); None where nothing does.
+
+        Raises:
+            PlanError: it cannot be read, or is too large.
+        """
+        return self._read(COMPARED_NAME, _MAX_COMPARED_BYTES)
+
+    def write_compared(self, record: bytes) -> None:
+        """Replace what :meth:`read_compared` gives.
+
+        Raises:
+            PlanError: the disk is full or the directory read-only.
+        """
+        self._refuse_links()
+        replace_files(self.path, {COMPARED_NAME: record})
 
     def _dead_markers(self, digest: str = "") -> list[OwnedFile]:
         try:

@@ -9,11 +9,10 @@ from typing import Any
 
 from disco_hlo.profiler.trace import Trace
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
-from disco_hlo.plugin.measuring.comparing import Reference, thinned
+from disco_hlo.plugin.measuring.comparing import Program, compare
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.winner import winning
@@ -119,15 +118,9 @@ class Rounds:
 
     def check(self) -> None:
         """What the plugin's own comparison has against the plan; nothing where it is empty."""
-        plan = next((one.runner for one in self._alive if one.trial.name == PLAN), None)
+        plan = next((one for one in self._alive if one.trial.name == PLAN), None)
         if plan is None:
             return
-        default = self._alive[0]
-        kept = thinned(default.runner.outputs())
-        reference = Reference(self.session, default.compiled.executable, default.runner, kept)
-        refused = ""
-        try:
-            reference.check(thinned(plan.outputs()))
-        except DiscoError as error:
-            refused = one_line(error)
-        self.record.update(PLAN, refused=refused)
+        programs = [Program(one.trial.name, one.compiled.executable) for one in (self._alive[0], plan)]
+        compare(self.session, programs)
+        self.record.update(PLAN, refused=programs[1].error)

@@ -18,7 +18,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
+from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
 from tests.e2e.jobs import LIMIT_S, QUICK_COMPILES, Job, Run, until_it_says
 from tests.known_times import know_all, know_device
 
@@ -138,6 +138,22 @@ def test_a_corrupt_plan_on_rank_0_is_the_default_on_all(shared: Job, alone: list
     (slot_of(shared.directory) / "module.hlo.pb").write_bytes(b"")
     reason = "module.hlo.pb is not the module that plan.json was saved with"
     assert_all_default(shared.train_ranks(ENABLE_SEARCH="0"), alone, reason)
+
+
+@pytest.mark.product_only
+def test_a_plan_that_never_ran_is_compared_by_all_ranks_together(shared: Job, alone: list[Run]) -> None:
+    edited(lambda plan: plan.update(measured=None))(slot_of(shared.directory))
+    runs = shared.train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug")
+    assert len(runs[0].lines("the plan computes what XLA's default computes")) == 1
+    assert_all_execute_the_plan(runs, shared.directory, alone)
+
+
+@pytest.mark.product_only
+def test_a_plan_that_is_wrong_on_one_rank_is_enacted_by_none(shared: Job, alone: list[Run]) -> None:
+    edited(lambda plan: plan.update(measured=None))(slot_of(shared.directory))
+    runs = shared.train_ranks(ENABLE_SEARCH="0", each=[{}, {"fault": "one_element_off"}])
+    reason = "output 0 differs from XLA's default at [0"
+    assert_all_default(runs, alone, reason, reason)
 
 
 @pytest.mark.product_only

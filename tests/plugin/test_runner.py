@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs import arguments
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
-from disco_hlo.plugin.measuring.inputs.made_up import sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
@@ -351,8 +352,62 @@ def test_indices_are_spread_over_all_rows_and_equal_on_every_device() -> None:
     assert values.max() > 9_900
     assert np.unique(values).size > 3_000
     np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3, bound=10_000))
-    sampled = sampled_values(parameter, 0, 0, 1, 7, bound=10_000)
-    np.testing.assert_array_equal(sampled, values.reshape(-1)[::7])
+
+
+@pytest.mark.parametrize(("bound", "count"), [(3, 100), (50, 50), (50, 49), (1000, 2500), (1 << 31, 40)])
+def test_permuted_indices_take_all_rows_as_often_and_not_by_turns(bound: int, count: int) -> None:
+    parameter = Parameter((count,), np.dtype(np.int64), sharded=False)
+    values = synthetic_values(parameter, 0, 0, 0, bound=bound, permuted=True)
+    assert values.min() >= 0
+    assert values.max() < bound
+    runs = [values[start : start + bound].tolist() for start in range(0, count, bound)]
+    assert all(len(set(run)) == len(run) for run in runs)
+    assert all(one != other for one, other in itertools.pairwise(runs))
+    assert runs[0] != sorted(runs[0]) or len(runs[0]) < 4
+
+
+def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
+    """Of a pattern that was repeated, one row of 256 looked like the 256th after it."""
+    parameter = Parameter((1500, 4096), np.dtype(np.float32), sharded=False)
+    for signed in (False, True):
+        values = synthetic_values(parameter, 1, 2, 0, signed=signed)
+        assert np.unique(np.abs(values.reshape(-1)[: 1 << 22])).size == 1 << 22
+        flat = values.reshape(-1)
+        for distance in (1, 256, 4096, 1 << 16, 1 << 18, 1 << 22):
+            assert np.mean(flat[distance:] == flat[:-distance]) < 1e-5
+        # Neither rows nor columns are like each other: their sums differ as those of chance do.
+        sums = (values.astype(np.float64) * (64 if signed else 4096)).sum(1) / 64
+        assert sums.std() == pytest.approx((1 / 12 + signed) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("nudge", [0.0, 2.0**-8])
+def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) -> None:
+    parameter = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True)
+    more = {"signed": True, "nudge": nudge, "change": 3}
+    values = synthetic_values(parameter, 5, 1, 1, **more).reshape(-1)
+    for places in (
+        np.arange(10, 20),
+        np.arange((1 << 22) - 5, (1 << 22) + 5),
+        np.arange(0, values.size, 100_003),
+    ):
+        np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, **more), values[places])
+
+
+def test_each_draw_changes_other_floats_upwards() -> None:
+    parameter = Parameter((4000,), np.dtype(np.float32), sharded=False)
+    plain = synthetic_values(parameter, 1, 2, 0, signed=True)
+    raised = [
+        np.abs(synthetic_values(parameter, 1, 2, 0, signed=True, nudge=1e-4, change=n)) > np.abs(plain)
+        for n in range(9)
+    ]
+    for one, other in itertools.combinations(raised, 2):
+        assert 0.45 < np.mean(one == other) < 0.55
+
+
+def test_complex_numbers_are_not_real() -> None:
+    parameter = Parameter((40,), np.dtype(np.complex64), sharded=False)
+    assert np.all(synthetic_values(parameter, 1, 2, 0, signed=True).imag != 0)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import Reference, not_finite, thinned
+from disco_hlo.plugin.measuring.comparing import Program, compare
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
+from disco_hlo.plugin.measuring.lockstep import run_on_all
 from disco_hlo.plugin.measuring.room import lack_of_memory
-from disco_hlo.plugin.measuring.runner import Outputs, Runner
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
@@ -218,14 +218,12 @@ def measure(
     alive = [trial for trial in trials if trial.executable is not None and not trial.error]
     if reason := lack_of_memory(session, alive[0].name, alive[0].executable):
         raise shared(UnsupportedError(f"{alive[0].name} has no room on made-up inputs: {reason}"))
-    reference = _reference(session, alive[0])
     for trial in alive[1:]:
-        trial.error = lack_of_memory(session, trial.name, trial.executable, alive[0].runner)
-    for trial in _still_alive(alive)[1:]:
-        _first_run(session, trial, alive[0].runner, reference)
+        trial.error = lack_of_memory(session, trial.name, trial.executable)
+    _compare(session, _still_alive(alive))
     alive = _still_alive(alive)
-    complete = True
     at_once = steps_in_a_row(session, alive[0].runner)
+    complete = True
     for _ in range(_rounds(session, alive, at_once, budget_s)):
         if session.tell(stop(), "interrupted"):
             complete = False
@@ -236,6 +234,16 @@ def measure(
     for trial in trials:
         trial.runner = None
     return complete
+
+
+def _compare(session: Session, trials: Sequence[Trial]) -> None:
+    """See which compute what the first does, XLA's default; what does not on any rank is out on all."""
+    programs = [
+        Program(trial.name, trial.executable, functools.partial(marked, session, trial)) for trial in trials
+    ]
+    compare(session, programs)
+    for trial, program in zip(trials, programs, strict=True):
+        trial.runner, trial.error = program.runner, program.error
 
 
 def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
@@ -255,56 +263,6 @@ def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
     if trials[0].error:
         raise UnsupportedError(f"{trials[0].name}: {trials[0].error}")
     return [trial for trial in trials if not trial.error]
-
-
-def _reference(session: Session, default: Trial) -> Reference:
-    """XLA's default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not, its
-    inputs and those of all that follow are positive."""
-    request, asked = session.request, session.request.positive
-    outputs = _outputs(session, default, None)
-    if asked is not None and (signed := _not_finite(session, outputs)):
-        default.runner, request.positive = None, None
-        outputs = _outputs(session, default, None)
-        if _not_finite(session, outputs) < signed:
-            session.say(
-                "inputs of both signs give %s infinities or NaNs that positive ones do not: plans are compared on "
-                "positive ones, which do not show what is wrong behind a mask",
-                request.module_name,
-            )
-        else:
-            default.runner, request.positive = None, asked
-            outputs = _outputs(session, default, None)
-    assert default.runner is not None
-    return Reference(session, default.executable, default.runner, outputs)
-
-
-def _not_finite(session: Session, outputs: Outputs) -> int:
-    """How many numbers are not finite on all ranks together."""
-    mine = str(not_finite(outputs)).encode()
-    return sum(map(int, session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)))
-
-
-def _first_run(session: Session, trial: Trial, inputs_of: Runner | None, reference: Reference) -> None:
-    """See that a trial runs, and computes what is expected; one that does not on any rank is out on all."""
-    try:
-        reference.check(_outputs(session, trial, inputs_of))
-    except Exception as error:
-        trial.error = one_line(error)
-
-
-def _outputs(session: Session, trial: Trial, inputs_of: Runner | None) -> Outputs:
-    """What a trial computes."""
-    # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
-    with session.stage(f"inputs of {trial.name}"):
-        runner = trial.runner = Runner(
-            session.request,
-            trial.executable,
-            session.settings.seed,
-            inputs_of=inputs_of,
-            together=lambda: all_have(session, "inputs"),
-        )
-    with marked(session, trial):
-        return run_on_all(session, f"first run of {trial.name}", lambda: thinned(runner.outputs()))
 
 
 def steps_in_a_row(session: Session, default: Runner | None) -> int:

@@ -1,260 +1,359 @@
-"""Whether a candidate computes what XLA's default computes: on made-up inputs, up to rounding.
+"""Whether programs compute what XLA's default computes: on made-up inputs, element by element, up to rounding.
 
-A step returns updated parameters and moments, of which the gradient is a thousandth: what is compared is by how much an
-output differs from the input that it updates. Another fusion or bucket rounds in other places, and how much of an
-update may change for that depends on the update: a bias's gradient before a normalization is 0 but for rounding, and
-of a deep network in bf16 half of a gradient may be. So an output that lies further from the default's than rounding
-usually takes it is looked at again: the default runs once more on inputs that are changed by one rounding of each
-number, in the coarsest type that the step computes in, and the output may lie twice as far from itself as that took it,
-but not as far as no update would. Of an update that is nothing but rounding only the size is compared: it may be larger
-by the root of what lies between rounding and what is rounded.
+All elements of all results of all local devices are compared, on two sets of inputs. On the first, indices are
+permutations, so that every row is read; the second is what steps are timed on. Whole numbers and truth values must be
+equal. How far a float may be off is said in ``tolerances``: the default runs a few times on inputs that are changed by
+a rounding, and where another program is too far off it runs some more times before that counts.
 
-On inputs of both signs that is seldom needed (docs/limits.md): sums of positive ones cancel worse, behind every mean
-that is subtracted.
+A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
+an output differs from the input that it updates.
+
+Host memory holds what the default computed, with half as much again for f32 (as much for 16 bits) beside it, once for
+all devices that hold the same, and of other runs one output at a time. Where that takes more than a part of what the
+host has free, the outputs are compared in several passes, for each of which all programs run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.inputs.made_up import is_integer, rounding_of
-from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
-from disco_hlo.plugin.measuring.runner import Outputs, Runner
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.cores import compiles_at_once
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all
+from disco_hlo.plugin.measuring.roundings import rounding_of
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.survey import Survey, survey_of
+from disco_hlo.plugin.measuring.tolerances import HIGH, TIMES, Allowed, Span, same_bits, spans_of, widened
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.host_memory import free_host_bytes
 
-Before = Callable[[int, int], NDArray[Any] | None]
-"""Of an output on a local device, by numbers, what it was before the step; None where it updates nothing."""
+_RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
+"""How often the default runs on changed inputs: at first, at first where it has many elements, and where a program is
+too far off."""
+_MANY_ELEMENTS = 1 << 28
+_OF_FREE_MEMORY = 4
+"""A part of so many of the host's free memory is taken."""
+_MOST_PASSES = 64
 
-_RELATIVE_ERROR = {2: 5e-2, 1: 3e-1}
-"""How far, relative to its norm, an update may be from the default's at any rate, by bytes of its type."""
-_USUAL_ERROR = 1e-2
-_LAST_DIGITS = 2
-"""By so many last digits of the output an update may differ besides."""
-_TIMES_AS_FAR = 2.0
-"""Plans of seven models were up to 1.6 times as far from the default as it was from itself."""
-_ZEROS = 0.9
-"""An update of zeros is 1 from any other. One that moves so far by itself is nothing but rounding."""
-_UPDATED = 0.3
-"""An output that lies so near to an input of its shape, relative to its norm, updates it."""
-_ELEMENTS = 1 << 18
-_A_FEW = 1 << 10
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
+Spans = Mapping[int, Sequence[Span]]
+"""By number of an output, the parts of it that one pass compares."""
 
 
-@dataclass(frozen=True)
-class _Apart:
-    """How far two outputs lie from each other, and what of that says nothing."""
+@dataclass
+class Program:
+    """What is run."""
 
-    error: float
-    """Relative to the norm of the update."""
-    digits: float
-    """What the output's last digits are of it."""
+    name: str
+    executable: LoadedExecutable
+    guard: Guard = contextlib.nullcontext
+    """Around whatever runs it."""
+    runner: Runner | None = None
+    """On the inputs that it was compared on last."""
+    error: str = ""
+    """Why it is not what the default is."""
 
-    def beyond(self, limit: float) -> bool:
-        """Whether they are too far from each other."""
-        return self.error > limit + self.digits
 
+def compare(session: Session, programs: Sequence[Program]) -> None:
+    """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
 
-class Reference:
-    """What XLA's default computes on this rank's devices, and how sure that is.
+    What the step's graph says of inputs must stand in the session's request.
 
-    Args:
-        runner: the default's.
-        outputs: :func:`thinned` outputs of it.
+    Raises:
+        UnsupportedError: the default cannot be run on made-up inputs, or memory does not do for comparing.
+        ActivationError: it cannot on another rank.
     """
+    seed, hardly = session.settings.seed, Counter[str]()
+    with ThreadPoolExecutor(compiles_at_once(session), "disco-compare") as pool:
+        for number, permuted in enumerate((True, False)):
+            for program in programs:
+                program.runner = None  # before other inputs are made: both may not have room
+            # Timing and profiling have the seed itself.
+            own_seed = seed + 1 if permuted else seed
+            hardly |= _Inputs(session, programs, own_seed, permuted, pool).compare()
+            LOGGER.debug("compared on inputs %d", number)
+    _say_hardly(session, hardly)
+
+
+def _say_hardly(session: Session, hardly: Counter[str]) -> None:
+    if hardly:
+        largest = max(hardly, key=lambda shape: hardly[shape])
+        session.say(
+            "%d results of %s, the largest of them %s, are hardly compared: one rounding of the inputs changes them by "
+            "a twelfth or more of what the step does",
+            len(hardly), session.request.module_name, largest.split(" ", 1)[1],
+        )  # fmt: skip
+
+
+class _Inputs:
+    """Programs on one set of inputs."""
 
     def __init__(
-        self, session: Session, executable: LoadedExecutable, runner: Runner, outputs: Outputs
+        self, session: Session, programs: Sequence[Program], seed: int, permuted: bool, pool: Executor
     ) -> None:
         self._session = session
-        self._executable = executable
-        self._runner = runner
-        self._outputs = outputs
-        self._updated = _updated_parameters(outputs, runner)
-        self._limits: list[float] | None = None
+        self._default, self._others = programs[0], programs[1:]
+        self._seed, self._permuted, self._pool = seed, permuted, pool
 
-    def check(self, outputs: Outputs) -> None:
-        """Compare another program's thinned outputs; on all ranks at once.
+    def compare(self) -> Counter[str]:
+        """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
+        survey = self._settled()
+        assert self._default.runner is not None
+        hardly = Counter[str]()
+        for spans in _passes(self._session, survey):
+            reference = Reference(self._session, self._default, survey, spans, self._pool)
+            for program in self._others:
+                if not program.error:
+                    self._check(reference, program)
+            hardly |= reference.hardly_compared()
+        return hardly
+
+    def _check(self, reference: Reference, program: Program) -> None:
+        """Note what is wrong with a program on any rank."""
+        try:
+            if program.runner is None:
+                self._make_runner(program)
+            reference.check(program)
+        except Exception as error:
+            program.error = one_line(error)
+
+    def _settled(self) -> Survey:
+        """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
+        its inputs and those of all that follow are positive."""
+        session, request = self._session, self._session.request
+        asked, survey = request.positive, self._first_run()
+        if asked is None or not (signed := self._not_finite(survey)):
+            return survey
+        request.positive = None
+        survey = self._first_run()
+        if self._not_finite(survey) < signed:
+            session.say(
+                "inputs of both signs give %s infinities or NaNs that positive ones do not: plans are compared on "
+                "positive ones, which do not show what is wrong behind a mask",
+                request.module_name,
+            )
+            return survey
+        request.positive = asked
+        return self._first_run()
+
+    def _first_run(self) -> Survey:
+        default = self._default
+        default.runner = None
+        runner = self._make_runner(default)
+        with default.guard():
+            return run_on_all(self._session, f"first run of {default.name}", lambda: survey_of(runner))
+
+    def _not_finite(self, survey: Survey) -> int:
+        """How many numbers are not finite on all ranks together."""
+        session, mine = self._session, str(survey.not_finite).encode()
+        answers = session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)
+        return sum(map(int, answers))
+
+    def _make_runner(self, program: Program) -> Runner:
+        session = self._session
+        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+        with session.stage(f"inputs of {program.name}"):
+            program.runner = Runner(
+                session.request,
+                program.executable,
+                self._seed,
+                inputs_of=self._default.runner,
+                together=lambda: all_have(session, "inputs"),
+                permuted=self._permuted,
+            )
+        assert program.runner is not None
+        return program.runner
+
+
+@dataclass
+class Reference:
+    """What XLA's default computes in one pass, and how far its roundings move that."""
+
+    session: Session
+    default: Program
+    survey: Survey
+    spans: Spans
+    pool: Executor
+    _allowed: dict[tuple[int, int], list[Allowed]] = field(default_factory=dict)
+    """By output and local device."""
+    _runs: int = 0
+
+    def __post_init__(self) -> None:
+        """Run the default, and run it on changed inputs."""
+        self._run("a run of XLA's default", self._keep)
+        module = executables.read_executable(self.default.executable)
+        self._rounding = rounding_of(module, self.session.request.backend.platform)
+        self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
+
+    def check(self, program: Program) -> None:
+        """Compare another program; on all ranks at once.
 
         Raises:
-            IllegalStrategyError: they are not the same on this rank.
+            IllegalStrategyError: it does not compute the same on this rank.
             ActivationError: nor on another.
         """
-        session = self._session
-        unlike = difference(self._outputs, outputs, self._before())
-        if anywhere(session, bool(unlike), "comparison"):
-            if self._limits is None:
-                self._limits = self._look_again()
-            unlike = difference(self._outputs, outputs, self._before(), self._limits)
-        with session.stage("compared", logged=False):
+        unlike = self._unlike(program)
+        looks_again = self._runs < _MORE_RUNS
+        if anywhere(self.session, bool(unlike), "comparison") and looks_again:
+            self._learn(_MORE_RUNS)
+            unlike = self._unlike(program)
+        with self.session.stage("compared", logged=False):
             if unlike:
                 raise IllegalStrategyError(unlike)
 
-    def _before(self, nudge: float = 0.0) -> Before:
-        def before(number: int, device: int) -> NDArray[Any] | None:
-            index = self._updated[number]
-            if index is None:
-                return None
-            every = _every(self._runner.parameters[index].shape)
-            return self._runner.sampled_input(index, device, every, nudge)
+    def hardly_compared(self) -> Counter[str]:
+        """Outputs of which an element could be missing, with the number of their elements."""
+        found = Counter[str]()
+        for (number, _), parts in self._allowed.items():
+            moved, changed = (
+                sum(getattr(part, what) for part in parts if part.is_float) ** 0.5
+                for what in ("moved_square", "changed_square")
+            )
+            if moved and TIMES * HIGH * moved >= changed:
+                found[f"{number} {self.survey.name(number)}"] = self.survey.sizes[number]
+        return found
 
-        return before
+    # --- the default ------------------------------------------------------------------------------
 
-    def _look_again(self) -> list[float]:
-        """How far each output may be from the default's, by how far the default itself moves."""
-        session, runner = self._session, self._runner
-        module = executables.read_executable(self._executable)
-        rounding = rounding_of(module, session.request.backend.platform)
+    def _run(self, what: str, take: Callable[[int, int, NDArray[Any]], None]) -> None:
+        runner, guard = self.default.runner, self.default.guard
+        assert runner is not None
+
+        def run() -> None:
+            for number, device, values in runner.each_output():
+                if number in self.spans and not (device and self.survey.alike[number]):
+                    take(number, device, values.reshape(-1))
+
+        with guard():
+            run_on_all(self.session, what, run)
+
+    def _keep(self, number: int, device: int, values: NDArray[Any]) -> None:
+        def keep(span: Span) -> Allowed:
+            part = values[span.start : span.stop].copy()
+            return Allowed(part, self._before(number, device, span), span.columns)
+
+        self._allowed[number, device] = list(self.pool.map(keep, self.spans[number]))
+
+    def _learn(self, runs: int) -> None:
+        """Run on inputs that are changed by a rounding until that has been done so often."""
+        assert self.default.runner is not None
         try:
-            with session.stage("inputs changed by a rounding"):
-                runner.nudge(rounding)
-            moved = run_on_all(session, "a run on changed inputs", lambda: thinned(runner.outputs()))
+            while self._runs < runs:
+                self._runs += 1
+                with self.session.stage("inputs changed by a rounding"):
+                    self.default.runner.nudge(self._rounding, self._runs)
+                self._run("a run on changed inputs", self._take_in)
         finally:
-            with session.stage("inputs as they were"):
-                runner.nudge(0.0)
-        limits = limits_of(self._outputs, moved, rounding, self._before(), self._before(rounding))
-        LOGGER.debug(
-            "changed by %.1e, the inputs change outputs so that they may differ by up to %.2g",
-            rounding, max(limits, default=0.0),
-        )  # fmt: skip
-        return limits
+            with self.session.stage("inputs as they were"):
+                self.default.runner.nudge(0.0)
 
+    def _take_in(self, number: int, device: int, values: NDArray[Any]) -> None:
+        def take_in(span: Span, part: Allowed) -> None:
+            if part.is_float:
+                shift = None
+                before = self._before(number, device, span)
+                if before is not None:
+                    shift = widened(self._before(number, device, span, changed=True)) - widened(before)
+                part.learn(values[span.start : span.stop], shift)
 
-def _no_update(_number: int, _device: int) -> None:
-    return None
+        list(self.pool.map(take_in, self.spans[number], self._allowed[number, device]))
 
+    def _before(self, number: int, device: int, span: Span, *, changed: bool = False) -> NDArray[Any] | None:
+        index, runner = self.survey.updated[number], self.default.runner
+        if index is None or runner is None:
+            return None
+        places = np.arange(span.start, span.stop)
+        return runner.floats(index, device, places, *((self._rounding, self._runs) if changed else ()))
 
-def limits_of(
-    outputs: Outputs,
-    moved: Outputs,
-    rounding: float,
-    before: Before = _no_update,
-    moved_before: Before = _no_update,
-) -> list[float]:
-    """How far, relative to the norm of its update, each output may be from another program's.
+    # --- another program --------------------------------------------------------------------------
 
-    Args:
-        moved: the same program's outputs on inputs that were changed by ``rounding`` of each.
-        moved_before: what those update.
-    """
-    limits = []
-    for number, (want, have) in enumerate(zip(outputs, moved, strict=True)):
-        parts = [
-            _apart(a, b, before(number, device), moved_before(number, device)).error
-            for device, (a, b) in enumerate(zip(want, have, strict=True))
-        ]
-        unsure = max(parts, default=0.0)
-        limit = min(_TIMES_AS_FAR * unsure, _ZEROS) if unsure < _ZEROS else rounding**-0.5
-        limits.append(max(limit, *(_usual_error(part) for part in want)))
-    return limits
+    def _unlike(self, program: Program) -> str:
+        runner = program.runner
+        assert runner is not None
+        with program.guard():
+            return run_on_all(self.session, f"a run of {program.name}", lambda: self._first_unlike(runner))
 
-
-def difference(
-    expected: Outputs, got: Outputs, before: Before = _no_update, limits: Sequence[float] | None = None
-) -> str:
-    """Why two runs on equal inputs do not compute the same, in one line; empty where they do.
-
-    Another order of rounding is allowed for; what this catches is a wrong program.
-
-    Args:
-        limits: how far each output may differ, relative to its update; None: as far as its type usually makes it.
-    """
-    for number, (want, have) in enumerate(zip(expected, got, strict=True)):
-        for device, (left, right) in enumerate(zip(want, have, strict=True)):
-            if left.dtype != right.dtype or left.shape != right.shape:
-                return f"output {number} is {right.dtype}{right.shape}, expected {left.dtype}{left.shape}"
-            found = _apart(left, right)
-            if found.error <= found.digits:
+    def _first_unlike(self, runner: Runner) -> str:
+        first: NDArray[Any] = np.empty(0)
+        for number, device, values in runner.each_output():
+            if number not in self.spans:
                 continue
-            start = before(number, device)
-            if start is not None:
-                found = _apart(left, right, start, start)
-            if found.beyond(_usual_error(left) if limits is None else limits[number]):
-                what = "its norm" if start is None else "its update's norm"
-                return f"output {number} differs from XLA's default by {found.error:.2g} of {what}"
-    return ""
+            if (why := self.survey.other_shape(number, values)) != "":
+                return why
+            flat = values.reshape(-1)
+            if device == 0:
+                first = flat
+            elif self.survey.alike[number] and same_bits(first, flat):
+                continue
+            parts = self._allowed[number, 0 if self.survey.alike[number] else device]
+            for span, (place, how) in zip(
+                self.spans[number],
+                self.pool.map(partial(_unlike, flat), self.spans[number], parts),
+                strict=True,
+            ):
+                if how:
+                    at = list(map(int, np.unravel_index(span.start + place, values.shape)))
+                    return f"output {number} differs from XLA's default at {at} of {self.survey.name(number)}: {how}"
+        return ""
 
 
-def thinned(outputs: Outputs) -> Outputs:
-    """At most some 250,000 elements of each output, evenly spread: gigabytes of parameters need neither be
-    kept nor compared whole."""
-    return tuple(
-        tuple(np.ascontiguousarray(part.reshape(-1)[:: _every(part.shape)]) for part in output)
-        for output in outputs
-    )
+def _unlike(values: NDArray[Any], span: Span, part: Allowed) -> tuple[int, str]:
+    return part.unlike(values[span.start : span.stop])
 
 
-def not_finite(outputs: Outputs) -> int:
-    """How many numbers are infinite or none."""
-    parts = [part for output in outputs for part in output if part.dtype.kind not in "biu"]
-    return sum(part.size - int(np.count_nonzero(np.isfinite(_widened(part)))) for part in parts)
+# --- passes ---------------------------------------------------------------------------------------
 
 
-def _every(shape: Sequence[int]) -> int:
-    """One of so many elements is looked at; odd, or of an array with 2 ** n columns the same few columns would be."""
-    return max(1, int(np.prod(shape)) // _ELEMENTS) | 1
+def _passes(session: Session, survey: Survey) -> Iterator[Spans]:
+    """The parts of the outputs that are compared in one pass each; the same on every rank.
+
+    Raises:
+        UnsupportedError: memory does not do for it.
+    """
+    mine = [socket.gethostname(), free_host_bytes(), survey.alike]
+    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="memory", timeout_s=session.timeout_s)
+    ranks = [json.loads(answer) for answer in answers]
+    on_host = Counter(host for host, _, _ in ranks)
+    limits = [free // _OF_FREE_MEMORY // on_host[host] for host, free, _ in ranks if free is not None]
+    survey.alike[:] = [all(alike) for alike in zip(*(alike for _, _, alike in ranks), strict=True)]
+    return iter(passes(survey, min(limits, default=None)))
 
 
-def _updated_parameters(outputs: Outputs, runner: Runner) -> list[int | None]:
-    """Of each output the parameter that it is the new value of, by the values: what is donated or not does not say."""
-    alike: dict[tuple[str, int], list[tuple[int, NDArray[Any]]]] = {
-        (str(output[0].dtype), output[0].size): [] for output in outputs if output
-    }
-    for index, parameter in enumerate(runner.parameters):
-        every = _every(parameter.shape)
-        size = -(-int(np.prod(parameter.shape)) // every)
-        candidates = alike.get((str(parameter.dtype), size))
-        if candidates is not None and size and not is_integer(parameter):
-            few = runner.sampled_input(index, 0, every * max(1, size // _A_FEW))
-            candidates.append((index, _widened(few)))
-    return [_nearest(output[0], alike) if output and output[0].size else None for output in outputs]
+def passes(survey: Survey, limit_bytes: int | None) -> list[Spans]:
+    """All parts of the outputs, in passes of which none keeps more than so much.
 
-
-def _nearest(
-    new: NDArray[Any], alike: Mapping[tuple[str, int], Sequence[tuple[int, NDArray[Any]]]]
-) -> int | None:
-    few = _widened(new)[:: max(1, new.size // _A_FEW)]
-    norm = max(float(np.linalg.norm(few)), 1e-30)
-    found = [
-        (float(np.linalg.norm(few - old)) / norm, index) for index, old in alike[str(new.dtype), new.size]
-    ]
-    apart, index = min(found, default=(_UPDATED, -1))
-    return index if apart < _UPDATED else None
-
-
-def _apart(
-    left: NDArray[Any],
-    right: NDArray[Any],
-    before: NDArray[Any] | None = None,
-    right_before: NDArray[Any] | None = None,
-) -> _Apart:
-    if left.dtype.kind in "biu" or "int" in left.dtype.name:
-        return _Apart(0.0 if np.array_equal(left, right) else 1.0, 0.0)
-    a, b = _widened(left), _widened(right)
-    finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)):
-        return _Apart(float("inf"), 0.0)
-    whole = float(np.linalg.norm(a[finite]))
-    if before is not None and right_before is not None:
-        a, b = a - _widened(before), b - _widened(right_before)
-    norm = max(float(np.linalg.norm(a[finite])), 1e-30)
-    error = float(np.linalg.norm(a[finite] - b[finite]))
-    return _Apart(error / norm, _LAST_DIGITS * float(ml_dtypes.finfo(left.dtype).eps) * whole / norm)
-
-
-def _usual_error(part: NDArray[Any]) -> float:
-    return _RELATIVE_ERROR.get(part.dtype.itemsize, _USUAL_ERROR)
-
-
-def _widened(part: NDArray[Any]) -> NDArray[Any]:
-    """In a type that numpy computes in."""
-    return part.astype(np.complex128 if part.dtype.kind == "c" else np.float64)
+    Raises:
+        UnsupportedError: there would be too many of them.
+    """
+    found: list[dict[int, list[Span]]] = [{}]
+    used = 0
+    for number, shape in enumerate(survey.shapes):
+        for span in spans_of(shape):
+            takes = (span.stop - span.start) * survey.kept_bytes(number)
+            if limit_bytes is not None and used and used + takes > limit_bytes:
+                found.append({})
+                used = 0
+            found[-1].setdefault(number, []).append(span)
+            used += takes
+    if len(found) > _MOST_PASSES:
+        raise UnsupportedError(
+            f"the host's free memory does not do for comparing {survey.elements} elements with XLA's default: "
+            f"{limit_bytes} bytes may be taken, which makes {len(found)} passes; free memory, or use more hosts"
+        )
+    if len(found) > 1:
+        LOGGER.debug("the outputs are compared in %d passes of at most %s bytes", len(found), limit_bytes)
+    return [dict(spans) for spans in found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -97,6 +97,7 @@ class Runner:
             account where they are another runner's.
         of_step: the executable takes what the request's step takes, so that some inputs may be negative, or indices;
             else all are positive, and integers 0 or 1.
+        permuted: indices are permutations of the rows that they choose from (``made_up``).
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -113,6 +114,7 @@ class Runner:
         inputs_of: Runner | None = None,
         together: Together = contextlib.nullcontext,
         of_step: bool = True,
+        permuted: bool = False,
     ) -> None:
         if not allow_callbacks:
             refuse_callbacks(executables.read_executable(executable), request.module_name)
@@ -127,8 +129,9 @@ class Runner:
             or shared.request is not request
             or (shared.parameters, shared.seed) != (parameters, seed)
             or (shared.positive, shared.index_bounds, shared.equal) != (positive, index_bounds, equal)
+            or shared.permuted != permuted
         ):
-            shared = Inputs(request, parameters, seed, together, positive, index_bounds, equal)
+            shared = Inputs(request, parameters, seed, together, positive, index_bounds, equal, permuted)
         self._inputs: Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
@@ -220,20 +223,26 @@ class Runner:
             token.block_until_ready()
         return outputs, first_ended_ns
 
-    def nudge(self, by: float) -> None:
+    def nudge(self, by: float, change: int = 0) -> None:
         """Change each made-up float by this part of it, up or down; 0 takes that back. It holds for all runners that
-        share these inputs."""
-        self._inputs.nudge(by)
+        share these inputs.
+
+        Args:
+            change: which of them are raised, which lowered: the number of a draw.
+        """
+        self._inputs.nudge(by, change)
 
     @property
     def parameters(self) -> Sequence[Parameter]:
         """What the executable takes."""
         return self._inputs.parameters
 
-    def sampled_input(self, index: int, device: int, every: int, nudge: float = 0.0) -> NDArray[Any]:
-        """Every so manieth number that parameter ``index`` holds on a local device, flat; changed as by
-        :meth:`nudge`."""
-        return self._inputs.sampled(index, device, every, nudge)
+    def floats(
+        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
+    ) -> NDArray[Any]:
+        """What parameter ``index``, an array of floats, holds on a local device at some places of the flat array;
+        changed as by :meth:`nudge`."""
+        return self._inputs.floats(index, device, places, nudge, change)
 
     def donated_bytes(self) -> int:
         """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
@@ -241,14 +250,30 @@ class Runner:
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
+        found: list[list[NDArray[Any]]] = []
+        for number, _, values in self.each_output():
+            if number == len(found):
+                found.append([])
+            found[number].append(values)
+        return tuple(map(tuple, found))
+
+    def each_output(self) -> Iterator[tuple[int, int, NDArray[Any]]]:
+        """Run once; gives the outputs one after the other, as number, local device and values. Who keeps none has one
+        at a time in host memory."""
         import jax
 
         arguments = self._inputs.fresh()
         with coming_back(self._inputs.request.module_name), jax.transfer_guard("allow"):
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
-            values = tuple(tuple(np.asarray(array) for array in output) for output in arrays)
+            jax.block_until_ready(arrays)
         self._inputs.learn_donation(arguments)
-        return values
+        arguments.clear()
+        for number, output in enumerate(arrays):
+            for device in range(len(output)):
+                with jax.transfer_guard("allow"):
+                    values = np.asarray(output[device])
+                output[device] = None  # it keeps its copy on the host
+                yield number, device, values
 
 
 def _largest(arrays: Iterable[Any]) -> float:

@@ -7,6 +7,7 @@ and says what it would enact. All enact the same module, or all use XLA's defaul
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plugin.phases.first_enactment import advice_after, compare_first, never_compared, remember
+from disco_hlo.plugin.phases.one_step import may_be_run
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -50,6 +53,7 @@ class Proposed:
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
     """Enact the plan of the request's step if there is one; None leaves it to XLA."""
+    may_be_run(request)  # it notes who compiles
     with compiles.halted(request) as waiting:
         step = training_step(request, settings, or_planned=True, capture=lambda _: waiting.module())
         executable = None if step is None else enact(request, settings, step, waiting)
@@ -184,10 +188,33 @@ def _enact(
         level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
         LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
+    why = never_compared(session, slot, plan, digest)
+    if why and not _compared(session, step, slot, proposed, executable, why):
+        return None
     warn_of_lost_donation(session, step)
     say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     return executable
+
+
+def _compared(
+    session: Session, step: Step, slot: PlanSlot, proposed: Proposed, executable: LoadedExecutable, why: str
+) -> bool:
+    """Compare a plan that never was; whether it may be enacted. The same on all ranks."""
+    assert proposed.plan is not None
+    name, digest = proposed.plan.target.module_name, hashlib.sha256(proposed.module).hexdigest()
+    session.say("the plan of %s %s: it is compared with XLA's default first, once", name, why)
+    try:
+        guard = functools.partial(_guarded, session, slot, digest)
+        compare_first(session, step, proposed.plan, executable, guard)
+    except Exception as error:
+        LOGGER.warning(
+            "%s runs as XLA compiles it: its plan %s, and is not enacted before it is compared with XLA's default: %s; "
+            "%s", name, why, one_line(error), advice_after(error),
+        )  # fmt: skip
+        return False
+    remember(session, slot, digest)
+    return True
 
 
 def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from disco_hlo.errors import UnsupportedError
 
 JAX_NAMES = {
@@ -25,3 +27,8 @@ def jax_dtype(name: str) -> Any:
     if name not in JAX_NAMES:
         raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(JAX_NAMES))}")
     return jnp.dtype(JAX_NAMES[name])
+
+
+def is_whole(dtype: np.dtype[Any]) -> bool:
+    """Whether it is of whole numbers or truth values."""
+    return dtype.kind in "biu" or "int" in dtype.name

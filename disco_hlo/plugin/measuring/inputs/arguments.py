@@ -14,7 +14,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
 from disco_hlo.plugin.measuring.inputs.device_values import Devices
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.made_up import is_integer, sampled_values, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import floats_at, is_integer, synthetic_values
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -51,6 +51,7 @@ class Inputs:
         positive: Collection[int] | None,
         index_bounds: Mapping[int, int],
         equal: Collection[int] = frozenset(),
+        permuted: bool = False,
     ) -> None:
         self.request = request
         self._together = together
@@ -59,6 +60,7 @@ class Inputs:
         self.positive = positive
         self.index_bounds = index_bounds
         self.equal = equal
+        self.permuted = permuted
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -100,28 +102,38 @@ class Inputs:
         """An array as parameter ``index`` is."""
         return self._values[index]
 
-    def nudge(self, by: float) -> None:
+    def nudge(self, by: float, change: int = 0) -> None:
         """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room."""
+        the other: a second set may not have room.
+
+        Args:
+            change: which of them are raised, which lowered: the number of a draw.
+        """
         for index, parameter in enumerate(self.parameters):
             if not is_integer(parameter):
                 self._values[index] = None
-                self._values[index] = self._make(index, by)
+                self._values[index] = self._make(index, by, change)
 
-    def sampled(self, index: int, device: int, every: int, nudge: float) -> NDArray[Any]:
-        """Some of what parameter ``index`` holds on a local device."""
+    def floats(
+        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
+    ) -> NDArray[Any]:
+        """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
+        :meth:`nudge`."""
         here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
-        return sampled_values(
+        return floats_at(
+            places,
             self.parameters[index],
             self.seed,
             index,
-            here[device],
-            every,
+            self._as_at(index, here[device]),
             signed=self._signed(index),
             nudge=nudge,
-            bound=self.index_bounds.get(index, 2),
-            equal=index in self.equal,
+            change=change,
         )
+
+    def _as_at(self, index: int, place: int) -> int:
+        """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
+        return 0 if index in self.equal else place
 
     def _signed(self, index: int) -> bool:
         return self.positive is not None and index not in self.positive
@@ -138,31 +150,25 @@ class Inputs:
                 self._taken.add(index)
                 self._values[index] = self._make(index)
 
-    def _make(self, index: int, nudge: float = 0.0) -> Any:
+    def _make(self, index: int, nudge: float = 0.0, change: int = 0) -> Any:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
-        signed, bound, equal = self._signed(index), self.index_bounds.get(index, 2), index in self.equal
         with jax.transfer_guard("allow"):
-            buffers = [
-                jax.device_put(
-                    synthetic_values(
-                        parameter,
-                        self.seed,
-                        index,
-                        place,
-                        signed=signed,
-                        nudge=nudge,
-                        bound=bound,
-                        equal=equal,
-                    ),
-                    device,
-                    may_alias=False,
-                )
-                for place, device in enumerate(devices)
-                if device.process_index == self.request.backend.process_index()
-            ]
+            made: NDArray[Any] | None = None
+            buffers = []
+            for place, device in enumerate(devices):
+                if device.process_index != self.request.backend.process_index():
+                    continue
+                if made is None or (
+                    parameter.sharded and index not in self.equal and not is_integer(parameter)
+                ):
+                    made = synthetic_values(
+                        parameter, self.seed, index, self._as_at(index, place), signed=self._signed(index), nudge=nudge,
+                        change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
+                    )  # fmt: skip
+                buffers.append(jax.device_put(made, device, may_alias=False))
         # The executable looks at the per-device buffers alone; how they would join is of no account to it.
         stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
         mesh = Mesh(np.array(devices, dtype=object), ("device",))

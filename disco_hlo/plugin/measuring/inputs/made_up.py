@@ -1,12 +1,18 @@
 """The values of made-up inputs: a function of the seed, the parameter and what the step asks of it, alone.
 
 Floats are of a size at which sums neither overflow nor become subnormal: sums of positive ones grow with their number,
-sums of both signs with its root. None is near zero, so that what they are multiplied with is not lost. Integers are 0
-or 1, so that a loop that counts ends, but those that ``indices`` found to be indices: these are spread over all rows,
-small ones most often, as token ids are where words are numbered by how often they occur. So a gather reads from a cache
-what it would find there in training, and a scatter collides as often; labels and positions are more even than that, but
-of smaller tables. What a sharding replicates is equal on every device; integers are so in any case, and floats where
-``decisions`` found that they decide about a collective: all devices must take the same branches there.
+sums of both signs with its root. None is near zero, so that what they are multiplied with is not lost. No two of four
+million neighbours are equal where their type has so many numbers, and beyond that nothing repeats: whoever reads one
+element for another reads another number.
+
+Integers are 0 or 1, so that a loop that counts ends, but those that ``indices`` found to be indices. Where steps are
+timed these are spread over all rows, small ones most often, as token ids are where words are numbered by how often they
+occur: a gather reads from a cache what it would find there in training, and a scatter collides as often; labels and
+positions are more even than that, but of smaller tables. Where steps are compared, some are permutations of the rows:
+each row is read as often as any other.
+
+What a sharding replicates is equal on every device; integers are so in any case, and floats where ``decisions`` found
+that they decide about a collective: all devices must take the same branches there.
 """
 
 from __future__ import annotations
@@ -17,15 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.proto import DTYPES, parse
-from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled
+from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.executables import Parameter
 
-_PATTERN_ELEMENTS = 1 << 16
-_COARSEST = 2.0**-8
-"""Of bf16. What is kept in 8 bits is computed from something finer."""
-_TENSOR_FLOAT = 2.0**-11
-"""Half a last digit of TF32, in which a GPU may multiply f32."""
+_AT_ONCE = 1 << 18
+"""Numbers made at once: they stay in a cache, and other memory than theirs is hardly needed."""
+_LARGEST_PERMUTED = 1 << 22
+_SIGN, _NUDGE = range(2)
+"""Coins; that of a nudge is the first of several."""
 
 
 def synthetic_values(
@@ -36,65 +42,86 @@ def synthetic_values(
     *,
     signed: bool = False,
     nudge: float = 0.0,
+    change: int = 0,
     bound: int = 2,
-    equal: bool = False,
+    permuted: bool = False,
 ) -> NDArray[Any]:
     """Values of entry parameter ``index`` on the device at ``place``.
-
-    They are a pattern that is repeated, over the flat array.
 
     Args:
         signed: floats are of both signs; else all are positive.
         nudge: by what part of it each float is raised or lowered, at random; by its last digit at least.
+        change: which of them are raised: the number of a draw.
         bound: integers are below it, and not negative.
-        equal: every device has the same.
+        permuted: integers below a larger bound than 2 are permutations of all numbers below it.
     """
-    own = 0 if equal else place
-    return np.resize(_pattern(parameter, seed, index, own, signed, nudge, bound), parameter.shape)
+    count = math.prod(parameter.shape)
+    if is_integer(parameter):
+        random = np.random.default_rng([seed, index])
+        return _integers(random, count, bound, permuted).astype(parameter.dtype).reshape(parameter.shape)
+    values = np.empty(count, parameter.dtype)
+    for start in range(0, count, _AT_ONCE):
+        places = np.arange(start, min(count, start + _AT_ONCE))
+        values[start : start + _AT_ONCE] = floats_at(
+            places, parameter, seed, index, place, signed=signed, nudge=nudge, change=change
+        )
+    return values.reshape(parameter.shape)
 
 
-def sampled_values(
+def floats_at(
+    places: NDArray[np.int64],
     parameter: Parameter,
     seed: int,
     index: int,
     place: int,
-    every: int,
     *,
     signed: bool = False,
     nudge: float = 0.0,
-    bound: int = 2,
-    equal: bool = False,
+    change: int = 0,
 ) -> NDArray[Any]:
-    """Every so manieth of the :func:`synthetic_values`, flat."""
-    pattern = _pattern(parameter, seed, index, 0 if equal else place, signed, nudge, bound)
-    places = np.arange(0, math.prod(parameter.shape), every)
-    sampled: NDArray[Any] = pattern[places % max(1, pattern.size)]
-    return sampled
-
-
-def _pattern(
-    parameter: Parameter, seed: int, index: int, place: int, signed: bool, nudge: float, bound: int
-) -> NDArray[Any]:
+    """Those of the :func:`synthetic_values` of a float parameter that stand at ``places`` of the flat array."""
     import ml_dtypes
 
-    integer = is_integer(parameter)
-    own = place if parameter.sharded and not integer else 0
-    random = np.random.default_rng([seed, index, own])
-    count = min(_PATTERN_ELEMENTS, int(np.prod(parameter.shape)))
-    if integer:
-        whole = random.integers(0, bound, count) if bound <= 2 else skewed_indices(random, bound, count)
-        return whole.astype(parameter.dtype)
     kind = ml_dtypes.finfo(parameter.dtype)
     signed = signed and float(kind.min) < 0  # there are floats without a sign
     longest = max(*parameter.shape[-2:], 1, 1)
     size = max(longest**-0.5 if signed else 1 / longest, 4 * float(kind.smallest_normal))
-    pattern = random.uniform(0.5, 1.5, count) * size
+    key = [seed, index, place if parameter.sharded else 0]
+    drawn = Scrambled(places, key)
+    wide = np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
+    values = drawn.numbers().astype(wide, copy=False)
+    values += wide(0.5)
+    values *= wide(size)
     if signed:
-        pattern *= random.choice((-1.0, 1.0), count)
+        np.negative(values, out=values, where=drawn.coin(_SIGN))
     if nudge:
         # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
-        pattern *= (1 + max(nudge, float(kind.eps))) ** random.choice((-1.0, 1.0), count)
-    return pattern.astype(parameter.dtype)
+        by = wide(1 + max(nudge, float(kind.eps)))
+        values *= np.where(drawn.coin(_NUDGE + change), by, 1 / by).astype(wide)
+    if parameter.dtype.kind == "c":
+        turned = Scrambled(places, [*key, 1]).numbers()
+        return (values * (1 + 1j * turned)).astype(parameter.dtype)
+    return values.astype(parameter.dtype, copy=False)
+
+
+def _integers(random: np.random.Generator, count: int, bound: int, permuted: bool) -> NDArray[Any]:
+    if bound <= 2:
+        return random.integers(0, bound, count, dtype=np.uint8)
+    if not permuted:
+        return skewed_indices(random, bound, count)
+    rows = _permutation(random, bound, count)
+    runs, places = np.divmod(np.arange(count), rows.size)
+    return rows[(places + runs * int(random.integers(1, rows.size))) % rows.size]
+
+
+def _permutation(random: np.random.Generator, bound: int, count: int) -> NDArray[np.int64]:
+    """All numbers below ``bound`` in some order, or so many of them as are needed of very many."""
+    if bound <= _LARGEST_PERMUTED:
+        return random.permutation(bound)
+    # Without an array as long as the table: one number of each of so many stretches.
+    needed = min(bound, max(2, count))
+    stretches = np.linspace(0, bound, needed + 1).astype(np.int64)
+    return random.permutation(random.integers(stretches[:-1], stretches[1:]))
 
 
 def skewed_indices(random: np.random.Generator, bound: int, count: int) -> NDArray[np.int64]:
@@ -105,28 +132,4 @@ def skewed_indices(random: np.random.Generator, bound: int, count: int) -> NDArr
 
 def is_integer(parameter: Parameter) -> bool:
     """Whether the parameter holds whole numbers or truth values."""
-    return parameter.dtype.kind in "biu" or "int" in parameter.dtype.name
-
-
-def rounding_of(module: bytes, platform: str) -> float:
-    """By what part of it a number changes at most where a step rounds it, in the coarsest type that it computes in.
-
-    Args:
-        module: what runs, as a serialized HloModuleProto.
-        platform: ``cpu``, or what the GPU's is called.
-    """
-    import jax.numpy as jnp
-
-    kinds = {
-        DTYPES.get(instruction.shape.element_type, "")
-        for computation in parse(module).computations
-        for instruction in computation.instructions
-    }
-    parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
-    if platform != "cpu" and "f32" in kinds:
-        parts.append(_TENSOR_FLOAT)
-    return min(max(parts, default=0.0), _COARSEST)
-
-
-def _is_float(kind: str) -> bool:
-    return kind.startswith(("f", "bf"))
+    return is_whole(parameter.dtype)
