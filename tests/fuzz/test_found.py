@@ -31,7 +31,7 @@ def worker() -> Iterator[Worker]:
         yield one
 
 
-@pytest.mark.parametrize("path", _parameters())
+@pytest.mark.parametrize("path", [*_parameters()])
 def test_what_was_found_is_right_now(path: Path, worker: Worker) -> None:
     finding = load(path)
     found, skipped = outcomes(worker, finding.program, panel(finding.strategy))
