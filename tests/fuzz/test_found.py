@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fuzz.findings import FOUND, load, outcomes, panel
 from tests.fuzz.processes import Worker
+from tests.fuzz.strategies import SEARCHED
 from tests.fuzz.tally import FINDINGS
 
 FILES = sorted(FOUND.glob("*.json"))
+ONCE = (pytest.mark.product_only,)
+"""The search is compiled on one leg alone."""
+
+
+def _parameters() -> Iterator[Any]:
+    for path in FILES:
+        searched = load(path).strategy.kind in SEARCHED
+        yield pytest.param(path, id=path.stem, marks=ONCE if searched else ())
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +31,7 @@ def worker() -> Iterator[Worker]:
         yield one
 
 
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+@pytest.mark.parametrize("path", [*_parameters()])
 def test_what_was_found_is_right_now(path: Path, worker: Worker) -> None:
     finding = load(path)
     found, skipped = outcomes(worker, finding.program, panel(finding.strategy))
