@@ -52,6 +52,11 @@ def _physical(shape: Message) -> list[int]:
     return [place for place in order if place < len(shape.dimensions) and shape.dimensions[place] != 1]
 
 
+def _in_memory(shape: Message) -> list[int]:
+    """The sizes of the dimensions from the slowest to the fastest, without those of one element."""
+    return [shape.dimensions[place] for place in _physical(shape)]
+
+
 def _whole_number(constant: Message) -> int | None:
     """What an instruction is, where that is a constant whole number."""
     if constant.opcode != "constant" or math.prod(constant.shape.dimensions) != 1:
@@ -125,7 +130,7 @@ class FusedReads:
         in_place = self._is_in_place(written)
         starts: list[tuple[int, _Relation]] = []
         for place, root in enumerate(self._roots):
-            alike = lies_alike(root.shape, written.shape)
+            alike = _in_memory(root.shape) == _in_memory(written.shape)
             together = place == result or (alike and not in_place and not self._is_in_place(root))
             starts.append((root.id, _SAME if together else _OTHER))
         return starts

@@ -576,3 +576,23 @@ def test_what_a_loop_hands_on_twice_is_one_value_inside() -> None:
         "body": body.replace("fusion a b calls=sum", "copy c").replace("tuple a b f", "tuple f b a")
     }
     assert "into one buffer" in said(module(text, written))
+
+
+def test_results_that_differ_by_dimensions_of_one_are_written_together() -> None:
+    """A donated step counter, and random bits that are made of it in the same kernel (a plan of VGG19 on GPU)."""
+    kernel = """
+        p = s32[] parameter
+        one = s32[] constant
+        n = s32[] add p one
+        b = s32[1] bitcast p
+        r = s32[1] multiply b b
+        t = (s32[],s32[1]) tuple n r
+    """
+    text = """
+        x = s32[] parameter
+        f = (s32[],s32[1]) fusion x calls=kernel
+        a = s32[] get-tuple-element f
+        b = s32[1] get-tuple-element f number=1
+        t = (s32[],s32[1]) tuple a b
+    """
+    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)]), "gpu") == ""
