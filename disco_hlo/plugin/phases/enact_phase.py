@@ -111,7 +111,7 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
             reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
-            banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
+            banned = slot.bans.reason(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except Exception as error:  # whatever it is, the other ranks wait for an answer
             mine, reason = None, one_line(error)
@@ -190,7 +190,9 @@ def _enact(
 
 def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.AbstractContextManager[None]:
     """The mark of a compile that may crash. The plan directory is rank 0's; others may have none."""
-    return slot.compiling(digest) if session.leads else contextlib.nullcontext()
+    if not session.leads:
+        return contextlib.nullcontext()
+    return slot.bans.trying(digest, "compile", jaxlink.process_count())
 
 
 def describe(plan: Plan) -> str:
