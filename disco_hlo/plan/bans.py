@@ -45,7 +45,8 @@ DEATHS = 3
 """So many without a success between them ban a module."""
 
 _MARK, _DIED, _FORMER_BAN = "compiling-", "died-", "banned-"
-_NAME = re.compile(r"(?P<kind>compiling-|died-)(?P<module>[0-9a-f]{64})\.[0-9]{1,10}-[0-9a-f]{12}")
+_NAME = re.compile(r"(?:compiling-|died-)(?P<module>[0-9a-f]{64})\.[0-9]{1,10}-[0-9a-f]{1,12}|banned-[0-9a-f]{64}")
+"""Of files that are ours. Others are left alone: a plan may be kept in any folder."""
 _MAX_BYTES = 4096
 _KEPT_S = 30 * 86400.0
 """How long a death that bans nothing is remembered."""
@@ -243,7 +244,7 @@ class Bans:
             names = sorted(os.listdir(self.folder))
         except OSError:
             return []
-        return [self.folder / name for name in names if name.startswith(prefixes)]
+        return [self.folder / name for name in names if name.startswith(prefixes) and _NAME.fullmatch(name)]
 
     def _forget_old(self, records: Iterator[_Record]) -> None:
         now = time.time()

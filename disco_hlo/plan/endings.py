@@ -32,7 +32,8 @@ TOLD = (
 """By what a user, a launcher or a scheduler ends a process, or warns it of its end."""
 
 _SA_SIGINFO, _SA_ONSTACK, _SA_RESTART, _SA_RESETHAND = 4, 0x08000000, 0x10000000, 0x80000000
-_DEFAULT, _IGNORE = 0, 1
+_IGNORE = 1
+_CANNOT = (ImportError, OSError, AttributeError, RuntimeError)
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class _Handlers:
         """Note the end of the process in ``file`` as long as the body runs; not where too many are watched."""
         state = self._state
         with self._lock:
+            if state.process != os.getpid():  # what a forked child has of its parent's is not its own
+                state.files[:] = [-1] * MOST_FILES
             slot = next((i for i, one in enumerate(state.files) if one < 0), None)
             if slot is not None:
                 self._begin(slot, file)
@@ -131,12 +134,7 @@ def _handlers(places: Places) -> _Handlers | None:
         return None
     try:
         return _Handlers(places)
-    except (
-        ImportError,
-        OSError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # no plan and no training depends on it
+    except _CANNOT as error:  # no plan and no training depends on it
         log.debug("how this process ends is not noted: %s: %s", type(error).__name__, error)
         return None
 

@@ -318,7 +318,6 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "too long": lambda folder: (folder / named("b")).write_bytes(b" " * 5000),
     "a link": lambda folder: (folder / named("b")).symlink_to(folder / named("x")),
     "a pipe": lambda folder: os.mkfifo(folder / named("b")),
-    "another name": lambda folder: spoiled(folder / "died-x", module=B),
     "a ban of a former version": lambda folder: (folder / f"banned-{B}").write_text(
         "trying it killed a process"
     ),
@@ -338,6 +337,15 @@ def test_what_is_no_record_is_one_line_and_bans_nothing_else(
     assert "it bans nothing" in line
     assert ("of a former version" in line) is (what == "a ban of a former version")
     assert len(names(tmp_path)) == 1
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("died-young.txt", "compiling-linux.md", "banned-words", f"died-{B}", f"banned-{B}.txt"):
+        (tmp_path / name).write_text("mine")
+    assert Bans(tmp_path).all() == []
+    assert Bans(tmp_path).forgive() == 0
+    assert len(names(tmp_path)) == 5
+    assert caplog.messages == []
 
 
 def test_a_folder_in_the_place_of_a_record_stays_and_bans_nothing(
