@@ -24,7 +24,10 @@ def crash(folder: Path, module: str) -> None:
         "import os, sys; from pathlib import Path; from disco_hlo.plan.bans import Bans\n"
         "with Bans(Path(sys.argv[1])).trying(sys.argv[2], 'compile', 1): os.abort()"
     )
-    assert subprocess.run([sys.executable, "-c", code, folder, module], check=False).returncode == -signal.SIGABRT
+    assert (
+        subprocess.run([sys.executable, "-c", code, folder, module], check=False).returncode
+        == -signal.SIGABRT
+    )
 
 
 @pytest.fixture
@@ -63,7 +66,10 @@ def test_bans_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
 def test_bans_of_a_search_that_saved_no_plan_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
     (slot / "plan.json").unlink()
     lines = disco("list").out.splitlines()
-    assert [line.startswith(f"banned: a candidate in {slot} is not tried: ") for line in lines] == [True, True]
+    assert [line.startswith(f"banned: a candidate in {slot} is not tried: ") for line in lines] == [
+        True,
+        True,
+    ]
     assert disco("forgive", plans.cpu().graph.fingerprint[:16]).out == f"lifted 2 bans in {slot}\n"
     assert disco("list").out.startswith("No plans in ")
 
