@@ -24,7 +24,10 @@ def test_ranks_that_join_one_job_after_the_other_have_their_plan_in_each(
         told = {"fault": "plan_wins", "ENABLE_SEARCH": switch, "DISCO_LOG": "debug", "DISCO_TIMEOUT_S": "600"}
         return shared.start_rank(rank, 2, script="train_again.py", TRAIN_PORTS=",".join(ports), **told | own)
 
-    started = [start(0, first, second, second), start(1, first, second, TRAIN_LEAVES="1")]
+    started = [
+        start(0, first, second, second, TRAIN_LOSES="2"),
+        start(1, first, second, TRAIN_LOSES="2", TRAIN_DIES="1"),
+    ]
     try:
         # Before that the old coordinator has the address, and would take it.
         until_it_says(started[0].processes[0], "left 2")

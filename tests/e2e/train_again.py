@@ -2,8 +2,8 @@
 
     TRAIN_RANK=0 TRAIN_SIZE=2 TRAIN_PORTS=29000,29001 python train_again.py
 
-Trains once for every port, as ``train.py`` does. With TRAIN_LEAVES=1 the process kills itself after the last, without a
-word to the others.
+Trains once for every port, as ``train.py`` does. With TRAIN_DIES=1 the process kills itself after the last, without a
+word to the others; TRAIN_LOSES says to these in which of their jobs that is.
 """
 
 import os
@@ -15,10 +15,10 @@ from pathlib import Path
 import jax
 from jax.extend.backend import clear_backends
 
-# Otherwise jax ends every process of a job that lost one.
-jax.config.update("jax_enable_recoverability", True)
 ports = os.environ["TRAIN_PORTS"].split(",")
 for number, port in enumerate(ports, start=1):
+    # Otherwise jax ends every process of a job that lost one; but where it is so, ranks do not leave together.
+    jax.config.update("jax_enable_recoverability", str(number) == os.environ.get("TRAIN_LOSES"))
     os.environ["TRAIN_PORT"] = port
     trained = runpy.run_path(str(Path(__file__).with_name("train.py")))
     losses = trained["losses"]
@@ -28,5 +28,5 @@ for number, port in enumerate(ports, start=1):
         print("left", number, file=sys.stderr, flush=True)
         jax.clear_caches()
         clear_backends()
-if os.environ.get("TRAIN_LEAVES"):
+if os.environ.get("TRAIN_DIES"):
     os.kill(os.getpid(), signal.SIGKILL)
