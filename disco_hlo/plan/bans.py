@@ -45,7 +45,9 @@ DEATHS = 3
 """So many without a success between them ban a module."""
 
 _MARK, _DIED, _FORMER_BAN = "compiling-", "died-", "banned-"
-_NAME = re.compile(r"(?:compiling-|died-)(?P<module>[0-9a-f]{64})\.[0-9]{1,10}-[0-9a-f]{1,12}|banned-[0-9a-f]{64}")
+_NAME = re.compile(
+    r"(?:compiling-|died-)(?P<module>[0-9a-f]{64})\.[0-9]{1,10}-[0-9a-f]{1,12}|banned-[0-9a-f]{64}"
+)
 """Of files that are ours. Others are left alone: a plan may be kept in any folder."""
 _MAX_BYTES = 4096
 _KEPT_S = 30 * 86400.0

@@ -16,8 +16,8 @@ from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _out_of_step: set[tuple[int, tuple[int, ...]]] = set()
-"""Jobs and processes of theirs that were about to run different steps at once. What one of them then takes for the largest step so far may
-be known to another, which leaves it alone: it would wait in vain."""
+"""Jobs, and processes of theirs that were about to run different steps at once. What one of them then takes for the
+largest step so far may be known to another, which leaves it alone: it would wait in vain."""
 _threads: WeakSet[threading.Thread] = WeakSet()
 """Those that compiled something for several processes, and so may run it."""
 
