@@ -29,6 +29,8 @@ _HANDSHAKE_S = 30.0
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
+_PROCESS = secrets.token_hex(8)
+
 log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,10 @@ class Offer:
     """Why this rank cannot use MPI; empty if it can."""
     universe: str = ""
     """Names the launch this rank belongs to, where the launcher tells; equal for one MPI world."""
+    runs_mpi: bool = False
+    """Whether MPI is initialized in this process already."""
+    process: str = ""
+    """Tells this process from another one that was this rank before."""
 
 
 def mpi_world_size(environ: Mapping[str, str]) -> int | None:
@@ -61,7 +67,7 @@ def offer(size: int, environ: Mapping[str, str], preference: str) -> Offer:
     universe = environ.get("PMIX_NAMESPACE") or "{}.{}".format(
         environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     )
-    return Offer(preference, _obstacle(size, world), universe)
+    return Offer(preference, _obstacle(size, world), universe, mpi.initialized_by_user(), _PROCESS)
 
 
 def _obstacle(size: int, world: int | None) -> str:
@@ -109,6 +115,10 @@ def _against_mpi(offers: Sequence[Offer]) -> str:
         return f"{obstacle} ({name_ranks(ranks)})"
     if len({one.universe for one in offers}) > 1:
         return "the ranks come from different MPI launches"
+    outside = [rank for rank, one in enumerate(offers) if not one.runs_mpi]
+    if 0 < len(outside) < len(offers):
+        # To initialize it there would wait for ever: the others have done so with the process that was there before.
+        return f"MPI runs on the other ranks already and not on {name_ranks(outside)}, as if started again"
     return ""
 
 
@@ -134,7 +144,8 @@ def open_channel(
         timeout_s: how long to wait for the other ranks.
 
     Raises:
-        ActivationError: ranks are missing, or ``preference`` cannot be had.
+        ActivationError: ranks are missing, ``preference`` cannot be had, or this process takes the place of one that
+            had joined the job.
     """
     if preference not in CHOICES:
         raise ActivationError(f"DISCO_CHANNEL={preference!r}: expected mpi, kv or local, or nothing")
@@ -146,6 +157,11 @@ def open_channel(
         )
     meeting = KvChannel(rank, size, job_id, store)
     chosen = _decide(meeting, "choose", astuple(offer(size, environ, preference)), _choice, timeout_s)
+    if chosen["processes"][rank] != _PROCESS:
+        raise ActivationError(
+            f"rank {rank} was started again, and the job goes on with what the process before it agreed on; "
+            "initialize jax.distributed again on all ranks"
+        )
     log.debug("channel between %d ranks: %s (%s)", size, chosen["channel"], chosen["why"])
     if chosen["channel"] == "kv":
         return meeting
@@ -161,7 +177,8 @@ def open_channel(
 def _choice(answers: list[Any]) -> dict[str, Any]:
     offers = [Offer(*answer) for answer in answers]
     name, why = choose(offers)
-    return {"channel": name, "why": why, "insisted": any(one.preference == "mpi" for one in offers)}
+    insisted = any(one.preference == "mpi" for one in offers)
+    return {"channel": name, "why": why, "insisted": insisted, "processes": [one.process for one in offers]}
 
 
 def _decide(

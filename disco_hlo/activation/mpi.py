@@ -37,10 +37,13 @@ _MAX_TAG = 32767  # the least upper bound the MPI standard grants
 
 EXIT_WAIT_S = 300.0
 """How long a process that ends waits for the others to end; jax.distributed's own shutdown waits as long."""
+FORMER_EXIT_WAIT_S = 60.0
+"""As long it waits for those of an earlier job that are not in its last one."""
 
 log = logging.getLogger(__name__)
 
-_EXIT_COMMS: list[MPI.Intracomm] = []
+_EXIT_COMMS: list[tuple[frozenset[int], MPI.Intracomm]] = []
+"""Of the jobs that this process was in, the last one at the end, with their ranks in MPI's world."""
 # Requests that never completed: MPI may still write into their buffers, so these must outlive us.
 _ABANDONED: list[object] = []
 
@@ -113,11 +116,10 @@ def _finalize() -> None:
 
     if MPI.Is_finalized() or getattr(sys, "last_value", None) is not None:
         return
-    for comm in _EXIT_COMMS:
-        if not _complete(comm.Ibarrier(), Deadline(EXIT_WAIT_S), _IDLE_PAUSE_S):
-            log.warning(
-                "a rank did not come to the end of the job within %g s: leaving MPI as it is", EXIT_WAIT_S
-            )
+    for number, (_, comm) in enumerate(reversed(_EXIT_COMMS)):
+        wait_s = EXIT_WAIT_S if number == 0 else min(EXIT_WAIT_S, FORMER_EXIT_WAIT_S)
+        if not _complete(comm.Ibarrier(), Deadline(wait_s), _IDLE_PAUSE_S):
+            log.warning("a rank did not come to the end of the job within %g s: leaving MPI as it is", wait_s)
             return
     MPI.Finalize()
 
@@ -152,13 +154,18 @@ class MpiChannel:
         self._decider = Decider(store, self._root, rank, self.size)
         self._sequence = 0
         self._broken = ""
+        self._world_ranks = frozenset(world_ranks)
         self._comm = _communicator(world_ranks, f"{job_id} exchange", timeout_s)
         # Another one for the end of the job: this one may be left in the middle of something.
         self._exit_comm = _communicator(world_ranks, f"{job_id} exit", timeout_s)
 
     def leave_together(self) -> None:
-        """Finalize MPI when all ranks have come to their end. Call it on all of them, or on none."""
-        _EXIT_COMMS.append(self._exit_comm)
+        """Finalize MPI when all ranks have come to their end. Call it on all of them, or on none.
+
+        That takes the place of an earlier job's end, where its ranks are all in this job.
+        """
+        _EXIT_COMMS[:] = [earlier for earlier in _EXIT_COMMS if not earlier[0] <= self._world_ranks]
+        _EXIT_COMMS.append((self._world_ranks, self._exit_comm))
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""

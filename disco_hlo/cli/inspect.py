@@ -12,6 +12,7 @@ from msgspec import UNSET
 from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
+from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
@@ -46,7 +47,7 @@ def inspect(
     groups = group_facts(bundle)
     buckets = bucket_facts(bundle.strategy, bundle.source.graph if bundle.source else None)
     order, explicit = order_of(bundle)
-    show(*_head(bundle.plan), *_structure(bundle.plan), "", *_times(bundle.plan), "")
+    show(*_head(bundle.plan), *_banned(bundle), *_structure(bundle.plan), "", *_times(bundle.plan), "")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
     show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan))
     show(*advice(bundle.plan), *_notes(bundle.plan))
@@ -63,6 +64,16 @@ def _head(plan: Plan) -> list[str]:
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
         f"in {plan.search.evaluations} evaluations{_searches(plan.search)}",
     ]
+
+
+def _banned(bundle: Bundle) -> list[str]:
+    reason = _ban(bundle)
+    return [f"banned, and not enacted: {printable(reason, 1000)}"] if reason else []
+
+
+def _ban(bundle: Bundle) -> str:
+    """Why the plan is not enacted from where it lies; empty if it is."""
+    return Bans(bundle.path.parent).reason(bundle.plan.module_sha256)
 
 
 def _searches(search: SearchRecord) -> str:
@@ -215,6 +226,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "path": str(bundle.path),
         "target": _plain(plan.target),
         "chosen": plan.chosen,
+        "banned": _ban(bundle),
         "structure": None if plan.structure is UNSET else _plain(plan.structure),
         "sharding": None if plan.sharding is UNSET else _plain(plan.sharding),
         "versions": plan.versions,

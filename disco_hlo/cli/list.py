@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import decode
-from disco_hlo.plan.store import Listed, PlanStore
+from disco_hlo.plan.store import NO_PLAN, Listed, PlanStore
 from disco_hlo.report.facts import step_times
 from disco_hlo.report.printable import printable, time_text
 
 
 def list_plans(as_json: AsJson = False) -> None:
-    """List the plans in the plan directory (DISCO_DIR), with what they gain; damaged ones with the reason."""
+    """List the plans in the plan directory (DISCO_DIR), with what they gain; damaged or banned ones with the reason."""
     directory = plan_directory()
     rows = [_row(listed) for listed in PlanStore(directory).list_plans()]
     if as_json:
@@ -30,10 +31,18 @@ def list_plans(as_json: AsJson = False) -> None:
         devices += f", {row['process_count']} processes" if row["process_count"] > 1 else ""
         gain = f"{row['speedup']:.2f}x" if row["speedup"] else ""
         times = time_text(row["default_ns"]), time_text(row["plan_ns"])
-        by = "measured" if row["measured"] else "prediction"
+        by = "banned" if row["banned"] else "measured" if row["measured"] else "prediction"
         add_row(made, row["fingerprint"], row["module_name"], devices, *times, gain, by)
-    damaged = [_cannot_be_used(row) for row in rows if row["problem"]]
-    show(*([made] if usable else []), *(printable(line, 1000) for line in damaged))
+    lines = [_cannot_be_used(row) for row in rows if row["problem"] not in ("", NO_PLAN)]
+    lines += [line for row in rows for line in _banned(row)]
+    show(*([made] if usable else []), *(printable(line, 1000) for line in lines))
+
+
+def _banned(row: dict[str, Any]) -> list[str]:
+    """Of a plan that is not enacted, and of candidates that a search does not try."""
+    own = [f"banned: the plan {row['fingerprint']} is not enacted: {row['banned']}"] if row["banned"] else []
+    others = [ban["reason"] for ban in row["bans"] if ban["reason"] != row["banned"]]
+    return own + [f"banned: a candidate in {row['path']} is not tried: {reason}" for reason in others]
 
 
 def _cannot_be_used(row: dict[str, Any]) -> str:
@@ -45,6 +54,8 @@ def _cannot_be_used(row: dict[str, Any]) -> str:
 def _row(listed: Listed) -> dict[str, Any]:
     row: dict[str, Any] = {
         "path": str(listed.path), "fingerprint": listed.path.parent.name, "problem": listed.problem,
+        "banned": next((ban.reason for ban in listed.bans if ban.module == listed.module_sha256), ""),
+        "bans": [asdict(ban) for ban in listed.bans],
     }  # fmt: skip
     if listed.problem:
         return row

@@ -43,6 +43,7 @@ COMMANDS = {
     ),
     "list": Entry("list_plans", "List the plans in the plan directory.", "disco list --json"),
     "inspect": Entry("inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
+    "forgive": Entry("forgive", "Lift the ban of a plan that crashed.", "disco forgive 3f2a"),
     "diff": Entry("diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),
     "simulate": Entry(
         "simulate", "Predict the time of a step, with or without a plan.",

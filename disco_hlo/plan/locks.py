@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from disco_hlo.errors import PlanError
 
@@ -33,17 +34,6 @@ class OwnedFile:
 
     path: Path
 
-    @classmethod
-    def create_unique(cls, folder: Path, prefix: str) -> RenewedFile:
-        """A new file owned by this process, renewed until it is removed.
-
-        Raises:
-            PlanError: it cannot be written.
-        """
-        path = folder / f"{prefix}{os.getpid()}-{os.urandom(6).hex()}"
-        _write_owner(path)
-        return RenewedFile(path)
-
     def is_alive(self) -> bool:
         """Whether the owner is still at work. A file that is gone has none."""
         owner = _read_owner(self.path)
@@ -51,14 +41,10 @@ class OwnedFile:
             return False
         if owner.get("machine") == _machine():
             return _process_lives(owner.get("pid"), owner.get("started"))
-        with contextlib.suppress(OSError):
+        try:
             return server_now_ns(self.path.parent) - self.path.lstat().st_mtime_ns < STALE_S * 1e9
-        return False
-
-    def same_owner(self, other: OwnedFile) -> bool:
-        """Whether one process wrote both."""
-        mine, theirs = _read_owner(self.path) or {}, _read_owner(other.path) or {}
-        return bool(mine) and all(mine.get(k) == theirs.get(k) for k in ("machine", "pid", "started"))
+        except OSError:  # where the server's time cannot be asked for, nobody is known to be dead
+            return os.path.lexists(self.path)
 
     def owner_text(self) -> str:
         """Host, process and time, for messages."""
@@ -71,7 +57,7 @@ class RenewedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._content = _read(path)
+        self._nonce = (_read_owner(path) or {}).get("nonce")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="disco-renew-file", daemon=True)
         self._thread.start()
@@ -79,7 +65,7 @@ class RenewedFile:
     def is_ours(self) -> bool:
         """Whether it is still this owner's. It is not if this process stood still for so long that
         another took it for dead."""
-        return self._content is not None and _read(self.path) == self._content
+        return self._nonce is not None and (_read_owner(self.path) or {}).get("nonce") == self._nonce
 
     def remove(self) -> None:
         """Stop renewing and remove it, unless it is somebody else's by now."""
@@ -171,19 +157,34 @@ def server_now_ns(folder: Path) -> int:
         probe.unlink(missing_ok=True)
 
 
+class Owner(TypedDict):
+    """What a file says of the process that it belongs to."""
+
+    host: str
+    machine: str
+    pid: int
+    started: str
+    nonce: str
+    since: str
+
+
+def this_process() -> Owner:
+    """This process as the owner of one more file."""
+    return Owner(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        started=_started(os.getpid()),
+        nonce=os.urandom(8).hex(),
+        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
 def _write_owner(path: Path) -> None:
-    owner = {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "started": _started(os.getpid()),
-        "nonce": os.urandom(8).hex(),
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(json.dumps(owner).encode())
+            file.write(json.dumps(this_process()).encode())
             file.flush()
             os.fsync(descriptor)
     except OSError as error:

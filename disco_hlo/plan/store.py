@@ -9,8 +9,8 @@
         timelines.json.gz    measured steps of XLA's default and the plan (profiler/timeline.py)
         compared.json        modules whose numbers an enacting run found to be the default's (compared.py)
         search.lock          a search is running (see locks.py)
-        compiling-<sha>.*    a plan or candidate is being tried; left behind, it killed its process
-        banned-<sha>         a plan that killed a process
+        compiling-<sha>.*    a plan or candidate is being tried (see bans.py)
+        died-<sha>.*         a process died when it tried that
 
 Files appear whole or not at all: written beside their place, synced, renamed, ``plan.json`` last. A
 save that stopped between two renames is noticed by the digest. This file deals in bytes and paths;
@@ -24,19 +24,18 @@ import gzip
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from disco_hlo.errors import PlanError
+from disco_hlo.plan.bans import Ban, Bans
 from disco_hlo.plan.files import read_bounded, remove_leftovers, replace_files
-from disco_hlo.plan.locks import Lock, OwnedFile
+from disco_hlo.plan.locks import Lock
 from disco_hlo.plan.plan import MAX_BYTES, Target
 
 PLAN_NAME = "plan.json"
@@ -47,16 +46,13 @@ PROFILE_NAME = "profile.json"
 COMPARED_NAME = "compared.json"
 MAX_MODULE_BYTES = (2 << 30) - 1
 """protobuf's own limit on one message."""
-_MAX_REASON_BYTES = 1 << 16
 _MAX_COMPARED_BYTES = 1 << 20
+NO_PLAN = "no plan was saved there"
+"""What a list says of a folder that is known for its bans alone."""
 _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
 _MAX_BESIDE = 32
 """How many plans are looked at for their steps' names: they may be many, on a slow file system."""
-
-log = logging.getLogger(__name__)
-_unguarded: set[Path] = set()
-"""Folders of which this process has said that marks cannot be written there: a search would write a dozen."""
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -86,6 +82,10 @@ class Listed:
     """Empty where it cannot be used."""
     problem: str
     """Why it cannot be used; empty if it can."""
+    module_sha256: str = ""
+    """Of the plan's module; empty where it cannot be used."""
+    bans: tuple[Ban, ...] = ()
+    """Modules that are not tried here: the plan's own, and others that a search would measure."""
 
 
 class PlanStore:
@@ -118,7 +118,7 @@ class PlanStore:
         return PlanSlot(self.directory, self.directory / fingerprint[:16] / name)
 
     def list_plans(self) -> list[Listed]:
-        """Every plan in the store, by path; damaged ones with the reason.
+        """Every plan in the store, by path; damaged ones with the reason, and folders that have bans alone.
 
         Raises:
             PlanError: the directory exists but cannot be read.
@@ -130,11 +130,10 @@ class PlanStore:
             return []
         except OSError as error:
             raise PlanError(f"cannot read the plan directory {self.directory}: {error.strerror}") from error
-        return [
-            _listed(PlanSlot(self.directory, folder))
-            for folder in folders
-            if re.fullmatch(r"[0-9a-f]{16}", folder.parent.name) and _may_hold_a_plan(folder)
+        slots = [
+            PlanSlot(self.directory, one) for one in folders if re.fullmatch(r"[0-9a-f]{16}", one.parent.name)
         ]
+        return [found for slot in slots if (found := _listed(slot)) is not None]
 
 
 def _may_hold_a_plan(folder: Path) -> bool:
@@ -148,12 +147,18 @@ def _may_hold_a_plan(folder: Path) -> bool:
     return True
 
 
-def _listed(slot: PlanSlot) -> Listed:
+def _listed(slot: PlanSlot) -> Listed | None:
+    """What a list says of a folder; None where there is neither a plan nor a ban."""
     try:
+        bans = tuple(slot.bans.all())
+        if not _may_hold_a_plan(slot.path):
+            return Listed(slot.path, b"", NO_PLAN, "", bans) if bans else None
         stored = slot.load()
     except PlanError as error:
-        return Listed(slot.path, b"", str(error))
-    return Listed(slot.path, stored.plan_json if stored else b"", "" if stored else "removed meanwhile")
+        return Listed(slot.path, b"", str(error)) if _may_hold_a_plan(slot.path) else None
+    if stored is None:
+        return Listed(slot.path, b"", "removed meanwhile", "", bans)
+    return Listed(slot.path, stored.plan_json, "", stored.module_sha256, bans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,85 +241,15 @@ class PlanSlot:
         remove_leftovers(self.path)
         return Lock(self.path / "search.lock", "search")
 
-    @contextlib.contextmanager
-    def compiling(self, module_sha256: str) -> Iterator[None]:
-        """Stand around a compile or a first run: if it kills the process, :meth:`is_banned` will know the
-        module.
-
-        Where nothing can be written (a plan directory shared read-only) the compile goes unguarded; so
-        it does where there is no folder, on a rank that has its plan from another's directory.
-        """
-        digest = _checked_digest(module_sha256)
-        prefix = f"compiling-{digest}."
-        if not self.path.is_dir():
-            yield
-            return
-        try:
-            marker = OwnedFile.create_unique(self.path, prefix)
-        except PlanError as error:
-            if self.path not in _unguarded:
-                _unguarded.add(self.path)
-                log.warning("plans are compiled without marks that would ban them if they crashed: %s", error)
-            yield
-            return
-        try:
-            yield
-        finally:
-            marker.remove()
-            self._acquit(digest)
-
-    def suspects(self) -> bool:
-        """Whether a process died while it tried several modules at once, so that any of them may have
-        killed it. They are to be tried again one at a time: then a mark that is left behind tells."""
-        return any(self._accomplices(marker) for marker in self._dead_markers())
-
-    def _accomplices(self, marker: OwnedFile) -> list[OwnedFile]:
-        """Marks of other modules that the same dead process left behind."""
-        digest = marker.path.name.split(".")[0]
-        return [
-            other
-            for other in self._dead_markers()
-            if other.path.name.split(".")[0] != digest and other.same_owner(marker)
-        ]
-
-    def _acquit(self, digest: str) -> None:
-        """A module that was tried and killed nobody was not the one that did."""
-        for marker in self._dead_markers(digest):
-            if self._accomplices(marker):
-                with contextlib.suppress(OSError):
-                    marker.path.unlink(missing_ok=True)
-
-    def ban(self, module_sha256: str, reason: str) -> None:
-        """Never compile this module from this slot again.
+    @property
+    def bans(self) -> Bans:
+        """Which modules must not be tried again; where a module is tried, that is said to it.
 
         Raises:
-            PlanError: that cannot be written down.
+            PlanError: the folder is a link.
         """
-        self._make_folder()
-        readable = reason.encode(errors="backslashreplace")
-        replace_files(self.path, {f"banned-{_checked_digest(module_sha256)}": readable})
-
-    def is_banned(self, module_sha256: str) -> str:
-        """Why this module must not be compiled; empty if it may.
-
-        A marker of a compile whose process is gone becomes a ban, unless the process tried other modules
-        at the same time (see :meth:`suspects`).
-        """
-        digest = _checked_digest(module_sha256)
-        ban = self.path / f"banned-{digest}"
-        for marker in self._dead_markers(digest):
-            if self._accomplices(marker):
-                continue
-            reason = f"trying it killed a process ({marker.owner_text()})"
-            # Where that cannot be written the marker itself stays, and bans as well.
-            with contextlib.suppress(PlanError, OSError):
-                self.ban(digest, reason)
-                marker.path.unlink(missing_ok=True)
-            return f"{reason}; to try it again delete {ban}"
-        reason_bytes = self._read(ban.name, _MAX_REASON_BYTES)
-        if reason_bytes is None:
-            return ""
-        return f"{reason_bytes.decode(errors='replace')}; to try it again delete {ban}"
+        self._refuse_links()
+        return Bans(self.path)
 
     def read_compared(self) -> bytes | None:
         """What lies here of modules that were compared (``compared.py``); None where nothing does.
@@ -332,15 +267,6 @@ class PlanSlot:
         """
         self._refuse_links()
         replace_files(self.path, {COMPARED_NAME: record})
-
-    def _dead_markers(self, digest: str = "") -> list[OwnedFile]:
-        try:
-            names = sorted(os.listdir(self.path))
-        except OSError:
-            return []
-        prefix = f"compiling-{digest}." if digest else "compiling-"
-        found = [OwnedFile(self.path / name) for name in names if name.startswith(prefix)]
-        return [marker for marker in found if not marker.is_alive()]
 
     def _read(self, name: str, limit_bytes: int) -> bytes | None:
         self._refuse_links()
@@ -390,9 +316,3 @@ def module_digest(plan_json: bytes, where: Path) -> str:
 def _slug(device_kind: str) -> str:
     text = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
     return text[:48] or "unknown"
-
-
-def _checked_digest(digest: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise PlanError(f"expected a SHA-256 of 64 hex digits, got {digest!r}")
-    return digest

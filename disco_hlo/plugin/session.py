@@ -33,7 +33,8 @@ from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import DeviceFacts, device_facts
 
-_channels: dict[tuple[int, ...], Channel] = {}
+_channels: dict[tuple[int, tuple[int, ...]], Channel] = {}
+"""By the job and the processes that take part. A channel belongs to its job's coordinator, and ends with it."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +111,31 @@ def join(request: CompileRequest, settings: Settings) -> Session:
     """
     facts = device_facts(request)
     processes = request.process_indices
-    channel = _channels.get(processes)
-    if channel is None:
-        job = jaxlink.distributed_job()
-        if len(processes) > 1 and processes != tuple(range(len(processes))):
-            raise ActivationError(f"{request.module_name} runs on processes {processes} of the job only")
-        channel = _channels[processes] = open_channel(
-            rank=facts.process_index if len(processes) > 1 else 0,
+    if len(processes) > 1 and processes != tuple(range(len(processes))):
+        raise ActivationError(f"{request.module_name} runs on processes {processes} of the job only")
+    channel = _channel(processes, facts.process_index, settings)
+    session = Session(request, settings, facts, channel)
+    _check_alike(session)
+    return session
+
+
+def _channel(processes: tuple[int, ...], process_index: int, settings: Settings) -> Channel:
+    """The channel between these processes in the job that this one is in now."""
+    job = jaxlink.distributed_job()
+    number = 0 if job is None else job.number
+    for ended in [one for one in _channels if one[0] != number]:
+        del _channels[ended]
+    if (number, processes) not in _channels:
+        _channels[number, processes] = open_channel(
+            rank=process_index if len(processes) > 1 else 0,
             size=len(processes),
-            job_id="" if job is None else job[1],
-            store=None if job is None else CoordinationStore(job[0]),
+            job_id="" if job is None else job.address,
+            store=None if job is None else CoordinationStore(job.client),
             environ=os.environ,
             preference="" if settings.channel == "auto" else settings.channel,
             timeout_s=settings.timeout_s,
         )
-    session = Session(request, settings, facts, channel)
-    _check_alike(session)
-    return session
+    return _channels[number, processes]
 
 
 def _check_alike(session: Session) -> None:
@@ -170,8 +179,8 @@ def interruption(session: Session, fingerprint: str) -> Interruption:
     job = jaxlink.distributed_job()
     if job is None or session.channel.size == 1:
         return Interruption()
-    directory = f"disco/{key_part(job[1])}/interrupted/{fingerprint}"
-    notes = _Notes(CoordinationStore(job[0]), directory, session.channel.rank)
+    directory = f"disco/{key_part(job.address)}/interrupted/{fingerprint}"
+    notes = _Notes(CoordinationStore(job.client), directory, session.channel.rank)
     return Interruption(notes, leads=session.leads)
 
 

@@ -13,7 +13,7 @@ from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
 
@@ -31,9 +31,10 @@ class _History:
     """Names and fingerprints of what was left alone: of such a module, compiled again, the rule says the same."""
 
 
-_histories: defaultdict[tuple[int, ...], _History] = defaultdict(_History)
-"""By the processes that take part. The rule has to say the same on all of these, so what one process compiles for its
-own devices does not count among what all compile: the others would wait for it in vain."""
+_histories: defaultdict[tuple[int, tuple[int, ...]], _History] = defaultdict(_History)
+"""By the job and the processes that take part. The rule has to say the same on all of these, so what one process
+compiles for its own devices does not count among what all compile: the others would wait for it in vain. Nor does what
+it compiled in an earlier job, which those that were started again do not know."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Step:
     """XLA's own, scheduled."""
     source: CanonicalModule
     again: bool = False
-    """This very step was compiled before in this process: JAX compiles anew when arrays come in other
+    """This very step was compiled before in this job: JAX compiles anew when arrays come in other
     shardings, as they do when the first call takes fresh parameters and the second a step's output."""
     chosen: bool = True
     """False: it could be a training step, but another is the one by rule. It is enacted if it has a plan."""
@@ -80,7 +81,8 @@ def training_step(
     step = captured(request, capture)
     if step is None:
         return None
-    fingerprint, history = step.source.graph.fingerprint, _histories[request.process_indices]
+    fingerprint = step.source.graph.fingerprint
+    history = _histories[jaxlink.job_number(), request.process_indices]
     if fingerprint in history.taken and (history.taken[fingerprint] or or_planned):
         LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
         return replace(step, again=True, chosen=history.taken[fingerprint])

@@ -35,7 +35,9 @@ Picks = dict[str, bytes]
 _NAME = re.compile(r"(?:[A-Za-z0-9_-]{1,128}/)?[A-Za-z0-9_-]{1,128}\.[a-z]{1,12}")
 _LARGEST_BYTES = 1 << 20
 _ALL_BYTES = 64 << 20
-_handed_out: dict[Path, Path | None] = {}
+_handed_out: dict[tuple[int, Path], Path | None] = {}
+"""By the job and the plan directory: a rank that was started again waits for what rank 0 has in the job that both are
+in now."""
 
 
 def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Path | None:
@@ -46,16 +48,16 @@ def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Pat
     """
     if request.backend.platform == "cpu":
         return None
-    if directory in _handed_out:
-        return _handed_out[directory]
+    here = (jaxlink.job_number(), directory)
+    if here in _handed_out:
+        return _handed_out[here]
     job, size = jaxlink.distributed_job(), jaxlink.process_count()
     if job is None or size == 1 or len(request.process_indices) < size:
         return _own_folder(directory)
-    client, address = job
     rank = request.backend.process_index()
-    channel = KvChannel(rank, size, f"{address} autotune", CoordinationStore(client))
-    _handed_out[directory] = hand_out(channel, directory, timeout_s)
-    return _handed_out[directory]
+    channel = KvChannel(rank, size, f"{job.address} autotune", CoordinationStore(job.client))
+    _handed_out[here] = hand_out(channel, directory, timeout_s)
+    return _handed_out[here]
 
 
 def hand_out(channel: Channel, directory: Path, timeout_s: float) -> Path | None:

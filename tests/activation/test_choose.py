@@ -52,6 +52,27 @@ def test_mpi_for_all_or_for_none() -> None:
     assert choose([CAN, Offer("", "", "launch 2")]) == ("kv", "the ranks come from different MPI launches")
 
 
+def test_a_rank_that_was_started_again_does_not_wait_for_an_mpi_that_runs_without_it() -> None:
+    runs = Offer("", "", "launch 1", runs_mpi=True)
+    why = "MPI runs on the other ranks already and not on rank 1, as if started again"
+    assert choose([runs, CAN, runs]) == ("kv", why)
+    assert choose([runs, runs]) == ("mpi", "every rank was started under MPI")
+    with pytest.raises(ActivationError, match="DISCO_CHANNEL=mpi, but MPI runs on the other ranks"):
+        choose([runs, Offer("mpi", "", "launch 1")])
+
+
+def test_a_process_in_the_place_of_one_that_had_joined_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It read what the process before it had agreed on, and waited for the others until the timeout."""
+    store = MemoryStore()
+
+    on_ranks(2, lambda one: open_channel(one.rank, 2, "job", store, {}, timeout_s=10))
+    monkeypatch.setattr("disco_hlo.activation.choose._PROCESS", "another")
+    with pytest.raises(ActivationError, match="rank 1 was started again, and the job goes on"):
+        open_channel(1, 2, "job", store, {}, timeout_s=10)
+
+
 def test_a_preference_of_one_rank_binds_all() -> None:
     assert choose([CAN, Offer("kv", "", "launch 1")]) == ("kv", "DISCO_CHANNEL=kv")
 

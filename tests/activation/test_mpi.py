@@ -25,6 +25,12 @@ def test_four_ranks_agree_over_mpi_where_rank_0_is_the_last_of_mpi(tmp_path: Pat
     assert_exchange(results, 4, "MPI (Open MPI")
 
 
+def test_a_second_job_of_the_same_processes_has_communicators_of_its_own(tmp_path: Path) -> None:
+    results = run_under_mpi("again", 3, tmp_path)
+    heard = [[f"{job} {rank}" for rank in range(3)] for job in range(2)]
+    assert results == {rank: {"heard": heard, "ends": 1} for rank in range(3)}
+
+
 def test_mpi_can_be_declined(tmp_path: Path) -> None:
     results = run_under_mpi("exchange", 2, tmp_path, channel="kv")
     assert_exchange(results, 2, KV)

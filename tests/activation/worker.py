@@ -113,6 +113,19 @@ def exchange() -> dict[str, Any]:
     return result
 
 
+def again() -> dict[str, Any]:
+    """The same processes in one job after the other, and the second with its ranks the other way round."""
+    rank, size = own_rank_and_size()
+    heard = []
+    for number, place in enumerate((rank, size - 1 - rank)):
+        store = FolderStore(Path(SETTINGS["folder"]) / f"store-{number}")
+        # All initialized again at one address.
+        channel = open_channel(place, size, "job", store, os.environ, "mpi", timeout_s=PATIENCE_S)
+        items = channel.all_gather(f"{number} {place}".encode(), tag="g", timeout_s=TIMEOUT_S)
+        heard.append([item.decode() for item in items])
+    return {"heard": heard, "ends": len(mpi._EXIT_COMMS)}
+
+
 def killed() -> dict[str, Any]:
     """JOB_VICTIM dies before, while or after the plan is broadcast; what do the others come to?"""
     channel, store = join()
@@ -255,7 +268,16 @@ def wait_for_results(count: int) -> None:
 if __name__ == "__main__":
     scenario = {
         one.__name__: one
-        for one in (exchange, killed, independent, beside_users_mpi, uninitialized, waiting, interrupted)
+        for one in (
+            exchange,
+            again,
+            killed,
+            independent,
+            beside_users_mpi,
+            uninitialized,
+            waiting,
+            interrupted,
+        )
     }
     try:
         outcome = scenario[sys.argv[1]]()

@@ -44,6 +44,26 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return new_job(tmp_path_factory.mktemp("default")).train()
 
 
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two ranks with XLA's default."""
+    return new_job(tmp_path_factory.mktemp("alone")).train_ranks()
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[Run]]:
+    """A search by two ranks under MPI; not to be changed."""
+    job = new_job(tmp_path_factory.mktemp("together"))
+    know_device(job.directory)
+    return job, job.train_mpi(fault="plan_wins", ENABLE_SEARCH="1", DISCO_LOG="debug")
+
+
+@pytest.fixture
+def shared(together: tuple[Job, list[Run]], tmp_path: Path) -> Job:
+    """A plan directory of this test's own, with the plan of two ranks in it."""
+    return new_job(tmp_path / "shared", together[0].directory)
+
+
 @pytest.fixture
 def copied(searched: tuple[Job, Run], tmp_path: Path) -> Job:
     """A plan directory of this test's own, with the searched plan in it."""

@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,7 +157,7 @@ def no_look() -> None:
 
 
 def plan_crashes_xla() -> None:
-    """XLA takes the process with it when it compiles the search's own plan."""
+    """XLA aborts when it compiles the search's own plan."""
     from disco_hlo.plugin.measuring import candidates, cores
     from disco_hlo.plugin.xla import compiles
 
@@ -169,12 +170,26 @@ def plan_crashes_xla() -> None:
 
     def crashing(request: Any, module: Any, *more: Any) -> Any:
         if module is not None and any(trial.module == module for trial in plans):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.abort()
         return compile_module(request, module, *more)
 
     candidates._compile = noting_the_plan
     cores._COMPILES_AT_ONCE = 1
     compiles.compile_module = crashing
+
+
+def enacting(what: str) -> None:
+    """XLA aborts when it compiles the plan that is enacted (``crashes``), or never comes to an end (``lasts``)."""
+    from disco_hlo.plugin.xla import compiles
+
+    def finish(*_: Any) -> Any:
+        if what == "crashes":
+            os.abort()
+        sys.stderr.write("compiling\n")
+        sys.stderr.flush()
+        time.sleep(3600)
+
+    compiles.Halted.finish = finish  # type: ignore[method-assign]
 
 
 def no_timeline() -> None:
@@ -251,7 +266,8 @@ FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
-        no_memory, one_element_off, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, dies_at, fails_at,
+        no_memory, one_element_off, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, enacting,
+        dies_at, fails_at,
         dies_in_run, hurries_from,
     )
 }  # fmt: skip

@@ -61,6 +61,8 @@ class Started:
     processes: list[subprocess.Popen[str]]
     folder: Path
     ranks: int
+    first: int = 0
+    """Which rank the first of them is."""
 
     def finish(self, *, codes: Sequence[int] | None = None) -> list[Run]:
         """Wait; the runs by rank. Fails where a process hangs, or ends in another way than expected."""
@@ -70,7 +72,7 @@ class Started:
             self.kill()
         found = [process.returncode for process in self.processes]
         assert found == list(codes or [0] * len(found)), "\n".join(errors)
-        return [_run(self.folder, rank) for rank in range(self.ranks)]
+        return [_run(self.folder, self.first + rank) for rank in range(self.ranks)]
 
     def kill(self) -> None:
         for process in self.processes:
@@ -132,21 +134,43 @@ class Job:
         for rank, own in enumerate(each):
             own = dict(own)
             own_arguments = (*arguments, *own.pop("arguments", ()))
-            own_fault = f"{fault} {own.pop('fault', '')}"
-            env = self._environment(1, environment | own)
-            env |= {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(len(each)), "TRAIN_PORT": port}
-            processes.append(_popen(_command(folder, own_fault, own_arguments), env))
+            told = {"TRAIN_PORT": port, **environment, **own, "fault": f"{fault} {own.get('fault', '')}"}
+            processes.append(self._start_rank(folder, rank, len(each), own_arguments, told))
         return Started(processes, folder, len(each))
+
+    def start_rank(self, rank: int, size: int, *, script: str, **environment: str) -> Started:
+        """One process of a ``jax.distributed`` job by itself, whose ``script`` finds its coordinator."""
+        folder = self._fresh_folder()
+        process = self._start_rank(folder, rank, size, (), {"fault": "", **environment}, script)
+        return Started([process], folder, 1, first=rank)
+
+    def _start_rank(
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        arguments: Sequence[str],
+        told: dict[str, str],
+        script: str = "train.py",
+    ) -> subprocess.Popen[str]:
+        own = dict(told)
+        command = _command(folder, own.pop("fault"), arguments, script)
+        env = self._environment(1, own) | {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(size)}
+        return _popen(command, env)
 
     def train_mpi(self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str) -> list[Run]:
         """Processes under ``mpiexec``, with one device each."""
+        return self.start_mpi(*arguments, fault=fault, ranks=ranks, **environment).finish()
+
+    def start_mpi(self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str) -> Started:
+        """As :meth:`train_mpi`, not waited for."""
         mpiexec = shutil.which("mpiexec")
         if mpiexec is None:
             pytest.fail("mpiexec is not on PATH; it comes with pip install 'disco-hlo[mpi]'")
         folder = self._fresh_folder()
         env = self._environment(1, environment) | {"TRAIN_PORT": str(free_port())}
         command = [mpiexec, "--oversubscribe", "-n", str(ranks), *_command(folder, fault, arguments)]
-        return Started([_popen(command, env)], folder, ranks).finish()
+        return Started([_popen(command, env)], folder, ranks)
 
     def _fresh_folder(self) -> Path:
         number = sum(1 for _ in self.folder.iterdir())
@@ -168,9 +192,9 @@ class Job:
         }
 
 
-def _command(folder: Path, fault: str, arguments: Sequence[str]) -> list[str]:
+def _command(folder: Path, fault: str, arguments: Sequence[str], script: str = "train.py") -> list[str]:
     faults = [word for name in fault.split() for word in ("--fault", name)]
-    return [*_observe(folder), *faults, str(HERE / "train.py"), *arguments]
+    return [*_observe(folder), *faults, str(HERE / script), *arguments]
 
 
 def _observe(folder: Path) -> list[str]:

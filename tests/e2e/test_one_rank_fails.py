@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, digest, is_ours, slot_of
 from tests.e2e.jobs import LIMIT_S, Job, Run
 from tests.known_times import know_all, know_device
@@ -17,12 +16,6 @@ from tests.known_times import know_all, know_device
 pytestmark = [pytest.mark.mpi, pytest.mark.product_only]
 
 NO_ROOM = "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Two ranks with XLA's default."""
-    return new_job(tmp_path_factory.mktemp("alone")).train_ranks()
 
 
 def all_but_ops(directory: Path) -> None:

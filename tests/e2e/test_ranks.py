@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,33 +16,16 @@ import pytest
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.bans import Bans
+from disco_hlo.plan.locks import OwnedFile
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
 from tests.e2e.jobs import LIMIT_S, QUICK_COMPILES, Job, Run, until_it_says
-from tests.known_times import know_all, know_device
+from tests.known_times import know_all
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Two ranks with XLA's default."""
-    return new_job(tmp_path_factory.mktemp("alone")).train_ranks()
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[Run]]:
-    """A search by two ranks under MPI; not to be changed."""
-    job = new_job(tmp_path_factory.mktemp("together"))
-    know_device(job.directory)
-    return job, job.train_mpi(fault="plan_wins", ENABLE_SEARCH="1", DISCO_LOG="debug")
-
-
-@pytest.fixture
-def shared(together: tuple[Job, list[Run]], tmp_path: Path) -> Job:
-    return new_job(tmp_path / "shared", together[0].directory)
 
 
 def assert_all_execute_the_plan(runs: list[Run], directory: Path, alone: list[Run]) -> None:
@@ -235,6 +219,40 @@ def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
     assert not (slot / "plan.json").exists()
     with PlanSlot(job.directory, slot).search_lock().held():
         assert list(slot.glob("compiling-*")) == []
+
+
+@pytest.mark.product_only
+def test_ctrl_c_at_mpiexec_while_the_plan_compiles_bans_nothing(shared: Job) -> None:
+    job = shared.start_mpi(fault="enacting:lasts", ENABLE_SEARCH="0")
+    try:
+        for _ in range(2):
+            until_it_says(job.processes[0], "compiling")
+        [mark] = slot_of(shared.directory).glob("compiling-*")
+        job.processes[0].send_signal(signal.SIGINT)
+        job.processes[0].communicate(timeout=LIMIT_S)
+        # It ends before its ranks do: jax takes SIGTERM for a warning, and SIGKILL follows.
+        until = time.monotonic() + LIMIT_S
+        while OwnedFile(mark).is_alive() and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        job.kill()
+    assert Bans(slot_of(shared.directory)).all() == []
+    assert list(slot_of(shared.directory).glob("*-*")) == []
+    assert all(is_ours(run) for run in shared.train_mpi(ENABLE_SEARCH="0"))
+
+
+@pytest.mark.product_only
+def test_a_rank_that_jax_ends_since_another_died_bans_nothing(shared: Job) -> None:
+    each = [{"fault": "enacting:lasts"}, {"fault": "dies_at:enact"}]
+    job = shared.start_ranks(ENABLE_SEARCH="0", TRAIN_HEARTBEAT_S="3", each=each)
+    try:
+        assert job.processes[0].wait(LIMIT_S) == -signal.SIGABRT
+    finally:
+        job.kill()
+    [mark] = slot_of(shared.directory).glob("compiling-*")
+    assert json.loads(mark.read_text())["fatal"] == "06"
+    assert Bans(slot_of(shared.directory)).all() == []
+    assert list(slot_of(shared.directory).glob("*-*")) == []
 
 
 @pytest.mark.product_only

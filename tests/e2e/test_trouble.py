@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disco_hlo.plan.bans import Bans
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
 from tests.e2e.jobs import LIMIT_S, Job, Run, Started, until_it_says
 
@@ -163,20 +164,49 @@ def test_a_candidate_that_crashes_xla_is_not_tried_by_the_next_search(
     job = fresh(searched[0])
     crash = job.start(fault="plan_crashes_xla", ENABLE_SEARCH="1").processes[0]
     crash.communicate(timeout=LIMIT_S)
-    assert crash.returncode == -signal.SIGKILL
+    assert crash.returncode == -signal.SIGABRT
     # The fault is still there; the candidate that meets it is not tried.
     run = job.train(fault="plan_crashes_xla", ENABLE_SEARCH="1")
     [line] = run.lines("disco: plan: not measured: ")
-    said = f"it is banned: trying it killed a process (process {crash.pid} on "
+    said = f"it is banned: process {crash.pid} on "
     assert said in line
-    assert "; to try it again delete " in line
+    assert " ended by SIGABRT while it was compiled (" in line
+    slot = slot_of(job.directory)
+    assert f"; to try it again: disco forgive {slot}" in line
     assert_same_losses(run, searched[1])
-    [ban] = slot_of(job.directory).glob("banned-*")
-    assert list(slot_of(job.directory).glob("compiling-*")) == []
-    assert str(ban) in line
+    assert len(Bans(slot).all()) == len(list(slot.glob("died-*"))) == 1
+    assert list(slot.glob("compiling-*")) == []
     plan = plan_in(job.directory)
     assert plan.chosen != "plan"
     assert any(one.name == "plan" and said in one.error for one in plan.measured.candidates)
+
+
+def test_a_job_that_is_ended_while_its_plan_compiles_bans_nothing_and_a_crash_does(
+    copied: Job, default: Run
+) -> None:
+    """Whatever ended the process, the plan was banned for good."""
+    slot = slot_of(copied.directory)
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+    ended = [copied.start(fault="enacting:lasts", ENABLE_SEARCH="0") for _ in ends]
+    for one, number in zip(ended, ends, strict=True):
+        until_it_says(one.processes[0], "compiling")
+        one.processes[0].send_signal(number)
+        one.processes[0].communicate(timeout=LIMIT_S)
+        assert one.processes[0].returncode != 0
+    assert Bans(slot).all() == []
+    # SIGKILL leaves no note: one death of three, which a success takes back.
+    assert [path.name.partition("-")[0] for path in slot.glob("*-*")] == ["died"]
+    enacted = copied.train(ENABLE_SEARCH="0")
+    assert is_ours(enacted)
+    assert list(slot.glob("*-*")) == []
+
+    crash = copied.start(fault="enacting:crashes", ENABLE_SEARCH="0").processes[0]
+    crash.communicate(timeout=LIMIT_S)
+    assert crash.returncode == -signal.SIGABRT
+    run = copied.train(fault="enacting:crashes", ENABLE_SEARCH="0")
+    assert_one_line(run, default, f"its plan is banned: process {crash.pid} on ")
+    assert Bans(slot).forgive() == 1
+    assert is_ours(copied.train(ENABLE_SEARCH="0"))
 
 
 def start_searching(job: Job) -> Started:

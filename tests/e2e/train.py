@@ -32,7 +32,10 @@ rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
 size = os.environ.get("TRAIN_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
 if rank is not None:
     address = f"127.0.0.1:{os.environ['TRAIN_PORT']}"
-    jax.distributed.initialize(address, num_processes=int(size), process_id=int(rank))
+    patience_s = int(os.environ.get("TRAIN_HEARTBEAT_S", "100"))
+    jax.distributed.initialize(
+        address, num_processes=int(size), process_id=int(rank), heartbeat_timeout_seconds=patience_s
+    )
 
 
 def loss_of(params, x, y):

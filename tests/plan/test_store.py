@@ -64,7 +64,7 @@ def test_what_was_saved_is_loaded(saved: PlanSlot) -> None:
 
 def test_an_empty_slot_has_no_plan_and_reading_it_creates_nothing(slot: PlanSlot, tmp_path: Path) -> None:
     assert slot.load() is None
-    assert slot.is_banned("0" * 64) == ""
+    assert slot.bans.all() == []
     assert PlanStore(tmp_path / "plans").list_plans() == []
     assert list(tmp_path.iterdir()) == []
 
@@ -142,12 +142,13 @@ def test_files_are_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     try:
         slot = PlanStore(tmp_path / "plans").slot(FINGERPRINT, "cpu", "cpu", 2)
         slot.save(plan_for(MODULE), MODULE)
-        slot.ban("0" * 64, "why")
+        with slot.bans.trying("0" * 64, "compile", 1):
+            modes = {oct(path.stat().st_mode & 0o777) for path in slot.path.iterdir()}
     finally:
         os.umask(before)
     folders = [slot.root, slot.path.parent, slot.path]
     assert [oct(path.stat().st_mode & 0o777) for path in folders] == ["0o700"] * 3
-    assert {oct(path.stat().st_mode & 0o777) for path in slot.path.iterdir()} == {"0o600"}
+    assert modes == {"0o600"}
 
 
 @pytest.mark.parametrize(
@@ -188,12 +189,6 @@ def test_a_job_of_several_processes_has_a_plan_of_its_own(tmp_path: Path) -> Non
     alone, together = (store.slot(FINGERPRINT, "gpu", "NVIDIA H200", 8, processes) for processes in (1, 4))
     assert alone.path.name == "gpu-nvidia-h200-x8"
     assert together.path.name == "gpu-nvidia-h200-x8-p4"
-
-
-def test_a_digest_that_is_none_is_refused(slot: PlanSlot) -> None:
-    for call in (slot.is_banned, lambda digest: slot.ban(digest, "why")):
-        with pytest.raises(PlanError, match="expected a SHA-256"):
-            call("../../x")
 
 
 def test_a_plan_that_names_another_module_is_not_saved(saved: PlanSlot) -> None:
@@ -329,7 +324,7 @@ def test_from_a_read_only_directory_plans_are_read_and_compiled(
     monkeypatch.setattr(os, "unlink", refuse)
     assert saved.load().module == MODULE
     for _ in range(2):
-        with saved.compiling(sha256(MODULE)):
+        with saved.bans.trying(sha256(MODULE), "compile", 1):
             assert names(saved) == FOUR_FILES
     [line] = caplog.messages
     assert "Read-only file system" in line
@@ -510,88 +505,3 @@ def test_leftovers_of_killed_savers_are_cleaned_up_when_they_are_old(saved: Plan
         os.utime(saved.path / name, ns=(moment_ns, moment_ns))
     saved.search_lock()
     assert names(saved) == sorted([".new-2-abc", *FOUR_FILES])
-
-
-def test_a_rank_without_the_plan_directory_compiles_without_making_one(
-    slot: PlanSlot, caplog: pytest.LogCaptureFixture
-) -> None:
-    with slot.compiling(sha256(MODULE)):
-        assert not slot.root.exists()
-    assert caplog.text == ""
-
-
-def test_a_compile_that_ends_leaves_no_mark(saved: PlanSlot) -> None:
-    digest = sha256(MODULE)
-
-    def compile_until_ctrl_c() -> None:
-        with saved.compiling(digest):
-            assert len(names(saved)) == 5
-            assert saved.is_banned(digest) == "", "it is still being compiled"
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compile_until_ctrl_c()
-    assert names(saved) == FOUR_FILES
-    assert saved.is_banned(digest) == ""
-
-
-def test_a_plan_that_killed_its_process_is_banned_until_the_ban_is_deleted(saved: PlanSlot) -> None:
-    digest = sha256(MODULE)
-    victim = child(f"mark = slot.compiling({digest!r}); mark.__enter__()", saved.root)
-    assert saved.is_banned(digest) == ""
-    victim.kill()
-    victim.wait()
-    ban = saved.path / f"banned-{digest}"
-    for _ in range(2):
-        reason = saved.is_banned(digest)
-        assert reason.startswith(f"trying it killed a process (process {victim.pid} on ")
-        assert reason.endswith(f"to try it again delete {ban}")
-    assert names(saved) == sorted([ban.name, *FOUR_FILES])
-    assert saved.is_banned("0" * 64) == "", "other plans are not meant"
-    ban.unlink()
-    assert saved.is_banned(digest) == ""
-
-
-@pytest.mark.parametrize(
-    ("content", "owner"),
-    [(b"[" * 4096, "process ? on ?, since ?"), (b'{"pid": "\\udcff"}', "process \\udcff on ?, since ?")],
-    ids=["nested too deeply", "no text"],
-)
-def test_a_mark_that_names_no_process_bans_once_it_is_old(
-    saved: PlanSlot, content: bytes, owner: str
-) -> None:
-    digest = hashlib.sha256(MODULE).hexdigest()
-    mark = saved.path / f"compiling-{digest}.1-0"
-    mark.write_bytes(content)
-    assert saved.is_banned(digest) == ""
-    os.utime(mark, (0, 0))
-    saved.is_banned(digest)
-    assert saved.is_banned(digest).startswith(
-        f"trying it killed a process ({owner}); to try it again delete "
-    )
-
-
-def test_of_modules_tried_at_once_the_one_that_kills_again_alone_is_banned(saved: PlanSlot) -> None:
-    digests = [letter * 64 for letter in "abc"]
-    marks = "\ntime.sleep(0.5)\n".join(
-        f"m{one[0]} = slot.compiling({one!r}); m{one[0]}.__enter__()" for one in digests
-    )
-    first = child(marks, saved.root)
-    assert saved.suspects() is False
-    first.kill()
-    first.wait()
-    # Nobody knows which it was: none is banned, and they are to be tried one at a time.
-    assert saved.suspects() is True
-    assert [saved.is_banned(one) for one in digests] == ["", "", ""]
-    with saved.compiling(digests[0]):
-        pass
-    second = child(f"mark = slot.compiling({digests[1]!r}); mark.__enter__()", saved.root)
-    second.kill()
-    second.wait()
-    assert saved.is_banned(digests[1]).startswith(f"trying it killed a process (process {second.pid} on ")
-    assert saved.is_banned(digests[0]) == ""
-
-
-def test_a_ban_says_why(slot: PlanSlot) -> None:
-    slot.ban("a" * 64, "it gave other numbers")
-    assert slot.is_banned("a" * 64).startswith("it gave other numbers; to try it again delete ")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.xla import job
+from disco_hlo.plugin.xla import jaxlink, job
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 
@@ -57,3 +57,18 @@ def test_only_a_passed_deadline_is_a_timeout() -> None:
         store.get("late", 1.5)
     with pytest.raises(RuntimeError, match="UNAVAILABLE"):
         store.get("lost", 1.5)
+
+
+def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src import distributed
+
+    def number_with(client: object) -> int:
+        monkeypatch.setattr(distributed.global_state, "client", client)
+        monkeypatch.setattr(distributed.global_state, "coordinator_address", "host:1234")
+        return jaxlink.job_number()
+
+    first, second = object(), object()
+    before = number_with(first)
+    assert [number_with(one) - before for one in (first, second, second)] == [0, 1, 1]
+    assert number_with(None) == 0
+    assert number_with(second) == before + 1

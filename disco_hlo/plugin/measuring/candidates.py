@@ -24,6 +24,7 @@ from disco_hlo.activation.agree import PlanBytes, broadcast_plan
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
@@ -37,7 +38,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.job import free_device_bytes
 
 DEFAULT = "XLA default"
@@ -137,7 +138,7 @@ def compile_trials(
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
     at_once = compiles_at_once(session)
-    if any(trial.marks is not None and trial.marks.suspects() for trial in waiting):
+    if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
         at_once = 1
     with ThreadPoolExecutor(at_once, "disco-compile") as pool:
         failures = list(pool.map(lambda trial: _compile(session, source, trial), waiting))
@@ -162,7 +163,7 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
     if session.leads:
         try:
             mine = PlanBytes(b"{}", apply(trial.strategy, trial.source(source)))
-            banned = trial.marks.is_banned(mine.module_sha256) if trial.marks is not None else ""
+            banned = trial.marks.bans.reason(mine.module_sha256) if trial.marks is not None else ""
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except Exception as error:  # the others wait for what is sent here
             why = one_line(error)
@@ -183,7 +184,7 @@ def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Excepti
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
             verify(own, trial.module, trial.strategy)
-            with marked(session, trial):
+            with marked(session, trial, "compile"):
                 trial.executable = compiles.compile_module(
                     session.request, trial.module, trial.options, trial.structure
                 )
@@ -193,11 +194,15 @@ def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Excepti
     return None
 
 
-def marked(session: Session, trial: Trial) -> contextlib.AbstractContextManager[None]:
-    """Rank 0's mark of a candidate under way: left behind by a process that died, it bans the candidate."""
+def marked(session: Session, trial: Trial, stage: Stage) -> contextlib.AbstractContextManager[None]:
+    """Rank 0's mark of a candidate under way: what it tells of a process that died may ban the candidate."""
     if trial.marks is None or not session.leads or not trial.module:
         return contextlib.nullcontext()
-    return trial.marks.compiling(hashlib.sha256(trial.module).hexdigest())
+    return trial.marks.bans.trying(_sha256(trial.module), stage, jaxlink.process_count())
+
+
+def _sha256(module: bytes) -> str:
+    return hashlib.sha256(module).hexdigest()
 
 
 def measure(
@@ -239,7 +244,8 @@ def measure(
 def _compare(session: Session, trials: Sequence[Trial]) -> None:
     """See which compute what the first does, XLA's default; what does not on any rank is out on all."""
     programs = [
-        Program(trial.name, trial.executable, functools.partial(marked, session, trial)) for trial in trials
+        Program(trial.name, trial.executable, functools.partial(marked, session, trial, "run"))
+        for trial in trials
     ]
     compare(session, programs)
     for trial, program in zip(trials, programs, strict=True):

@@ -19,6 +19,7 @@ from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
 from disco_hlo.errors import ActivationError, shared
+from disco_hlo.plan.bans import withdraw_marks
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 
@@ -105,6 +106,7 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
         reason,
         silence,
     )
+    withdraw_marks()
     _end_now()
 
 

@@ -177,7 +177,7 @@ def take(
     trial, by_name = module.trial, module.by_name
     with session.stage(f"memory for the {trial.name}"):
         runner = runner_with(session, trial, inputs_of, first_runs)
-    with session.stage(f"profile {trial.name}"), marked(session, trial):
+    with session.stage(f"profile {trial.name}"), marked(session, trial, "run"):
         runs = RUNS[session.facts.backend]
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
     if by_name is None:
@@ -185,7 +185,7 @@ def take(
     untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
-    with session.stage(f"profile {by_name.name}"), marked(session, by_name):
+    with session.stage(f"profile {by_name.name}"), marked(session, by_name, "run"):
         named, _ = traced_on_all(session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False)
     with session.stage(f"names of {trial.name}"):
         whole, why = _with_names(module, trace, named)
@@ -214,7 +214,7 @@ def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Firs
     """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that."""
     first_runs.begin()
     try:
-        with session.stage(f"time {trial.name}"), marked(session, trial):
+        with session.stage(f"time {trial.name}"), marked(session, trial, "run"):
             at_once = steps_in_a_row(session, runner)
             if at_once == 1:
                 return 0

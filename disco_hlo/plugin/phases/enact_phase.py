@@ -19,6 +19,7 @@ from disco_hlo.errors import ActivationError, PlanError, is_shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
@@ -116,7 +117,7 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
             reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
-            banned = slot.is_banned(mine.module_sha256) if mine is not None else ""
+            banned = slot.bans.reason(mine.module_sha256) if mine is not None else ""
             mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
         except Exception as error:  # whatever it is, the other ranks wait for an answer
             mine, reason = None, one_line(error)
@@ -177,7 +178,7 @@ def _enact(
         return None
     digest = hashlib.sha256(proposed.module).hexdigest()
     try:
-        with session.stage("enact"), _guarded(session, slot, digest):
+        with session.stage("enact"), _guarded(session, slot, digest, "compile"):
             if waiting is None or proposed.structure is not None:  # the early stage is over
                 executable = compiles.compile_module(
                     session.request, proposed.module, None, proposed.structure
@@ -205,7 +206,7 @@ def _compared(
     name, digest = proposed.plan.target.module_name, hashlib.sha256(proposed.module).hexdigest()
     session.say("the plan of %s %s: it is compared with XLA's default first, once", name, why)
     try:
-        guard = functools.partial(_guarded, session, slot, digest)
+        guard = functools.partial(_guarded, session, slot, digest, "run")
         compare_first(session, step, proposed.plan, executable, guard)
     except Exception as error:
         LOGGER.warning(
@@ -217,9 +218,13 @@ def _compared(
     return True
 
 
-def _guarded(session: Session, slot: PlanSlot, digest: str) -> contextlib.AbstractContextManager[None]:
-    """The mark of a compile that may crash. The plan directory is rank 0's; others may have none."""
-    return slot.compiling(digest) if session.leads else contextlib.nullcontext()
+def _guarded(
+    session: Session, slot: PlanSlot, digest: str, stage: Stage
+) -> contextlib.AbstractContextManager[None]:
+    """The mark of a compile or first run that may crash. The plan directory is rank 0's; others may have none."""
+    if not session.leads:
+        return contextlib.nullcontext()
+    return slot.bans.trying(digest, stage, jaxlink.process_count())
 
 
 def describe(plan: Plan) -> str:

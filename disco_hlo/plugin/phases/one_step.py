@@ -12,11 +12,12 @@ from weakref import WeakSet
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError, UnsupportedError, shared
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-_out_of_step: set[tuple[int, ...]] = set()
-"""Processes that were about to run different steps at once. What one of them then takes for the largest step so far may
-be known to another, which leaves it alone: it would wait in vain."""
+_out_of_step: set[tuple[int, tuple[int, ...]]] = set()
+"""Jobs, and processes of theirs that were about to run different steps at once. What one of them then takes for the
+largest step so far may be known to another, which leaves it alone: it would wait in vain."""
 _threads: WeakSet[threading.Thread] = WeakSet()
 """Those that compiled something for several processes, and so may run it."""
 
@@ -25,7 +26,7 @@ def may_be_run(request: CompileRequest) -> bool:
     """Whether these processes have been in step so far. To be asked of every compile: it notes who compiles."""
     if len(request.process_indices) > 1:
         _threads.add(threading.current_thread())
-    return request.process_indices not in _out_of_step
+    return (jaxlink.job_number(), request.process_indices) not in _out_of_step
 
 
 def refuse_others(session: Session, fingerprint: str) -> None:
@@ -37,7 +38,7 @@ def refuse_others(session: Session, fingerprint: str) -> None:
     """
     same = agree(session.channel, Proposal(fingerprint, fingerprint), session.timeout_s, tag="step")
     if not same.enact:
-        _out_of_step.add(session.request.process_indices)
+        _out_of_step.add((jaxlink.job_number(), session.request.process_indices))
         raise shared(ActivationError(f"{same.reason}; no other step is run on made-up inputs"))
     with session.stage("threads"):
         _refuse_other_threads(session.request)

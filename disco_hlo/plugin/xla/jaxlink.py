@@ -51,6 +51,9 @@ _REQUEST_ARGUMENTS = (
 )
 EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
 """Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
+_joining = threading.Lock()
+_job: DistributedJob | None = None
+"""The last one, kept to tell a client from that of the next job."""
 _registering = threading.Lock()
 _registered: set[tuple[str, str]] = set()
 _COMPILE_ARGUMENTS = ("backend", "module", "executable_devices", "options", "host_callbacks")
@@ -354,12 +357,37 @@ def profiler_runs() -> bool:
     return any(getattr(state, name, None) is not None for name in ("session", "profile_session"))
 
 
-def distributed_job() -> tuple[Any, str] | None:
-    """Client and coordinator address of the ``jax.distributed`` job, or None where there is none."""
+@dataclass(frozen=True)
+class DistributedJob:
+    """This process's part in one ``jax.distributed`` job."""
+
+    client: Any
+    """Of its coordination service."""
+    address: str
+    """Of its coordinator; the next job of these processes may have the same."""
+    number: int
+    """1, 2, ... in the order in which this process joined them: who initializes again is in another job."""
+
+
+def distributed_job() -> DistributedJob | None:
+    """The ``jax.distributed`` job that this process is in now, or None where there is none."""
     from jax._src import distributed
 
+    global _job
     state = distributed.global_state
-    return None if state.client is None else (state.client, str(state.coordinator_address))
+    with _joining:
+        if state.client is None:
+            return None
+        if _job is None or _job.client is not state.client:
+            number = 1 if _job is None else _job.number + 1
+            _job = DistributedJob(state.client, str(state.coordinator_address), number)
+        return _job
+
+
+def job_number() -> int:
+    """Of the job that this process is in now; 0 where it is in none. What ranks have agreed on ends with their job."""
+    job = distributed_job()
+    return 0 if job is None else job.number
 
 
 def process_count() -> int:

@@ -84,13 +84,13 @@ def _timeouts(what: str, timeout_s: float) -> Iterator[None]:
 def key_value_store() -> KeyValueStore | None:
     """The store of this job, or None where ``jax.distributed`` is not initialized."""
     job = jaxlink.distributed_job()
-    return None if job is None else KeyValueStore(job[0])
+    return None if job is None else KeyValueStore(job.client)
 
 
 def job_id() -> str:
     """A name that the processes of one ``jax.distributed`` job share (its coordinator's address), or ""."""
     job = jaxlink.distributed_job()
-    return "" if job is None else job[1]
+    return "" if job is None else job.address
 
 
 def free_device_bytes(request: CompileRequest) -> int | None:

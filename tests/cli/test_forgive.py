@@ -1,0 +1,97 @@
+"""Bans as the command shows and lifts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.plan.bans import Bans
+from tests.cli.conftest import Disco
+from tests.report import plans
+
+
+def crash(folder: Path, module: str) -> None:
+    """A process crashes while it compiles ``module``."""
+    code = (
+        "import os, sys; from pathlib import Path; from disco_hlo.plan.bans import Bans\n"
+        "with Bans(Path(sys.argv[1])).trying(sys.argv[2], 'compile', 1): os.abort()"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code, folder, module], check=False).returncode
+        == -signal.SIGABRT
+    )
+
+
+@pytest.fixture
+def slot(tmp_path: Path, cpu_plan: Path) -> Path:
+    """A plan's folder in the store, with the plan's module banned and another one."""
+    folder = plans.slot(tmp_path / "plans", plans.cpu())
+    shutil.copytree(cpu_plan, folder)
+    crash(folder, json.loads((folder / "plan.json").read_text())["module_sha256"])
+    crash(folder, "f" * 64)
+    return folder
+
+
+def test_bans_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
+    fingerprint = plans.cpu().graph.fingerprint[:16]
+    outcome = disco("list")
+    row, own, other = outcome.out.splitlines()[1:]
+    assert row.split()[-1] == "banned"
+    assert own.startswith(f"banned: the plan {fingerprint} is not enacted: process ")
+    assert " ended by SIGABRT while it was compiled (" in own
+    assert own.endswith(f"; to try it again: disco forgive {slot}")
+    assert other.startswith(f"banned: a candidate in {slot} is not tried: process ")
+    (listed,) = disco("list", "--json").json["plans"]
+    assert listed["banned"] in own
+    assert {ban["module"] for ban in listed["bans"]} >= {"f" * 64}
+    assert "banned, and not enacted: process " in disco("inspect", fingerprint).out
+    assert disco("inspect", slot, "--json").json["banned"] == listed["banned"]
+
+    assert disco("forgive", fingerprint[:6]).out == f"lifted 2 bans in {slot}\n"
+    assert disco("list").out.splitlines()[1].split()[-1] == "measured"
+    assert disco("list", "--json").json["plans"][0]["bans"] == []
+    assert "banned" not in disco("inspect", fingerprint).out
+    assert disco("inspect", slot, "--json").json["banned"] == ""
+    assert disco("forgive", slot).out == f"nothing in {slot} was banned\n"
+
+
+def test_bans_of_a_search_that_saved_no_plan_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
+    (slot / "plan.json").unlink()
+    lines = disco("list").out.splitlines()
+    assert [line.startswith(f"banned: a candidate in {slot} is not tried: ") for line in lines] == [
+        True,
+        True,
+    ]
+    assert disco("forgive", plans.cpu().graph.fingerprint[:16]).out == f"lifted 2 bans in {slot}\n"
+    assert disco("list").out.startswith("No plans in ")
+
+
+def test_a_record_that_cannot_be_read_is_one_line(
+    disco: Disco, slot: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(Bans(slot).all()) == 2
+    for path in slot.glob("died-*"):
+        path.write_bytes(b"\x1b[2J" * 1000)
+    assert disco("list").out.splitlines()[1].split()[-1] == "measured"
+    assert len(caplog.messages) == 2
+
+
+def test_what_cannot_be_forgiven_is_refused(
+    disco: Disco, refused: Callable[..., str], slot: Path, tmp_path: Path
+) -> None:
+    assert "not the start of a fingerprint" in refused("forgive", "no such plan")
+    assert "nothing in " in refused("forgive", "0")
+    other = slot.parent / "cpu-cpu-x16"
+    shutil.copytree(slot, other)
+    assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.fingerprint[:6])
+    os.symlink(slot, slot.parent / "cpu-cpu-x4")
+    assert "is a symbolic link" in refused("forgive", slot.parent / "cpu-cpu-x4")
+    assert len(Bans(slot).all()) == 2
