@@ -24,7 +24,7 @@ from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
 from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
 from disco_hlo.plan.legal import Kernel, check_strategy
-from disco_hlo.plan.names import named_once
+from disco_hlo.plan.names import has_two_names, named_once
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
@@ -62,8 +62,12 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
 
 
 def attested_groups(source: CanonicalModule) -> set[Kernel]:
-    """The kernels that XLA itself runs in the source module."""
-    return {(frozenset(origin.nodes), origin.results) for origin in source.origins if origin.role == "fusion"}
+    """The kernels that XLA itself runs in the source module, on the same buffers."""
+    return {
+        (frozenset(origin.nodes), origin.results)
+        for origin in source.origins
+        if origin.role == "fusion" and not has_two_names(source.graph, set(origin.nodes))
+    }
 
 
 def _available_cores() -> int:

@@ -31,6 +31,12 @@ def named_once(graph: Graph, strategy: Strategy) -> Strategy:
     return replace(strategy, groups=tuple(groups), order=order)
 
 
+def has_two_names(graph: Graph, inside: Collection[int]) -> bool:
+    """Whether a kernel reads one value from outside by two names. XLA's own has two buffers then, where canonical form
+    has one: a kernel that only moves the layout is a bitcast there."""
+    return bool(_doubled(graph, inside))
+
+
 def _with_bitcasts(graph: Graph, group: Group) -> Group:
     inside = {*group.nodes, *group.duplicates}
     added = _doubled(graph, inside)
