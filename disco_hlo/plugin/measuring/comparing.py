@@ -8,9 +8,9 @@ a rounding, and where another program is too far off it runs some more times bef
 A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
 an output differs from the input that it updates.
 
-Host memory holds what the default computed, with half as much again for f32 (as much for 16 bits) beside it, once for
-all devices that hold the same, and of other runs one output at a time. Where that takes more than a part of what the
-host has free, the outputs are compared in several passes, for each of which all programs run again.
+Host memory holds what the default computed and a byte beside each number, once for all devices that hold the same, and
+of other runs one output at a time. Where that takes more than a part of what the host has free, the outputs are compared
+in several passes, for each of which all programs run again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from disco_hlo.plugin.xla.job import free_host_bytes
 _RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
 """How often the default runs on changed inputs: at first, at first where it has many elements, and where a program is
 too far off."""
-_MANY_ELEMENTS = 1 << 28
+_MANY_ELEMENTS = 1 << 24
+"""So many neighbours tell what one element does not."""
 _OF_FREE_MEMORY = 4
 """A part of so many of the host's free memory is taken."""
 _MOST_PASSES = 64

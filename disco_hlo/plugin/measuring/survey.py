@@ -17,7 +17,7 @@ from disco_hlo.plugin.xla.dtypes import is_whole
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
 _A_FEW = 1 << 10
-_EXPONENT_BYTES = 2
+_EXPONENT_BYTES = {8: 2, 16: 2}
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Survey:
 
     def kept_bytes(self, number: int) -> int:
         """Host memory that an element of an output takes while it is compared, on all local devices."""
-        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES
+        size = self.dtypes[number].itemsize
+        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES.get(size, 1)
         copies = 1 if self.alike[number] else self.devices[number]
-        return (self.dtypes[number].itemsize + own) * copies
+        return (size + own) * copies
 
     def name(self, number: int) -> str:
         """Type and shape of an output."""
