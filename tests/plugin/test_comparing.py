@@ -21,11 +21,11 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring import comparing
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.measuring.comparing import Program, Reference, passes
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Survey, survey_of
+from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles

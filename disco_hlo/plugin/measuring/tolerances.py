@@ -167,8 +167,9 @@ class Allowed:
         self, dtype: np.dtype[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
     ) -> NDArray[Any]:
         """By how much each element may differ."""
-        near = np.maximum(rows.astype(dtype)[:, None], columns.astype(dtype)[None])
-        allowed = near.reshape(-1)
+        allowed: NDArray[Any] = np.maximum(rows.astype(dtype)[:, None], columns.astype(dtype)[None]).reshape(
+            -1
+        )
         np.maximum(allowed, _sizes(self._powers, dtype), out=allowed)
         allowed *= dtype.type(TIMES)
         return allowed
@@ -188,7 +189,8 @@ def _powers(sizes: NDArray[Any]) -> NDArray[Any]:
     """The powers of two next to sizes, as floats have them in their exponent: a quarter of the sizes' memory."""
     integer, mantissa, kept = _LAYOUT[sizes.dtype.itemsize]
     near = sizes * sizes.dtype.type(_NEXT)
-    return ((near.view(integer) >> mantissa) + 1).astype(kept)
+    powers: NDArray[Any] = ((near.view(integer) >> mantissa) + 1).astype(kept)
+    return powers
 
 
 def _sizes(powers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

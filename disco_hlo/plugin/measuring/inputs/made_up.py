@@ -112,7 +112,7 @@ def floats_at(
         values *= np.where(drawn.coin(_NUDGE + change), by, 1 / by)
     if parameter.dtype.kind == "c":
         turned = Scrambled(places, [*key, 1]).numbers()
-        return (values * (1 + 1j * turned)).astype(parameter.dtype)
+        values = values * (1 + 1j * turned)
     return values.astype(parameter.dtype, copy=False)
 
 
@@ -123,7 +123,8 @@ def _integers(random: np.random.Generator, count: int, bound: int, permuted: boo
         return skewed_indices(random, bound, count)
     rows = _permutation(random, bound, count)
     runs, places = np.divmod(np.arange(count), rows.size)
-    return rows[(places + runs * int(random.integers(1, rows.size))) % rows.size]
+    turned: NDArray[np.int64] = rows[(places + runs * int(random.integers(1, rows.size))) % rows.size]
+    return turned
 
 
 def _permutation(random: np.random.Generator, bound: int, count: int) -> NDArray[np.int64]:
