@@ -112,10 +112,10 @@ def no_memory() -> None:
 
 def one_element_off() -> None:
     """Whatever is compared with XLA's default computes one element of one result otherwise."""
-    from disco_hlo.plugin.measuring import comparing
+    from disco_hlo.plugin.measuring.reference import Reference
     from disco_hlo.plugin.measuring.runner import Runner
 
-    first_unlike = comparing.Reference._first_unlike
+    first_unlike = Reference._first_unlike
 
     class Off:
         def __init__(self, runner: Runner) -> None:
@@ -127,7 +127,7 @@ def one_element_off() -> None:
                 changed.reshape(-1)[:1] *= 1.001
                 yield number, device, changed
 
-    comparing.Reference._first_unlike = lambda self, runner: first_unlike(self, Off(runner))  # type: ignore[method-assign,arg-type]
+    Reference._first_unlike = lambda self, runner: first_unlike(self, Off(runner))  # type: ignore[method-assign,arg-type]
 
 
 def plan_wins() -> None:

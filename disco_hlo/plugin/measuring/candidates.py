@@ -30,9 +30,10 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import Program, compare
+from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import run_on_all
+from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns

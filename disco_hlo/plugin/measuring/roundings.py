@@ -39,7 +39,7 @@ def rounding_of(module: bytes, platform: str) -> float:
     if platform != "cpu" and "f32" in kinds:
         parts.append(_TENSOR_FLOAT)
     coarsest = min(max(parts, default=0.0), _COARSEST)
-    return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * longest_sum(message) ** 0.5)
+    return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * math.sqrt(longest_sum(message)))
 
 
 def longest_sum(message: Message) -> float:

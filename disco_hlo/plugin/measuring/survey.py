@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.tolerances import same_bits, widened
+from disco_hlo.plugin.measuring.tolerances import Span, same_bits, spans_of, widened
 from disco_hlo.plugin.xla.dtypes import is_whole
 
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
 _A_FEW = 1 << 10
-_EXPONENT_BYTES = 2
+_MOST_PASSES = 64
+_EXPONENT_BYTES = {8: 2, 16: 2}
+
+
+Spans = Mapping[int, Sequence[Span]]
+"""By number of an output, the parts of it that one pass compares."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,10 @@ class Survey:
 
     def kept_bytes(self, number: int) -> int:
         """Host memory that an element of an output takes while it is compared, on all local devices."""
-        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES
+        size = self.dtypes[number].itemsize
+        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES.get(size, 1)
         copies = 1 if self.alike[number] else self.devices[number]
-        return (self.dtypes[number].itemsize + own) * copies
+        return (size + own) * copies
 
     def name(self, number: int) -> str:
         """Type and shape of an output."""
@@ -80,6 +88,32 @@ def survey_of(runner: Runner) -> Survey:
         found.devices[number] += 1
         strange += not_finite(values)
     return Survey(found.shapes, found.dtypes, found.devices, found.alike, found.updated, strange)
+
+
+def passes(survey: Survey, limit_bytes: int | None) -> list[Spans]:
+    """All parts of the outputs, in passes of which none keeps more than so much.
+
+    Raises:
+        UnsupportedError: there would be too many of them.
+    """
+    found: list[dict[int, list[Span]]] = [{}]
+    used = 0
+    for number, shape in enumerate(survey.shapes):
+        for span in spans_of(shape):
+            takes = (span.stop - span.start) * survey.kept_bytes(number)
+            if limit_bytes is not None and used and used + takes > limit_bytes:
+                found.append({})
+                used = 0
+            found[-1].setdefault(number, []).append(span)
+            used += takes
+    if len(found) > _MOST_PASSES:
+        raise UnsupportedError(
+            f"the host's free memory does not do for comparing {survey.elements} elements with XLA's default: "
+            f"{limit_bytes} bytes may be taken, which makes {len(found)} passes; free memory, or use more hosts"
+        )
+    if len(found) > 1:
+        LOGGER.debug("the outputs are compared in %d passes of at most %s bytes", len(found), limit_bytes)
+    return [dict(spans) for spans in found]
 
 
 def not_finite(values: NDArray[Any]) -> int:

@@ -29,6 +29,8 @@ HIGH = 3.0
 """The largest of many neighbours moves so many times as far as they do by the root of their mean square."""
 _NEXT = 0.7072
 """The power of two next to a number is above this part of it: the root of a half, or barely more."""
+_LAYOUT: dict[int, tuple[Any, int, Any]] = {4: (np.uint32, 23, np.uint8), 8: (np.uint64, 52, np.uint16)}
+"""By a float's bytes: bits of its size, bits below its exponent, and what holds the exponent."""
 _A_FEW = 4
 _MANY = 64
 """Of so many elements the norm is compared, too."""
@@ -81,9 +83,10 @@ class Allowed:
         if before is not None:
             np.maximum(largest, np.abs(widened(before)), out=largest)
         digit = float(kind.eps) * _NEXT  # the power of two next to it is what the last digit is worth
-        last_digit = np.where(np.isfinite(largest), largest, 0) * digit + float(kind.smallest_normal)
+        last_digit = np.where(np.isfinite(largest), largest, 0) * largest.dtype.type(digit)
+        last_digit += largest.dtype.type(kind.smallest_normal)
         self._last_digits_square = _square(last_digit)
-        self._exponents = _exponents(last_digit)
+        self._powers = _powers(last_digit)
         self._in_rows = np.zeros(self._rows)
         self._in_columns = np.zeros(self._columns)
 
@@ -104,7 +107,7 @@ class Allowed:
             if shift is not None:
                 change -= shift
             size = np.nan_to_num(np.abs(change), nan=0.0, posinf=0.0)
-        np.maximum(self._exponents, _exponents(size), out=self._exponents)
+        np.maximum(self._powers, _powers(size), out=self._powers)
         squares = np.square(size, dtype=np.float64).reshape(self._rows, self._columns)
         self._in_rows += squares.sum(1)
         self._in_columns += squares.sum(0)
@@ -117,37 +120,57 @@ class Allowed:
             place = int(np.argmax(self.values != got))
             return place, f"it is {got[place]} and not {self.values[place]}"
         want, have = widened(self.values), widened(got)
-        strange = ~(np.isfinite(want) & np.isfinite(have))
-        if strange.any():
+        with np.errstate(all="ignore"):
+            apart = np.abs(have - want)
+        largest = apart.max()
+        if not np.isfinite(largest):
+            strange = ~(np.isfinite(want) & np.isfinite(have))
             wrong = strange & ~((want == have) | (np.isnan(want) & np.isnan(have)))
             if wrong.any():
                 place = int(np.argmax(wrong))
                 return place, f"it is {have[place]:.3g} and not {want[place]:.3g}"
-            want, have = np.where(strange, 0, want), np.where(strange, 0, have)
-        apart = np.abs(have - want)
-        allowed = self._allowed(apart.dtype)
-        if (apart > allowed).any():
-            place = int(np.argmax(apart / allowed))
-            return place, f"by {apart[place]:.2g}, where roundings make {allowed[place]:.2g}"
-        norm, limit = _square(apart) ** 0.5, TIMES * (self.moved_square + self._last_digits_square) ** 0.5
-        if apart.size >= _MANY and norm > limit:
-            return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings make {limit:.2g}"
-        return 0, ""
+            apart[strange] = 0
+            largest = apart.max()
+        return self._too_far(apart, float(largest))
 
-    def _allowed(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """By how much each element may differ."""
-        near = np.zeros((self._rows, self._columns), dtype)
+    def _too_far(self, apart: NDArray[Any], largest: float) -> tuple[int, str]:
+        """As :meth:`unlike`, of finite differences."""
+        rows, columns = self._near()
+        least = max(float(near.min()) for near in (rows, columns))
+        if largest > TIMES * least:
+            allowed = self._allowed(apart.dtype, rows, columns)
+            if (apart > allowed).any():
+                place = int(np.argmax(apart / allowed))
+                return place, f"by {apart[place]:.2g}, where roundings make {allowed[place]:.2g}"
+        limit = TIMES * (self.moved_square + self._last_digits_square) ** 0.5
+        if (
+            apart.size < _MANY
+            or largest * apart.size**0.5 <= limit
+            or (norm := _square(apart) ** 0.5) <= limit
+        ):
+            return 0, ""
+        return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings make {limit:.2g}"
+
+    def _near(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How far the elements of each row and each column may move; 0 where these are only a few."""
         runs = max(1, self._runs)
-        by_rows, by_columns = self._columns >= _A_FEW, self._rows >= _A_FEW
-        if by_rows:
-            near += np.sqrt(self._in_rows / (runs * self._columns)).astype(dtype)[:, None]
-        if by_columns:
-            np.maximum(near, np.sqrt(self._in_columns / (runs * self._rows)).astype(dtype)[None], out=near)
-        if not (by_rows or by_columns):
-            near += dtype.type((self.moved_square / max(1, near.size)) ** 0.5)
-        near *= dtype.type(HIGH)
-        allowed = near.reshape(-1)
-        np.maximum(allowed, np.ldexp(dtype.type(1), self._exponents.astype(np.int32)), out=allowed)
+        rows, columns = np.zeros(self._rows), np.zeros(self._columns)
+        if self._columns >= _A_FEW:
+            rows = np.sqrt(self._in_rows / (runs * self._columns))
+        if self._rows >= _A_FEW:
+            columns = np.sqrt(self._in_columns / (runs * self._rows))
+        if max(self._rows, self._columns) < _A_FEW:
+            rows += (self.moved_square / (self._rows * self._columns)) ** 0.5
+        return HIGH * rows, HIGH * columns
+
+    def _allowed(
+        self, dtype: np.dtype[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
+    ) -> NDArray[Any]:
+        """By how much each element may differ."""
+        allowed: NDArray[Any] = np.maximum(rows.astype(dtype)[:, None], columns.astype(dtype)[None]).reshape(
+            -1
+        )
+        np.maximum(allowed, _sizes(self._powers, dtype), out=allowed)
         allowed *= dtype.type(TIMES)
         return allowed
 
@@ -162,11 +185,18 @@ def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
-def _exponents(sizes: NDArray[Any]) -> NDArray[np.int16]:
-    """The powers of two next to sizes: half the memory of the sizes, or a quarter."""
-    found = np.frexp(sizes * sizes.dtype.type(_NEXT))[1]
-    found[sizes == 0] = np.iinfo(np.int16).min
-    return found.astype(np.int16)
+def _powers(sizes: NDArray[Any]) -> NDArray[Any]:
+    """The powers of two next to sizes, as floats have them in their exponent: a quarter of the sizes' memory."""
+    integer, mantissa, kept = _LAYOUT[sizes.dtype.itemsize]
+    near = sizes * sizes.dtype.type(_NEXT)
+    powers: NDArray[Any] = ((near.view(integer) >> mantissa) + 1).astype(kept)
+    return powers
+
+
+def _sizes(powers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The powers of two that :func:`_powers` kept."""
+    integer, mantissa, _ = _LAYOUT[dtype.itemsize]
+    return (powers.astype(integer) << mantissa).view(dtype)
 
 
 def _square(values: NDArray[Any]) -> float:

@@ -18,17 +18,20 @@ that they decide about a collective: all devices must take the same branches the
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.plugin.measuring.cores import own_cores
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.executables import Parameter
 
 _AT_ONCE = 1 << 18
 """Numbers made at once: they stay in a cache, and other memory than theirs is hardly needed."""
+_WORTH_THREADS, _THREADS = 8, 8
 _LARGEST_PERMUTED = 1 << 22
 _SIGN, _NUDGE = range(2)
 """Coins; that of a nudge is the first of several."""
@@ -60,11 +63,20 @@ def synthetic_values(
         random = np.random.default_rng([seed, index])
         return _integers(random, count, bound, permuted).astype(parameter.dtype).reshape(parameter.shape)
     values = np.empty(count, parameter.dtype)
-    for start in range(0, count, _AT_ONCE):
+
+    def make(start: int) -> None:
         places = np.arange(start, min(count, start + _AT_ONCE))
         values[start : start + _AT_ONCE] = floats_at(
             places, parameter, seed, index, place, signed=signed, nudge=nudge, change=change
         )
+
+    starts = range(0, count, _AT_ONCE)
+    if len(starts) < _WORTH_THREADS:
+        for start in starts:
+            make(start)
+    else:
+        with ThreadPoolExecutor(min(_THREADS, len(own_cores()))) as pool:
+            list(pool.map(make, starts))
     return values.reshape(parameter.shape)
 
 
@@ -97,10 +109,10 @@ def floats_at(
     if nudge:
         # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
         by = wide(1 + max(nudge, float(kind.eps)))
-        values *= np.where(drawn.coin(_NUDGE + change), by, 1 / by).astype(wide)
+        values *= np.where(drawn.coin(_NUDGE + change), by, 1 / by)
     if parameter.dtype.kind == "c":
         turned = Scrambled(places, [*key, 1]).numbers()
-        return (values * (1 + 1j * turned)).astype(parameter.dtype)
+        values = values * (1 + 1j * turned)
     return values.astype(parameter.dtype, copy=False)
 
 
@@ -111,7 +123,8 @@ def _integers(random: np.random.Generator, count: int, bound: int, permuted: boo
         return skewed_indices(random, bound, count)
     rows = _permutation(random, bound, count)
     runs, places = np.divmod(np.arange(count), rows.size)
-    return rows[(places + runs * int(random.integers(1, rows.size))) % rows.size]
+    turned: NDArray[np.int64] = rows[(places + runs * int(random.integers(1, rows.size))) % rows.size]
+    return turned
 
 
 def _permutation(random: np.random.Generator, bound: int, count: int) -> NDArray[np.int64]:

@@ -35,12 +35,12 @@ class Scrambled:
         edges = np.searchsorted(places, np.arange(first, last + 2) << _BITS)
         for block, start, stop in zip(range(first, last + 1), edges[:-1], edges[1:], strict=True):
             shift, flipped = np.random.default_rng([*key, block]).integers(0, 1 << 32, 2, dtype=np.uint32)
-            here = places[start:stop] + int(shift)
-            here &= _WITHIN
-            np.bitwise_xor(_table()[here], flipped, out=self._drawn[start:stop])
+            drawn = _drawn(places[start:stop], int(shift) & _WITHIN)
+            np.bitwise_xor(drawn, flipped, out=self._drawn[start:stop])
 
     def numbers(self) -> NDArray[np.float32]:
-        """From 0 to below 1, all different within each block of four million places; exact in 24 bits."""
+        """From 0 to below 1, all different within each block of four million places; exact, so that what is computed of
+        them with one rounding is different, too."""
         numbers = (self._drawn & np.uint32(_WITHIN)).astype(np.float32)
         numbers += np.float32(0.5)
         numbers *= np.float32(1 / _BLOCK)
@@ -50,6 +50,18 @@ class Scrambled:
         """Heads or tails for each place; one of :data:`COINS`."""
         tossed: NDArray[np.bool_] = (self._drawn & np.uint32(1 << (_BITS + number % COINS))) != 0
         return tossed
+
+
+def _drawn(places: NDArray[np.int64], shift: int) -> NDArray[np.uint32]:
+    """What the table has for some places of one block."""
+    first, count = (int(places[0]) + shift) & _WITHIN, places.size
+    if int(places[-1]) - int(places[0]) == count - 1:  # neighbours, which most are
+        table = _table()
+        start = table[first : first + count]
+        return start if start.size == count else np.concatenate([start, table[: count - start.size]])
+    here = places + shift
+    here &= _WITHIN
+    return _table()[here]
 
 
 @functools.cache
