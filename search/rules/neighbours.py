@@ -177,9 +177,11 @@ def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
 @inner
 def sort_runs(values: Any, spare: Any, count: Any) -> None:
     """Merge sort of what is there in ascending runs, mostly few and long."""
-    while True:
+    if count < 2:
+        return
+    while True:  # ends: each pass halves the number of runs, and one run is sorted
         left = 0
-        while left < count:
+        while left < count:  # ends: a run has one value at least
             middle = _run_end(values, left, count)
             if left == 0 and middle == count:
                 return
