@@ -170,7 +170,7 @@ def _device(body: Any) -> DeviceModel:
         raise ValueError("streaming has points that are no pairs")
     evaluations = body["element_ns"]
     if not isinstance(evaluations, dict):
-        raise ValueError(f"element_ns is {evaluations!r:.80}, expected an object")  # noqa: TRY004  one kind for all
+        raise ValueError(f"element_ns is {evaluations!r:.80}, expected an object")
     numbers = ("memory_bandwidth", "flops_per_s", "shortest_kernel_ns", "strided_ns")
     return DeviceModel(
         **{name: _number(body[name], name) for name in numbers},
@@ -183,13 +183,15 @@ def _device(body: Any) -> DeviceModel:
 def _record(body: Any, what: str, kind: type) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     if not isinstance(body, dict) or set(body) != names:
-        raise ValueError(f"{what} has {sorted(body) if isinstance(body, dict) else body!r:.200}, expected {sorted(names)}")
+        raise ValueError(
+            f"{what} has {sorted(body) if isinstance(body, dict) else body!r:.200}, expected {sorted(names)}"
+        )
     return body
 
 
 def _listed(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{name} is {value!r:.80}, expected a list")  # noqa: TRY004
+        raise ValueError(f"{name} is {value!r:.80}, expected a list")
     return value
 
 
@@ -214,7 +216,7 @@ def _number(value: Any, name: str) -> float:
 
 def _switch(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r:.80}, expected true or false")  # noqa: TRY004
+        raise ValueError(f"{name} is {value!r:.80}, expected true or false")
     return value
 
 
@@ -253,7 +255,9 @@ def load_file(path: Path) -> Weights:
     try:
         data = read_regular(path, _MOST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a name that no file has
-        raise ProfileError(f"cannot read the weights {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ProfileError(
+            f"cannot read the weights {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return from_bytes(data, str(path))
 
 

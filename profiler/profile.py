@@ -253,7 +253,9 @@ def load(path: Path) -> Profile:
     try:
         text = read_regular(path, _MAXIMUM_BYTES).decode()
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file has
-        raise ProfileError(f"cannot read the profile {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ProfileError(
+            f"cannot read the profile {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return from_json(text, str(path))
 
 

@@ -27,9 +27,9 @@ _OPERANDS: Final[Mapping[str, tuple[int, int | None]]] = {
     **dict.fromkeys(ELEMENTWISE, (1, 3)),
     **dict.fromkeys(COLLECTIVES, (1, None)),
     **dict.fromkeys(
-        ("broadcast", "reshape", "reverse", "slice", "transpose", "bitcast", "get-tuple-element", "opt-barrier", "while",
-         "get-dimension-size", "fft", "cholesky", "all-reduce-done", "all-gather-done", "async-done", "async-update",
-         "copy-start", "copy-done", "collective-permute-done"), (1, 1)
+        ("broadcast", "reshape", "reverse", "slice", "transpose", "bitcast", "opt-barrier", "get-tuple-element",
+         "while", "get-dimension-size", "fft", "cholesky", "all-reduce-done", "all-gather-done", "async-done",
+         "async-update", "copy-start", "copy-done", "collective-permute-done"), (1, 1)
     ),
     **dict.fromkeys(("parameter", "constant", "iota"), (0, 0)),
     **dict.fromkeys(("concatenate", "all-reduce-start", "all-gather-start", "conditional"), (1, None)),
@@ -48,6 +48,7 @@ _CALLED: Final[Mapping[str, tuple[int, int | None]]] = {
     "reduce-scatter": (1, 1), "sort": (1, 1), "select-and-scatter": (2, 2), "async-start": (1, 1),
 }  # fmt: skip
 _FUSION_KINDS: Final = ("kLoop", "kInput", "kOutput", "kCustom")
+_TUPLES: Final = ("get-tuple-element", "tuple", "all-gather-start")
 _BODIES_OF_OPERANDS: Final = ("fusion", "call")
 """Their computation has a parameter for every operand."""
 
@@ -124,7 +125,9 @@ class _Checker:
         for instruction in known.values():
             stray = [one for one in instruction.control_predecessor_ids if one not in known]
             if stray:
-                self.fail(_named(instruction), f"runs after instruction {stray[0]}, which its computation lacks")
+                self.fail(
+                    _named(instruction), f"runs after instruction {stray[0]}, which its computation lacks"
+                )
 
     def _check_instruction(self, instruction: Message, known: Mapping[int, Message]) -> None:
         opcode, where = instruction.opcode, _named(instruction)
@@ -143,11 +146,15 @@ class _Checker:
             self._check_within(where, "aliased operand", [pair.operand_index], len(instruction.operand_ids))
         _check_attributes(self, instruction, [known[one].shape for one in instruction.operand_ids])
 
-    def _check_count(self, where: str, what: str, count: int, expected: tuple[int, int | None] | None) -> None:
+    def _check_count(
+        self, where: str, what: str, count: int, expected: tuple[int, int | None] | None
+    ) -> None:
         if expected is None or (expected[0] <= count and (expected[1] is None or count <= expected[1])):
             return
         fewest, most = expected
-        words = f"{fewest}" if fewest == most else f"at least {fewest}" if most is None else f"{fewest} to {most}"
+        words = (
+            f"{fewest}" if fewest == most else f"at least {fewest}" if most is None else f"{fewest} to {most}"
+        )
         self.fail(where, f"has {count} {what}, expected {words}")
 
     def _check_shape(self, where: str, shape: Message, depth: int) -> None:
@@ -175,7 +182,10 @@ class _Checker:
             # A bound on the product that no empty dimension hides: strides are made of the others.
             size_bytes *= max(extent, 1)
             if extent < 0 or size_bytes > MOST_BYTES:
-                self.fail(where, f"has the dimensions {extents[:8]}, expected 0 or more and {MOST_BYTES} bytes in all")
+                self.fail(
+                    where,
+                    f"has the dimensions {extents[:8]}, expected 0 or more and {MOST_BYTES} bytes in all",
+                )
         if layout and sorted(layout) != list(range(len(extents))):
             self.fail(where, f"has {len(extents)} dimensions in the order {layout[:8]}")
 
@@ -221,13 +231,8 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
     rank = len(shape.dimensions)
     first = len(operands[0].dimensions) if operands else 0
     dimensions = instruction.dimensions
-    if opcode == "get-tuple-element":
-        check._check_within(where, "member", [instruction.tuple_index], len(operands[0].tuple_shapes))
-    elif opcode == "tuple":
-        members = len(shape.tuple_shapes)
-        check._check_count(where, "operands", len(operands), (members, members))
-    elif opcode == "all-gather-start":
-        check._check_count(where, "results", len(shape.tuple_shapes), (2, None))
+    if opcode in _TUPLES:
+        _check_tuple(check, where, instruction, operands)
     elif opcode == "broadcast":
         check._check_distinct(where, "dimension", dimensions, rank)
         check._check_count(where, "dimensions", len(dimensions), (first, first))
@@ -240,7 +245,9 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
         check._check_distinct(where, "dimension", dimensions, first)
     elif opcode in ("concatenate", "all-gather", "reduce-scatter", "iota"):
         check._check_within(where, "dimension", dimensions, max(rank, 1))
-        if opcode == "concatenate" and (len(dimensions) != 1 or any(len(one.dimensions) != rank for one in operands)):
+        if opcode == "concatenate" and (
+            len(dimensions) != 1 or any(len(one.dimensions) != rank for one in operands)
+        ):
             check.fail(where, "joins arrays that it does not fit")
     elif opcode == "slice":
         _check_slice(check, where, instruction, operands[0])
@@ -251,6 +258,16 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
         check._check_within(where, "feature dimension", [feature], len(operands[1].dimensions))
     sizes = [number for one in instruction.window.dimensions for number in (one.size, one.stride)]
     check._check_within(where, "window size", sizes, _MOST_WINDOW)
+
+
+def _check_tuple(check: _Checker, where: str, instruction: Message, operands: Sequence[Message]) -> None:
+    members = len(instruction.shape.tuple_shapes)
+    if instruction.opcode == "get-tuple-element":
+        check._check_within(where, "member", [instruction.tuple_index], len(operands[0].tuple_shapes))
+    elif instruction.opcode == "tuple":
+        check._check_count(where, "operands", len(operands), (members, members))
+    else:
+        check._check_count(where, "results", members, (2, None))
 
 
 def _check_slice(check: _Checker, where: str, instruction: Message, operand: Message) -> None:

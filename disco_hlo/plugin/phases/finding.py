@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,17 +14,16 @@ from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.phases.beside import Named, beside_plans
 from disco_hlo.plugin.phases.progress import search_progress
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, searchable
+from disco_hlo.plugin.phases.searching import Budget, search_within
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
-from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
 from disco_hlo.search.sharding_advice import sentence
-from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
@@ -64,19 +62,19 @@ def find(
             measured since, corrects estimates.
     """
     graph, settings = step.source.graph, session.settings
+    budget = Budget.of(settings.budget_s)
     costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
-    started = time.monotonic()
     chosen = replace(
         search_settings(settings), memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine)
     )
-    warm_up(graph, costs, machine, chosen)
     with search_progress(progress_wanted()) as on_progress:
-        result = search(
-            graph, costs, machine, start=searchable(graph, xla), settings=chosen,
+        searched = search_within(
+            budget, step.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), also=also,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    plans_found = ranked(step.source, xla, result, costs, machine, also)
-    search_s = time.monotonic() - started
+    for note in searched.notes:
+        session.say("%s", note)
+    result, plans_found, search_s = searched.result, searched.plans, budget.spent_s
     best = plans_found[0]
     default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
     session.say(
