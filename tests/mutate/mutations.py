@@ -141,7 +141,7 @@ def of_module(random: Random, data: bytes) -> bytes:
 def _message_changed(random: Random, message: Any) -> None:
     fields = message.ListFields()
     if not fields:
-        return
+        return None
     # The instructions are most of a module, and what is left of it is what else is to be changed.
     field, value = random.choice(fields)
     if field.name == "schedule":
@@ -163,8 +163,8 @@ def _set(random: Random, message: Any, name: str, value: Any) -> None:
     if name in ("opcode", "fusion_kind") and random.random() < 0.8:
         odd = random.choice(
             ("add", "tuple", "while", "fusion", "call", "dot", "reduce", "parameter", "constant", "all-reduce", "slice",
-             "bitcast", "get-tuple-element", "concatenate", "custom-call", "dynamic-update-slice", "scatter", "transpose",
-             "copy", "conditional", "convolution", "all-reduce-start", "kLoop", "kInput", "kCustom", "nothing")
+             "bitcast", "get-tuple-element", "concatenate", "custom-call", "dynamic-update-slice", "scatter",
+             "transpose", "copy", "conditional", "convolution", "all-reduce-start", "kLoop", "kInput", "kCustom", "nothing")
         )  # fmt: skip
     if isinstance(value, bytes) and random.random() < 0.8:
         odd = of_bytes(random, value)
@@ -263,7 +263,8 @@ def _table_changed(random: Random, connection: sqlite3.Connection) -> None:
     values = (*(n for n in NUMBERS if -(2**63) <= n < 2**63), *FLOATS, *TEXTS, b"\xff\xfe\0", None)
     statements: list[tuple[str, tuple[Any, ...]]]
     if draw < 0.75:
-        rows = f"UPDATE {table} SET {column} = ? WHERE rowid IN (SELECT rowid FROM {table} ORDER BY rowid LIMIT 1 OFFSET ?)"
+        one = f"SELECT rowid FROM {table} ORDER BY rowid LIMIT 1 OFFSET ?"
+        rows = f"UPDATE {table} SET {column} = ? WHERE rowid IN ({one})"
         statements = [(rows, (random.choice(values), random.randrange(4)))]
     elif draw < 0.8:
         statements = [(f"UPDATE {table} SET {column} = ?", (random.choice(values),))]
