@@ -149,17 +149,20 @@ _LARGEST = 1e18
 
 def _architecture(body: Any) -> Architecture:
     body = _record(body, "the architecture", Architecture)
-    sizes = {name: _whole(body[name], name) for name in ("layers", "heads", "width")}
     dense = _listed(body["dense"], "dense")
     if len(dense) != 2:
         raise ValueError(f"dense has {len(dense)} widths, expected 2")
-    names = {name: tuple(_texts(body[name], name)) for name in ("pooling", "node_numbers")}
-    switches = ("uses_edges", "uses_kernel", "is_residual", "is_relative")
     return Architecture(
-        **sizes,
+        layers=_whole(body["layers"], "layers"),
+        heads=_whole(body["heads"], "heads"),
+        width=_whole(body["width"], "width"),
         dense=(_whole(dense[0], "dense"), _whole(dense[1], "dense")),
-        **names,
-        **{name: _switch(body[name], name) for name in switches},
+        pooling=tuple(_texts(body["pooling"], "pooling")),
+        node_numbers=tuple(_texts(body["node_numbers"], "node_numbers")),
+        uses_edges=_switch(body["uses_edges"], "uses_edges"),
+        uses_kernel=_switch(body["uses_kernel"], "uses_kernel"),
+        is_residual=_switch(body["is_residual"], "is_residual"),
+        is_relative=_switch(body["is_relative"], "is_relative"),
     )
 
 

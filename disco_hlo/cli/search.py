@@ -32,6 +32,7 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
@@ -49,11 +50,10 @@ from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 from disco_hlo.search.sharding_advice import sentence
+from disco_hlo.simulator.costs import MachineModel
 
 SAVED_EVERY_S = 30.0
 """How often the best plan so far is saved while the search goes on."""
-_BEGINNINGS = {"joint": lambda graph, xla, _: searchable(graph, xla)}
-"""What a method starts from, where that is not the paper's starting point."""
 _IS = SearchSettings()
 """What is used where an option is not given."""
 
@@ -95,7 +95,6 @@ def search(
         seconds=seconds,
         unchanged=patience,
     )  # fmt: skip
-    begin = _BEGINNINGS.get(method, starting_point)
     plan_file = output if output.suffix == ".json" else output / PLAN_NAME
     if plan_file == output:
         check_place(plan_file)
@@ -126,7 +125,7 @@ def search(
         with search_progress(sys.stderr.isatty()) as on_progress:
             searched = search_within(
                 budget, opened.source, xla, costs, costs.machine, settings,
-                begin=lambda: begin(graph, xla, costs.machine),
+                begin=lambda: _beginning(method, graph, xla, costs.machine),
                 on_progress=on_progress, on_best=keep, stop=lambda: interruption.asked,
             )  # fmt: skip
         warn_all(searched.notes)
@@ -140,6 +139,10 @@ def search(
         print_json(outcome)
         return
     _print(outcome, found)
+
+
+def _beginning(method: str, graph: Graph, xla: Strategy, machine: MachineModel) -> Strategy:
+    return searchable(graph, xla) if method == "joint" else starting_point(graph, xla, machine)
 
 
 @dataclass

@@ -17,13 +17,13 @@ def coarse(model: CostModel, machine: MachineModel, unit_ns: int) -> tuple[CostM
     """The same model and machine, all of whose times are in units of so many nanoseconds, rounded up."""
     if unit_ns == 1:
         return model, machine
-    parts: tuple[type, ...] = (_Coarse,)
-    for offered, part in (
+    untyped: Any = model
+    offered = (
         (KernelTimes, _CoarseKernels), (TellsReadsApart, _CoarseReads),
         (HoldsTransfers, _CoarseHolds), (LinearTransfers, _CoarseTransfers),
-    ):  # fmt: skip
-        parts = (part, *parts) if isinstance(model, offered) else parts
-    made: CostModel = type("CoarseCosts", parts, {})(model, unit_ns)
+    )  # fmt: skip
+    parts = [part for what, part in offered if isinstance(untyped, what)]
+    made: CostModel = type("CoarseCosts", (*parts, _Coarse), {})(model, unit_ns)
     return made, replace(
         machine,
         launch_ns=-(-machine.launch_ns // unit_ns),

@@ -108,10 +108,10 @@ class Backtracking:
         self.fresh = np.zeros((self.methods.size * (_PARENTS + 1), 2), np.int64)
         self.seen = new_table(1)
         self.costs.price_all(self.state, self.scratch)
-        start, digest = ex.evaluate(self.step, self.state, self.scratch, self.pace, self.seen, self.started)
-        self.start_ns = int(start) * self.unit_ns
+        cost, digest = ex.evaluate(self.step, self.state, self.scratch, self.pace, self.seen, self.started)
+        self.start_ns = int(cost) * self.unit_ns
         self.tree = new_tree(self.state)
-        self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = start, digest, 1
+        self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = cost, digest, 1
         self.control = np.zeros(ex.CONTROLS, np.int64)
         budget = 2**62 if settings.evaluations is None else settings.evaluations
         self.control[[ex.MOST_UNCHANGED, ex.BUDGET]] = settings.unchanged, budget

@@ -115,7 +115,9 @@ class Report:
 
 
 class _Run:
-    def __init__(self, island: Island, starts: Starts, halted: Callable[[], bool], watched: bool) -> None:
+    def __init__(
+        self, island: Island, starts: Starts, halted: Callable[[], bool], watched: bool = True
+    ) -> None:
         self.island, self.halted = island, halted
         self.watch = self._is_over if watched else None
         self.began = time.perf_counter()

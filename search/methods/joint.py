@@ -47,7 +47,7 @@ _LAST_REPORTS_S = 5.0
 """The longest that islands elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
 check then, each of which takes a second."""
 _LAST_REPORTS_SHARE = 0.05
-"""But no more than this of the budget."""
+"""But no more than this of the budget, and half a second."""
 
 
 def joint_search(
@@ -132,9 +132,7 @@ class _Joint:
                     time.sleep(_POLL_S)
                     self._note_arrived()
             if self.stopped == "seconds":
-                self.children.wait_for_last_reports(
-                    min(_LAST_REPORTS_S, _LAST_REPORTS_SHARE * self._budget_s())
-                )
+                self.children.wait_for_last_reports(self._last_reports_s())
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:
@@ -173,8 +171,8 @@ class _Joint:
             self.here += self.children.begin(self.processes - busy, left_s)
         return bool(self.stopped)
 
-    def _budget_s(self) -> float:
-        return max(0.0, self.settings.seconds or 0.0)
+    def _last_reports_s(self) -> float:
+        return min(_LAST_REPORTS_S, 0.5 + _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0))
 
     def _left_s(self) -> float | None:
         if self.settings.seconds is None:

@@ -164,7 +164,8 @@ def _set(random: Random, message: Any, name: str, value: Any) -> None:
         odd = random.choice(
             ("add", "tuple", "while", "fusion", "call", "dot", "reduce", "parameter", "constant", "all-reduce", "slice",
              "bitcast", "get-tuple-element", "concatenate", "custom-call", "dynamic-update-slice", "scatter",
-             "transpose", "copy", "conditional", "convolution", "all-reduce-start", "kLoop", "kInput", "kCustom", "nothing")
+             "transpose", "copy", "conditional", "convolution", "all-reduce-start", "kLoop",
+             "kInput", "kCustom", "nothing")
         )  # fmt: skip
     if isinstance(value, bytes) and random.random() < 0.8:
         odd = of_bytes(random, value)
