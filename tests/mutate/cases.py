@@ -75,6 +75,7 @@ _OF_MODULE = (
     ("search", "@/default.hlo.pb.gz", "-o", "@out/found", "--method", "backtracking", *_SEARCH),
 )
 _ALONE = tuple((*command[:1], "@", *command[2:]) for command in _OF_MODULE)
+_NAMED = tuple((*command, "--profile", "@/profile.json") for command in _ALONE)
 _MODULE = change.inside_gzip(change.mostly(change.of_module))
 _JSON = change.mostly(change.of_json)
 
@@ -84,7 +85,7 @@ KINDS = (
     Kind("module of a plan", "cpu", "default.hlo.pb.gz", _MODULE, 8, _of_plan("cpu")),
     Kind("plan, cpu", "cpu", "plan.json", _JSON, 20, _of_plan("cpu")),
     Kind("plan, gpu", "gpu", "plan.json", _JSON, 2, _of_plan("gpu")),
-    Kind("profile", "captured", "profile.json", _JSON, 14, _ALONE),
+    Kind("profile", "captured", "profile.json", _JSON, 14, (*_ALONE, *_NAMED)),
     Kind("profile, gpu", "gpu", "profile.json", _JSON, 2, (*_OF_MODULE, *_of_plan("gpu"))),
     Kind("record", "captured", "capture.json", _JSON, 4, _ALONE),
     Kind("timelines", "cpu", "timelines.json.gz", change.inside_gzip(_JSON), 5, _of_plan("cpu")),

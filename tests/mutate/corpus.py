@@ -143,14 +143,15 @@ def _stores(folder: Path, source: CanonicalModule) -> None:
         store.add_sweep(PLATFORM, LINK, [SweepPoint(1 << k, 1000 + k, 5, 3) for k in range(4)])
         store.add_step(PLATFORM, "f00d", StepTime("default", OpTime(5000, 20, 9)))
     with Dataset(folder / "samples.sqlite") as data:
-        data.describe({"device_kind": "cpu", "versions": {"jax": "0.11.2"}})
+        config = {"bandwidth": 1e10, "flops": 1e11}
+        data.describe({"device_kind": "cpu", "backend": "cpu", "versions": {"jax": "0.11.2"}, "config": config})
         given = data.add_source("step", "step/0", source.graph.fingerprint, CPU_MODULE.read_bytes())
         groups = [origin for origin in source.origins if origin.role == "fusion"]
         ops = {f"k{i}": FusedOp(one.nodes, one.results, "loop", "") for i, one in enumerate(groups)}
         data.add_samples(given, ops)
-        first, *_ = data.samples()
-        data.record(data.begin([first]), {first.id: Measurement(900, 1000, 20, 9, 0.5)})
-        data.fail(data.samples()[-1], "too large")
+        *measured, last = data.samples()
+        data.record(data.begin(measured), {one.id: Measurement(900, 1000, 20, 9, 0.5) for one in measured})
+        data.fail(last, "too large")
     for name in ("times.sqlite", "samples.sqlite"):  # what is beside it must be in it
         path = folder / name
         shutil.copy(path, path.with_suffix(".copy"))
