@@ -32,6 +32,8 @@ _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.warm")
 _LONGEST_S = 900
 """After which a process that compiles gives up: five times what it takes on a busy machine."""
 _LOOK_S = 0.05
+LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
+"""Those that compile though nobody waits for them any more."""
 
 
 def warm_up_in_time(
@@ -72,6 +74,7 @@ def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -
         return True
     while process.poll() is None:
         if time.monotonic() >= until or stop():
+            LEFT_BEHIND.append(process)
             return False
         time.sleep(_LOOK_S)
     return True

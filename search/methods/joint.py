@@ -47,7 +47,7 @@ _LAST_REPORTS_S = 5.0
 """The longest that islands elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
 check then, each of which takes a second."""
 _LAST_REPORTS_SHARE = 0.05
-"""But no more than this of the budget, and half a second."""
+"""But no more than this of the budget, and a second."""
 
 
 def joint_search(
@@ -172,7 +172,7 @@ class _Joint:
         return bool(self.stopped)
 
     def _last_reports_s(self) -> float:
-        return min(_LAST_REPORTS_S, 0.5 + _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0))
+        return min(_LAST_REPORTS_S, 1.0 + _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0))
 
     def _left_s(self) -> float | None:
         if self.settings.seconds is None:

@@ -64,6 +64,10 @@ def test_where_compiling_takes_all_the_time_xlas_plan_is_kept(
     monkeypatch.setattr(warm, "is_ready", lambda *_: False)
     monkeypatch.setattr(warm, "_COMMAND", ("sleep", "30"))
     found = searched(source, Budget.of(0.5))
+    left = warm.LEFT_BEHIND.pop()
+    assert left.poll() is None
+    left.kill()
+    left.wait()
     assert [one.strategy for one in found.plans] == [read(source)]
     assert "is still being compiled" in found.notes[0]
 
