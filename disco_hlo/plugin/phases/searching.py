@@ -22,9 +22,11 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate
 
-_FINISHING_S: Final = 0.2e-3
+_FINISHING_S: Final = 0.25e-3
 """What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
-_MOST_SHARE: Final = 0.5
+_AFTER_RANKING: Final = 0.6
+"""This share of it comes behind the ranking: predicting and writing the plan."""
+_MOST_SHARE: Final = 0.6
 """Of what is left, kept for that: the search gets the rest at least."""
 
 
@@ -107,7 +109,7 @@ def search_within(
     if (left_s := budget.left_s) is not None:
         finishing_s = min(len(graph) * _FINISHING_S * budget.load, _MOST_SHARE * max(left_s, 0.0))
         settings = replace(settings, seconds=left_s - finishing_s)
-        until = time.monotonic() + left_s
+        until = time.monotonic() + left_s - _AFTER_RANKING * finishing_s
     result = search(
         graph, costs, machine, start=begin(), settings=settings,
         on_progress=on_progress, on_best=on_best, stop=stop,
