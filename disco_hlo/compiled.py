@@ -9,6 +9,7 @@ the simulator, and vectors. It lies in
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite import binding
 
 from disco_hlo.errors import DiscoError
 
@@ -87,6 +89,37 @@ def is_cached(module: str) -> bool:
     source = sys.modules[module].__file__
     directory = None if source is None else _cache_directory(_package_of(Path(source)))
     return directory is not None and any(directory.rglob("*.nbc"))
+
+
+def is_ready(module: str, what: str) -> bool:
+    """Whether all that ``what`` of a package needs is in the cache (:func:`note_ready`)."""
+    mark = _ready_mark(module, what)
+    return mark is not None and mark.exists()
+
+
+def note_ready(module: str, what: str) -> None:
+    """Note that all code that ``what`` needs, of the package that an imported module belongs to, has been compiled."""
+    mark = _ready_mark(module, what)
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.touch()
+
+
+def can_be_ready(module: str) -> bool:
+    """Whether what is compiled is kept, so that another process has it."""
+    return _ready_mark(module, "") is not None
+
+
+def _ready_mark(module: str, what: str) -> Path | None:
+    """An empty file beside the code; numba keeps code by where its source lies and for the processor, too."""
+    source = sys.modules[module].__file__
+    directory = None if source is None else _cache_directory(_package_of(Path(source)))
+    if directory is None or source is None:
+        return None
+    kept_for = (
+        f"{Path(source).resolve()} {Path(source).stat().st_mtime_ns} {binding.get_host_cpu_name()} {what}"
+    )
+    return directory / f"ready-{hashlib.sha256(kept_for.encode()).hexdigest()[:16]}"
 
 
 def _of_any_value(dispatcher: Any) -> Any:

@@ -231,7 +231,7 @@ def _sights(
         numbered = 0
         for e in range(operand_at[node], operand_at[node + 1]):
             x = operand[e]
-            while is_bitcast[x]:
+            while is_bitcast[x]:  # ends: operands come first
                 sight = ((sight ^ (sight >> np.uint64(32))) + np.uint64(first[x]) + np.uint64(1)) * _ODD
                 x = operand[operand_at[x]]
             if reader[x] != node:

@@ -188,7 +188,7 @@ def _number(hoists: bool, keep: bool, scratch: Scratch) -> int:
         hashed = (hashed ^ np.uint64(context[fresh, cell])) * _ODD
         hashed ^= hashed >> np.uint64(32)
     slot = np.int64(hashed >> np.uint64(1)) & (numbers.size - 1)
-    while numbers[slot]:
+    while numbers[slot]:  # ends: half of the table is empty
         if _equal(context, numbers[slot] - 1, fresh):
             return int(numbers[slot] - 1)
         slot = (slot + 1) & (numbers.size - 1)
@@ -203,7 +203,7 @@ def _number(hoists: bool, keep: bool, scratch: Scratch) -> int:
 @inner
 def _equal(context: NDArray[np.int64], one: int, other: int) -> bool:
     cell = 0
-    while cell < context.shape[1] and context[one, cell] == context[other, cell]:
+    while cell < context.shape[1] and context[one, cell] == context[other, cell]:  # ends: cell goes up
         cell += 1
     return bool(cell == context.shape[1])
 

@@ -23,6 +23,9 @@ from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 1
 _MOST_MODULE_BYTES = 1 << 30
+_MOST = 1 << 60
+"""Of a number in the file: sums of them stay inside 64 bits."""
+_MOST_LOAD = 1e6
 _TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE source (id INTEGER PRIMARY KEY, model TEXT NOT NULL, name TEXT NOT NULL UNIQUE,"
@@ -134,7 +137,8 @@ class Dataset(SqliteFile):
     def sources(self) -> list[Source]:
         """All captured steps, in the order they came."""
         return [
-            Source(*row) for row in self._rows("SELECT id, model, name, fingerprint FROM source ORDER BY id")
+            Source(self._integer(number), *(self._text(word) for word in words))
+            for number, *words in self._rows("SELECT id, model, name, fingerprint FROM source ORDER BY id")
         ]
 
     def module(self, source: Source) -> bytes:
@@ -142,11 +146,14 @@ class Dataset(SqliteFile):
         ((packed,),) = self._rows("SELECT module FROM source WHERE id = ?", (source.id,))
         try:
             unpacker = zlib.decompressobj()
-            return unpacker.decompress(packed, _MOST_MODULE_BYTES)
-        except zlib.error as error:
+            module = unpacker.decompress(packed, _MOST_MODULE_BYTES)
+        except (TypeError, zlib.error) as error:
             raise ProfileError(
                 f"{self.path} is damaged: the module of {source.name} does not unpack"
             ) from error
+        if not unpacker.eof:
+            raise ProfileError(f"{self.path} is damaged: the module of {source.name} is not whole")
+        return module
 
     def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:
         """Store fused ops by structural key; returns how many were new."""
@@ -168,9 +175,8 @@ class Dataset(SqliteFile):
         query = f"SELECT id, source, key, members, results, kind, config FROM sample {where} ORDER BY id"
         found = []
         for id_, source_id, key, members, results, kind, config in self._rows(query, values):
-            found.append(
-                Sample(id_, source_id, key, FusedOp(_unpacked(members), _unpacked(results), kind, config))
-            )
+            op = FusedOp(self._ids(members), self._ids(results), self._text(kind), self._text(config))
+            found.append(Sample(self._integer(id_), self._integer(source_id), self._text(key), op))
         return found
 
     # Measurements -------------------------------------------------------------------------------
@@ -257,21 +263,40 @@ class Dataset(SqliteFile):
         query = (
             "SELECT sample, low_ns, median_ns, spread_ns, repeats, load FROM measurement ORDER BY pack, rowid"
         )
-        for sample, *values in self._rows(query):
-            found.setdefault(sample, []).append(Measurement(*values))
+        for sample, *times, load in self._rows(query):
+            low_ns, median_ns, spread_ns, repeats = map(self._integer, times)
+            if not isinstance(load, (int, float)) or not 0 <= load <= _MOST_LOAD or not low_ns or not repeats:
+                raise ProfileError(f"{self.path} is damaged: a measurement of sample {sample!r:.80} is none")
+            one = Measurement(low_ns, median_ns, spread_ns, repeats, float(load))
+            found.setdefault(self._integer(sample), []).append(one)
         return found
 
     def failures(self) -> dict[int, str]:
         """Reasons by sample id."""
-        return dict(self._rows("SELECT sample, reason FROM failure ORDER BY sample"))
+        rows = self._rows("SELECT sample, reason FROM failure ORDER BY sample")
+        return {self._integer(sample): self._text(reason) for sample, reason in rows}
+
+    # What may be anything in a file ---------------------------------------------------------------
+
+    def _integer(self, value: object) -> int:
+        if not isinstance(value, int) or not 0 <= value <= _MOST:
+            raise ProfileError(
+                f"{self.path} is damaged: it holds {value!r:.80}, expected a number from 0 to {_MOST}"
+            )
+        return value
+
+    def _text(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ProfileError(f"{self.path} is damaged: it holds {value!r:.80}, expected a text")
+        return value
+
+    def _ids(self, value: object) -> tuple[int, ...]:
+        if not isinstance(value, bytes) or len(value) % 4:
+            raise ProfileError(
+                f"{self.path} is damaged: a sample holds {value!r:.80}, expected numbers of nodes"
+            )
+        return tuple(np.frombuffer(value, "<i4").tolist())
 
 
 def _packed(ids: Iterable[int]) -> bytes:
     return np.array(list(ids), "<i4").tobytes()
-
-
-def _unpacked(data: bytes) -> tuple[int, ...]:
-    try:
-        return tuple(np.frombuffer(data, "<i4").tolist())
-    except ValueError as error:
-        raise ProfileError(f"a sample of {len(data)} bytes is damaged: {error}") from error

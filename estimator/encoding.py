@@ -241,6 +241,7 @@ def _post_order(
         depth = 0
         stack[0] = place
         slots[0] = tables.node[at.OPERANDS_AT, result]
+        # Ends: each value is put there once, and each pass reads an operand or takes a value off.
         while depth >= 0:
             place = stack[depth]
             node = scratch.value[place, NODE]

@@ -101,7 +101,7 @@ def streaming_ns(curve: NDArray[np.float64], constant: NDArray[np.float64], move
     if moved_bytes <= curve[0, 0]:
         return float(max(constant[at.KERNEL_NS], curve[1, 0] * moved_bytes / curve[0, 0]))
     low = 0
-    while curve[0, low + 1] < moved_bytes:
+    while curve[0, low + 1] < moved_bytes:  # ends: the last point is no smaller
         low += 1
     share = (moved_bytes - curve[0, low]) / (curve[0, low + 1] - curve[0, low])
     return float(curve[1, low] + share * (curve[1, low + 1] - curve[1, low]))

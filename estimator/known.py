@@ -165,6 +165,7 @@ def _slot(known: Any, first: Any, second: Any) -> Any:
     """Where the digest is, or where it belongs."""
     mask = known.time_ns.size - 1
     slot = np.int64(first >> np.uint64(1)) & mask
+    # Ends: half of the table is empty (with_room).
     while known.time_ns[slot] != 0 and (known.digest[slot, 0] != first or known.digest[slot, 1] != second):
         slot = (slot + 1) & mask
     return slot

@@ -94,6 +94,8 @@ def load(dataset: Dataset) -> TrainingData:
         )
     sources = dataset.sources()
     graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
+    for sample in samples:
+        _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
     about = dataset.about()
     backend = str(about.get("backend", ""))
@@ -112,6 +114,16 @@ def load(dataset: Dataset) -> TrainingData:
         device=device,
         about={**about, "sources": {source.name: source.fingerprint for source in sources}},
     )
+
+
+def _check(sample: Sample, graph: Graph | None, path: str) -> None:
+    """Refuse a sample that is no kernel of its step."""
+    members, results = sample.op.members, sample.op.results
+    ascends = all(list(ids) == sorted({*ids}) for ids in (members, results))
+    if graph is None or not results or not ascends or not {*results} <= {*members}:
+        raise ProfileError(f"{path} is damaged: sample {sample.id} is no kernel of a step in it")
+    if not 0 <= members[0] <= members[-1] < len(graph):
+        raise ProfileError(f"{path} is damaged: sample {sample.id} has ops that its step has not")
 
 
 def _encoded(

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.regular_file import read_regular
 
 FORMAT = "disco-hlo fused-op estimator"
 VERSION = 1
@@ -121,7 +122,7 @@ def from_bytes(data: bytes, source: str) -> Weights:
         architecture = _architecture(head["architecture"])
         device = _device(head["device"])
         tensors = load(data)
-    except (KeyError, TypeError, ValueError, SafetensorError, DiscoError) as error:
+    except (KeyError, ValueError, SafetensorError, DiscoError) as error:
         raise ProfileError(f"{source} is damaged: {type(error).__name__}: {error}") from error
     _check(tensors, expected_shapes(architecture), source)
     about = head.get("about")
@@ -133,30 +134,93 @@ def _head(data: bytes, source: str) -> dict[str, Any]:
     try:
         load(data)
         length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         head = json.loads(metadata.get("disco_hlo", "{}"))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ProfileError(f"{source} is no readable safetensors file: {error}") from error
     return head if isinstance(head, dict) else {}
 
 
+_LARGEST_SIZE = 1 << 16
+"""Of a layer, in numbers; ours have 64."""
+_LARGEST = 1e18
+"""Of a rate, a size or a time."""
+
+
 def _architecture(body: Any) -> Architecture:
-    names = {field.name for field in fields(Architecture)}
-    if set(body) != names:
-        raise ValueError(f"the architecture has {sorted(body)}, expected {sorted(names)}")
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in body.items()
-    }
-    return Architecture(**values)
+    body = _record(body, "the architecture", Architecture)
+    dense = _listed(body["dense"], "dense")
+    if len(dense) != 2:
+        raise ValueError(f"dense has {len(dense)} widths, expected 2")
+    return Architecture(
+        layers=_whole(body["layers"], "layers"),
+        heads=_whole(body["heads"], "heads"),
+        width=_whole(body["width"], "width"),
+        dense=(_whole(dense[0], "dense"), _whole(dense[1], "dense")),
+        pooling=tuple(_texts(body["pooling"], "pooling")),
+        node_numbers=tuple(_texts(body["node_numbers"], "node_numbers")),
+        uses_edges=_switch(body["uses_edges"], "uses_edges"),
+        uses_kernel=_switch(body["uses_kernel"], "uses_kernel"),
+        is_residual=_switch(body["is_residual"], "is_residual"),
+        is_relative=_switch(body["is_relative"], "is_relative"),
+    )
 
 
 def _device(body: Any) -> DeviceModel:
-    names = {field.name for field in fields(DeviceModel)}
-    if set(body) != names:
-        raise ValueError(f"the device model has {sorted(body)}, expected {sorted(names)}")
-    streaming = tuple((float(moved), float(time)) for moved, time in body["streaming"])
-    element_ns = {str(opcode): float(time) for opcode, time in body["element_ns"].items()}
-    return DeviceModel(**{**body, "streaming": streaming, "element_ns": element_ns})
+    body = _record(body, "the device model", DeviceModel)
+    points = [_listed(point, "streaming") for point in _listed(body["streaming"], "streaming")]
+    if any(len(point) != 2 for point in points):
+        raise ValueError("streaming has points that are no pairs")
+    evaluations = body["element_ns"]
+    if not isinstance(evaluations, dict):
+        raise ValueError(f"element_ns is {evaluations!r:.80}, expected an object")
+    numbers = ("memory_bandwidth", "flops_per_s", "shortest_kernel_ns", "strided_ns")
+    return DeviceModel(
+        **{name: _number(body[name], name) for name in numbers},
+        hoists=_switch(body["hoists"], "hoists"),
+        streaming=tuple((_number(point[0], "streaming"), _number(point[1], "streaming")) for point in points),
+        element_ns={opcode: _number(time, f"element_ns.{opcode}") for opcode, time in evaluations.items()},
+    )
+
+
+def _record(body: Any, what: str, kind: type) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    if not isinstance(body, dict) or set(body) != names:
+        raise ValueError(
+            f"{what} has {sorted(body) if isinstance(body, dict) else body!r:.200}, expected {sorted(names)}"
+        )
+    return body
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {value!r:.80}, expected a list")
+    return value
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    found = _listed(value, name)
+    if not all(isinstance(one, str) for one in found) or len({*found}) != len(found):
+        raise ValueError(f"{name} is {value!r:.80}, expected different names")
+    return found
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_SIZE:
+        raise ValueError(f"{name} is {value!r:.80}, expected 1 to {_LARGEST_SIZE}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{name} is {value!r:.80}, expected a number from 0 to {_LARGEST:g}")
+    return float(value)
+
+
+def _switch(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.80}, expected true or false")
+    return value
 
 
 def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
@@ -192,11 +256,11 @@ def save_file(weights: Weights, path: Path) -> None:
 def load_file(path: Path) -> Weights:
     """Read a weights file. :class:`ProfileError` says what is wrong with it."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ProfileError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; those are no weights")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"cannot read the weights {path}: {error}") from error
+        data = read_regular(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file has
+        raise ProfileError(
+            f"cannot read the weights {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return from_bytes(data, str(path))
 
 

@@ -182,7 +182,7 @@ def _write(texts: Any, members: Any, results: Any, out: Any) -> Any:
     for i in range(results.size - 1, -1, -1):
         stack[depth] = results[i]
         depth += 1
-    while depth:
+    while depth:  # ends: each op is put there once to be written and once to be read
         depth -= 1
         x = stack[depth]
         if x < 0:

@@ -20,6 +20,7 @@ from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_total_of
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.regular_file import read_regular
 
 FORMAT = "disco-hlo profile"
 VERSION = 7
@@ -250,11 +251,11 @@ def save(profile: Profile, path: Path) -> None:
 def load(path: Path) -> Profile:
     """Read and validate a profile file; :class:`ProfileError` says what is wrong with it."""
     try:
-        if path.stat().st_size > _MAXIMUM_BYTES:
-            raise ProfileError(f"{path} is larger than {_MAXIMUM_BYTES >> 20} MiB; that is no profile")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"cannot read the profile {path}: {error}") from error
+        text = read_regular(path, _MAXIMUM_BYTES).decode()
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file has
+        raise ProfileError(
+            f"cannot read the profile {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return from_json(text, str(path))
 
 

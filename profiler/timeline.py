@@ -8,8 +8,6 @@ outside when it is read again: decoded by schema, bounded, refused with the reas
 from __future__ import annotations
 
 import gzip
-import io
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -22,6 +20,7 @@ from msgspec import Meta, Struct
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.regular_file import unzipped
 
 FORMAT = "disco-hlo timelines"
 VERSION = 1
@@ -132,12 +131,9 @@ def decode(data: bytes, source: str) -> MeasuredTimelines:
         ProfileError: damaged, too large, of another version, or inconsistent; names ``source``.
     """
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProfileError(f"{source} is a damaged gzip file: {error}") from None
-    if len(text) > MAX_BYTES:
-        raise ProfileError(f"{source} unzips to more than {MAX_BYTES} bytes")
+        text = unzipped(data, MAX_BYTES)
+    except OSError as error:
+        raise ProfileError(f"{source}: {error.strerror}") from None
     try:
         raw: Any = msgspec.json.decode(text)
         if not isinstance(raw, dict) or (raw.get("format"), raw.get("version")) != (FORMAT, VERSION):

@@ -70,6 +70,26 @@ class Progress:
     unchanged: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Candidates that the search took for good ones, and that are no plans."""
+
+    count: int = 0
+    reason: str = ""
+    """Of the first."""
+
+    def __add__(self, other: Dropped) -> Dropped:
+        """Both together."""
+        return Dropped(self.count + other.count, self.reason or other.reason)
+
+    def sentence(self) -> str:
+        """What to tell the user of them, if there are any."""
+        many = (
+            f"{self.count} candidates of the search are" if self.count > 1 else "a candidate of the search is"
+        )
+        return f"{many} left out, being no plan of this step: {self.reason}"
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """What a search found, and how."""
@@ -87,6 +107,7 @@ class SearchResult:
     """Why it ended: ``unchanged``, ``empty``, ``evaluations``, ``seconds``, ``stop`` or ``interrupted``."""
     finalists: tuple[Finalist, ...] = field(default=())
     """The best distinct strategies, best first; the first is the result itself."""
+    dropped: Dropped = field(default_factory=Dropped)
 
 
 OnProgress = Callable[[Progress], None]

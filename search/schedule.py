@@ -28,6 +28,9 @@ from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate
 
+MOST_GRADIENTS = 1024
+"""Of more of them not every run is looked at: that would be millions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -104,7 +107,7 @@ def contiguous_buckets(
 
     The channel serves the runs in turn; a run starts when the channel is free and its last gradient is
     ready. Of all ways to cut, this is one whose last transfer ends first, with the fewest runs among
-    equals. O(n^2) for n gradients.
+    equals. O(n^2) for n gradients; of more than :data:`MOST_GRADIENTS` neighbours are taken together first.
 
     Args:
         ready_ns: when each gradient exists, ascending.
@@ -116,6 +119,29 @@ def contiguous_buckets(
     count = len(ready_ns)
     if not count:  # a step on one device, whose profile knows no transfers
         return []
+    if count > MOST_GRADIENTS:
+        blocks = _blocks(kinds, -(-count // MOST_GRADIENTS))
+        if len(blocks) > 2 * MOST_GRADIENTS:  # few of them may travel with their neighbours
+            return blocks
+        found = _best_runs(
+            [ready_ns[block[-1]] for block in blocks],
+            [sum(sizes_bytes[i] for i in block) for block in blocks],
+            [kinds[block[0]] for block in blocks],
+            transfer_ns,
+            wait_ns,
+        )
+        return [[i for block in run for i in blocks[block]] for run in found]
+    return _best_runs(ready_ns, sizes_bytes, kinds, transfer_ns, wait_ns)
+
+
+def _best_runs(
+    ready_ns: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[object],
+    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    wait_ns: int,
+) -> list[list[int]]:
+    count = len(ready_ns)
     ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
     together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64) + wait_ns
     alike = np.zeros(count, np.int64)
@@ -128,6 +154,17 @@ def contiguous_buckets(
         found.append(list(range(cut[end], end)))
         end = int(cut[end])
     return found[::-1]
+
+
+def _blocks(kinds: Sequence[object], most: int) -> list[list[int]]:
+    """Runs of neighbours of one kind, so many at most."""
+    blocks: list[list[int]] = []
+    for i, kind in enumerate(kinds):
+        if blocks and len(blocks[-1]) < most and kinds[blocks[-1][0]] == kind:
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    return blocks
 
 
 @compiled

@@ -32,6 +32,7 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -40,7 +41,8 @@ from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.phases.progress import search_progress
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable, starting_point
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, searchable, starting_point
+from disco_hlo.plugin.phases.searching import Budget, search_within
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
 from disco_hlo.profiler.profile import Link, Profile, to_json
 from disco_hlo.report.bundle import beside, read_module
@@ -48,9 +50,8 @@ from disco_hlo.report.facts import DEFAULT_NAME as XLA_DEFAULT
 from disco_hlo.report.predict import lower_bound, predict
 from disco_hlo.report.printable import printable, time_text
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.run import search as run_search
 from disco_hlo.search.sharding_advice import sentence
-from disco_hlo.search.warm import warm_up
+from disco_hlo.simulator.costs import MachineModel
 
 SAVED_EVERY_S = 30.0
 """How often the best plan so far is saved while the search goes on."""
@@ -73,7 +74,9 @@ def search(
     beta: Annotated[int, typer.Option(min=1, max=10**6, help="Most moves of a method at once.")] = _IS.beta,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal plans.")] = _IS.seed,
     evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.001, max=1e9, help="Stop after this long.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, max=1e9, help="Longest to wait for a plan.")
+    ] = None,
     patience: Annotated[
         int, typer.Option(min=1, help="Do not stop before this many candidates without improvement.")
     ] = _IS.unchanged,
@@ -98,6 +101,7 @@ def search(
         check_place(plan_file)
     else:
         check_folder(output, PLAN_NAME)
+    budget = Budget.of(seconds)
     opened = open_named(module)
     known = find_profile(profile, opened.profile)
     xla = read(opened.source)
@@ -119,23 +123,27 @@ def search(
 
     with _interruptible() as interruption:
         warn_all((*opened.missing, *costs.lines, *not_simulated(opened.source.index)))
-        warm_up(graph, costs, costs.machine, settings)
         with search_progress(sys.stderr.isatty()) as on_progress:
-            result = run_search(
-                graph, costs, costs.machine, settings=settings,
-                start=searchable(graph, xla) if method == "joint" else starting_point(graph, xla, costs.machine),
+            searched = search_within(
+                budget, opened.source, xla, costs, costs.machine, settings,
+                begin=lambda: _beginning(method, graph, xla, costs.machine),
                 on_progress=on_progress, on_best=keep, stop=lambda: interruption.asked,
             )  # fmt: skip
-    best = ranked(opened.source, xla, result, costs, costs.machine)[0].strategy
-    found = _judge(opened, costs, xla, best)
-    advice = advice_for(opened.source, found.strategy, costs, costs.machine)
-    found = replace(found, sharding=UNSET if advice is None else advice)
-    _save(opened, known, plan_file, found, result, settings)
+        warn_all(searched.notes)
+        result = searched.result
+        found = _judge(opened, costs, xla, searched.plans[0].strategy)
+        advice = advice_for(opened.source, found.strategy, costs, costs.machine)
+        found = replace(found, sharding=UNSET if advice is None else advice)
+        _save(opened, known, plan_file, found, result, settings)
     outcome = _outcome(opened, costs, plan_file, found, result, settings, interruption.asked)
     if as_json:
         print_json(outcome)
         return
     _print(outcome, found)
+
+
+def _beginning(method: str, graph: Graph, xla: Strategy, machine: MachineModel) -> Strategy:
+    return searchable(graph, xla) if method == "joint" else starting_point(graph, xla, machine)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
+from disco_hlo.hlo.checks import check_module
 from disco_hlo.hlo.flatten import (
     CALLER,
     FlatComputation,
@@ -77,9 +78,10 @@ def canonicalize(data: bytes) -> CanonicalModule:
         ModuleError: the bytes are no HLO module, or it is inconsistent.
     """
     module = hlo_proto.parse(data)
+    check_module(module)
     try:
         return _canonical(module)
-    except LookupError as error:  # XLA checks its modules, and what comes from a file nobody has checked
+    except (ArithmeticError, LookupError, RecursionError, ValueError) as error:  # what no check foresaw
         raise ModuleError(
             f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
             f"it does not hold ({type(error).__name__}: {error})"

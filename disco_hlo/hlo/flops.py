@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Shape
@@ -25,8 +26,26 @@ class Counts:
     transcendentals: int = 0
 
 
+_MOST_OPERATIONS = 1 << 60
+"""No instruction executes more: it would take the fastest device minutes, and arrays hold its count."""
+
+
 def operation_counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: ModuleIndex) -> Counts:
-    """Operation counts of one instruction; library calls and custom fusions by the matmuls they hold."""
+    """Operation counts of one instruction; library calls and custom fusions by the matmuls they hold.
+
+    Raises:
+        ModuleError: it would execute more than any device does.
+    """
+    found = _counts(proto, shape, operands, index)
+    if found.flops > _MOST_OPERATIONS:
+        raise ModuleError(
+            f"instruction {proto.name[:200]!r} ({proto.opcode}) takes {found.flops:.3g} operations, "
+            f"expected at most {_MOST_OPERATIONS}"
+        )
+    return found
+
+
+def _counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: ModuleIndex) -> Counts:
     opcode = proto.opcode
     if opcode in TRANSCENDENTAL:
         return Counts(transcendentals=shape.element_count)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.locks import server_now_ns
+from disco_hlo.regular_file import read_regular
 
 _TEMPORARY = ".new-"
 _TEMPORARY_AGE_S = 3600.0
@@ -21,25 +21,11 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes | None:
         PlanError: it is something else, unreadable, or larger than ``limit_bytes``.
     """
     try:
-        # Neither a link nor a pipe that somebody put there may be followed or waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, limit_bytes, follow_links=False)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        why = "it is a link, which is not followed here" if os.path.islink(path) else error.strerror
-        raise PlanError(f"cannot read {path}: {why}") from error
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise PlanError(f"{path} is not a regular file")
-        if info.st_size > limit_bytes:
-            raise PlanError(f"{path} has {info.st_size} bytes, more than the {limit_bytes} allowed")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file has
+        raise PlanError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def replace_files(folder: Path, files: dict[str, bytes]) -> None:

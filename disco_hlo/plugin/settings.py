@@ -39,7 +39,7 @@ class Settings:
     """``DISCO_MODULE``: the step's module, with or without ``jit_``, or the start of its fingerprint; None
     chooses by rule."""
     budget_s: float = 120.0
-    """``DISCO_BUDGET_S``: wall time of the search itself, without profiling and measuring."""
+    """``DISCO_BUDGET_S``: wall time of the search with what prepares and follows it, but profiling and measuring."""
     alpha: float = 1.05
     """``DISCO_ALPHA``: candidates up to alpha times the best are kept (DisCo, Algorithm 1)."""
     beta: int = 10

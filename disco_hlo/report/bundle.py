@@ -8,12 +8,9 @@ name, ``mine.json``, has ``mine.default.hlo.pb.gz`` and so on beside it.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +35,7 @@ from disco_hlo.profiler.timeline import FILE_NAME as TIMELINES_NAME
 from disco_hlo.profiler.timeline import MAX_BYTES as MAX_TIMELINES_BYTES
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import decode as decode_timelines
+from disco_hlo.regular_file import unzipped
 
 _GZIP = b"\x1f\x8b"
 _TOKEN = re.compile(r"([gbn])(\d{1,9})(?:\.(?:start|done))?")
@@ -242,13 +240,9 @@ def _check(source: CanonicalModule, plan: Plan, path: Path) -> None:
 
 def _unzipped(data: bytes, path: Path) -> bytes:
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            unzipped = file.read(MAX_MODULE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ModuleError(f"{path} is a damaged gzip file: {error}") from error
-    if len(unzipped) > MAX_MODULE_BYTES:
-        raise ModuleError(f"{path} unzips to more than {MAX_MODULE_BYTES} bytes; that is no HLO module")
-    return unzipped
+        return unzipped(data, MAX_MODULE_BYTES)
+    except OSError as error:
+        raise ModuleError(f"{path}: {error.strerror}") from error
 
 
 def _fingerprint(plan_file: Path) -> str:

@@ -18,12 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.compiled import compiled
 from disco_hlo.simulator.costs import PPM, PRODUCT, LinearPieces, MachineModel
 from disco_hlo.simulator.problem import Problem
+
+_MOST_TRANSFERS: Final = 2048
+"""From more than so many the tighter bound is not asked: it is made of what each task is to each transfer."""
+_MOST_RELEASES: Final = 512
+"""Moments from which on it looks at transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,36 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     if not communication_ns:
         return Bound(total, 0, 0, 0, overlaps)
     transfers = np.flatnonzero(problem.communicates)
-    before = compute_ns @ reaches(problem, transfers, forward=True)
-    after = compute_ns @ reaches(problem, transfers, forward=False)
-    return Bound(total, int(before.min()), communication_ns, int(after.min()), overlaps)
+    needed, following = problem.predecessors, problem.successors
+    before = _behind_ns(compute_ns, transfers, needed.offset, needed.member)
+    after = _behind_ns(compute_ns, transfers, following.offset, following.member)
+    return Bound(total, int(before), communication_ns, int(after), overlaps)
+
+
+@compiled
+def _behind_ns(compute_ns: Any, transfers: Any, offset: Any, member: Any) -> Any:
+    """The least that any of the transfers has behind it: the time of all tasks that one reaches through ``member``."""
+    seen, stack = np.full(compute_ns.size, -1), np.empty(compute_ns.size, np.int64)
+    least = np.int64(-1)
+    for number in range(transfers.size):
+        total = np.int64(0)
+        seen[transfers[number]] = number
+        stack[0], waiting = transfers[number], 1
+        while waiting > 0:  # ends: every task is put there once
+            waiting -= 1
+            task = stack[waiting]
+            for e in range(offset[task], offset[task + 1]):
+                other = member[e]
+                if seen[other] != number:
+                    seen[other] = number
+                    total += compute_ns[other]
+                    stack[waiting] = other
+                    waiting += 1
+            if least >= 0 and total >= least:  # no less than another one's
+                break
+        if least == -1 or total < least:
+            least = total
+    return least
 
 
 def tight_bound_ns(
@@ -103,12 +137,15 @@ def tight_bound_ns(
     time of the link there, unless that lies behind the last of the late ones, beside their q.
 
     Args:
-        problem: as for :func:`bound`, on a machine where transfers overlap.
+        problem: as for :func:`bound`, on a machine where transfers overlap. Of more than ``_MOST_TRANSFERS`` nothing is
+            said, which is 0.
         sizes_bytes: of every task of the problem that communicates, in their order.
     """
     compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
     total_ns = int(compute_ns.sum())
     transfers = np.flatnonzero(problem.communicates)
+    if transfers.size > _MOST_TRANSFERS:
+        return 0
     needed = reaches(problem, transfers, forward=True)
     before = compute_ns @ needed
     following = reaches(problem, transfers, forward=False)
@@ -125,7 +162,9 @@ def tight_bound_ns(
     saved_ns = _saved_ns(problem, ~beside_none, held_up, slowed, transfer_speed)
     hidden_ns = slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest)
     found = total_ns + max(0, int(hidden_ns - saved_ns))
-    for release in np.unique(before).tolist():
+    releases = np.unique(before)
+    # The largest of fewer bounds is one, too.
+    for release in releases[:: max(1, -(-releases.size // _MOST_RELEASES))].tolist():
         late = before >= release
         link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
         last_ns = int(after[late].min())

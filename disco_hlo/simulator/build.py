@@ -10,12 +10,14 @@ reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 from disco_hlo.hlo.opcodes import PRODUCTS
@@ -24,12 +26,14 @@ from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import Unit
 from disco_hlo.simulator.costs import (
+    MAX_TOTAL_NS,
     CostModel,
     MachineModel,
     bucket_times,
     checked,
     holds_ns,
     kernels_ns,
+    unit_for,
 )
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
@@ -83,19 +87,21 @@ def build(
     tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
     _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
     _spread_over_channels(tasks, units, order, machine.channels)
+    unit_ns = _unit_of(tasks, machine)
     problem = Problem(
         names=tuple(tasks.names),
-        duration_ns=np.array(tasks.duration_ns, np.int64),
+        duration_ns=_counted(tasks.duration_ns, unit_ns),
         resource=np.array(tasks.resource, np.int32),
         predecessors=_predecessors(tasks, units),
         communicates=np.array(tasks.communicates, np.bool_),
         speed_ppm=machine.speed_ppm(),
         products=np.array(tasks.products, np.bool_),
-        hold_ns=np.array(tasks.hold_ns, np.int64),
-        transfer_wait_ns=machine.wait_ns,
+        hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
+        transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
         order=None if order is None else _entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
         resident_bytes=resident_bytes(graph),
+        unit_ns=unit_ns,
     )
     return Built(problem, units, tuple(tasks.unit_of))
 
@@ -103,6 +109,19 @@ def build(
 def resident_bytes(graph: Graph) -> int:
     """What a step's parameters and constants take up, whatever its plan."""
     return sum(node.shape.size_bytes for node in graph.nodes if node.kind in (Kind.PARAMETER, Kind.CONSTANT))
+
+
+def _unit_of(tasks: _Tasks, machine: MachineModel) -> int:
+    """What the time of all tasks together can be counted in."""
+    total_ns = math.fsum(tasks.duration_ns) + machine.wait_ns * sum(map(bool, tasks.resource))
+    if total_ns > MAX_TOTAL_NS:
+        raise DiscoError(f"Durations add up to {total_ns:.3g} ns, expected at most {MAX_TOTAL_NS:.3g}.")
+    return unit_for(total_ns)
+
+
+def _counted(times_ns: Sequence[int], unit_ns: int) -> NDArray[np.int64]:
+    """Times as whole multiples of a unit, what takes any at least one of it."""
+    return -(-np.array(times_ns, np.int64) // unit_ns) * unit_ns
 
 
 @dataclass(slots=True)

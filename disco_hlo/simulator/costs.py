@@ -27,11 +27,20 @@ COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT = 0, 1, 2, 3
 """Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
 of them while the compute stream idles, of each of them while it computes, and of products that began beside them."""
 MIN_SPEED_PPM = 100_000
-"""The slowest a task may become. With :data:`MAX_TOTAL_NS` it keeps the engine inside 64 bits."""
-MAX_TOTAL_NS = 800_000_000_000
-"""The most that all durations of a problem may add up to: 800 seconds."""
+"""The slowest a task may become. With :data:`MAX_TOTAL` it keeps the engine inside 64 bits."""
+MAX_TOTAL = 800_000_000_000
+"""The most that all durations of a problem may add up to, in the unit that the engine counts in."""
+UNITS_NS = (1, 1_000, 1_000_000)
+"""What the engine counts in: of a step that takes longer than 800 seconds not every nanosecond matters."""
+MAX_TOTAL_NS = MAX_TOTAL * UNITS_NS[-1]
+"""The most that a step may take: 25 years."""
 MAX_WAIT_NS = 10_000_000
 """The longest that a transfer may wait for a busy device."""
+
+
+def unit_for(total_ns: float) -> int:
+    """The smallest of :data:`UNITS_NS` in which so much time can be counted; the largest where none is enough."""
+    return next((unit for unit in UNITS_NS if total_ns / unit <= MAX_TOTAL), UNITS_NS[-1])
 
 
 class Pace(NamedTuple):

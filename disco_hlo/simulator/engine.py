@@ -84,15 +84,15 @@ class Memo(NamedTuple):
 
 
 def tables_of(problem: Problem) -> Tables:
-    """The arrays of a problem that a simulation reads."""
-    products, hold_ns = problem.products, problem.hold_ns
+    """The arrays of a problem that a simulation reads, with times in the problem's unit."""
+    products, hold_ns, unit_ns = problem.products, problem.hold_ns, problem.unit_ns
     return Tables(
-        problem.duration_ns,
+        problem.duration_ns // unit_ns,
         problem.resource,
         np.zeros(len(problem), np.bool_) if products is None else products,
         problem.speed_ppm,
-        np.zeros(len(problem), np.int64) if hold_ns is None else hold_ns,
-        problem.transfer_wait_ns,
+        np.zeros(len(problem), np.int64) if hold_ns is None else hold_ns // unit_ns,
+        problem.transfer_wait_ns // unit_ns,
     )
 
 
@@ -182,7 +182,7 @@ def _pass(  # noqa: C901 - long for a reason, see below
         entry = order[at]
         if entry < 0:
             c, own = resource[~entry] - 1, place[~entry]
-            while lane[c, HEAD] <= own:
+            while lane[c, HEAD] <= own:  # ends: each pass begins what is held, or ends a transfer
                 if held > 0:
                     busy, held, nearest = _go_on(now, done, 0, lane, queue, queued_ns, spans_ns)
                 speed = speed_ppm[NO_COMPUTE, busy]
@@ -203,6 +203,7 @@ def _pass(  # noqa: C901 - long for a reason, see below
             if held > 0 and 0 < work <= behind_hold:
                 busy, held, nearest = _go_on(now, done, wait_ns, lane, queue, queued_ns, spans_ns)
             is_first = products[entry] and busy == 0
+            # Ends: each pass does the work, ends a transfer, or begins those that are held.
             while busy + held > 0 and work > 0:
                 speed, transfer_speed = speed_ppm[kind, busy], speed_ppm[BESIDE_COMPUTE, busy]
                 if is_first:

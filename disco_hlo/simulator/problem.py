@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import COMPUTE, MAX_TOTAL_NS, MAX_WAIT_NS, MIN_SPEED_PPM, PPM, PRODUCT
+from disco_hlo.simulator.costs import COMPUTE, MAX_TOTAL, MAX_WAIT_NS, MIN_SPEED_PPM, PPM, PRODUCT, UNITS_NS
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +113,8 @@ class Problem:
     buffers: Buffers = field(default_factory=lambda: Buffers.of(()))
     resident_bytes: int = 0
     """Memory in use throughout: parameters and constants."""
+    unit_ns: int = 1
+    """What time is counted in: all durations, holds and the wait are multiples of it."""
 
     def __post_init__(self) -> None:
         _check_arrays(self)
@@ -203,14 +205,26 @@ def _check_durations(problem: Problem) -> None:
         raise DiscoError(
             f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}."
         )
+    _check_unit(problem)
     # A float sum cannot wrap, and one part in 2**53 does not matter to a limit.
     total = float(problem.duration_ns.sum(dtype=np.float64))
     total += float(problem.transfer_wait_ns) * np.count_nonzero(problem.resource)
-    if total > MAX_TOTAL_NS:
+    if total > MAX_TOTAL * problem.unit_ns:
         task = int(problem.duration_ns.argmax())
         raise DiscoError(
-            f"Durations add up to {total:.3g} ns, expected at most {MAX_TOTAL_NS}; the longest is "
+            f"Durations add up to {total:.3g} ns, expected at most {MAX_TOTAL * problem.unit_ns}; the longest is "
             f"{problem.name(task)} with {problem.duration_ns[task]} ns."
+        )
+
+
+def _check_unit(problem: Problem) -> None:
+    if problem.unit_ns not in UNITS_NS:
+        raise DiscoError(f"Problem: time is counted in {problem.unit_ns} ns, expected one of {UNITS_NS}.")
+    counted = [problem.duration_ns, np.array([problem.transfer_wait_ns], np.int64)]
+    counted += [] if problem.hold_ns is None else [problem.hold_ns]
+    if problem.unit_ns > 1 and any((times % problem.unit_ns).any() for times in counted):
+        raise DiscoError(
+            f"Problem: times are no multiples of {problem.unit_ns} ns, which they are counted in."
         )
 
 

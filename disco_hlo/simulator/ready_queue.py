@@ -52,6 +52,7 @@ def evaluate_ready_queue(  # noqa: C901 - one function for the reason that engin
             ready[ready_count] = task
             ready_count += 1
     now, count, busy = np.int64(0), 0, 0
+    # Ends: each pass ends a task, or begins transfers that one was holding, which it does twice at most.
     while True:
         for k in range(ready_count):
             r = resource[ready[k]]
@@ -129,7 +130,7 @@ def _sort(values: Any, count: Any) -> None:
     for i in range(1, count):
         value = values[i]
         j = i
-        while j > 0 and values[j - 1] > value:
+        while j > 0 and values[j - 1] > value:  # ends: j goes down to 0
             values[j] = values[j - 1]
             j -= 1
         values[j] = value

@@ -87,13 +87,14 @@ def simulate(problem: Problem) -> Timeline:
         memo = new_memo(problem)
         makespan = evaluate(problem.order, tables, memo)
         issued = tuple(problem.order[problem.order >= 0].tolist())
-        return Timeline(problem, int(makespan), memo.spans_ns, issued)
+        return Timeline(problem, int(makespan) * problem.unit_ns, memo.spans_ns * problem.unit_ns, issued)
     started = np.empty(len(problem), np.int32)
     spans_ns = np.empty((2, len(problem)), np.int64)
     missing = np.diff(problem.predecessors.offset).astype(np.int64)
     successors = problem.successors
     makespan = evaluate_ready_queue(tables, successors.offset, successors.member, missing, started, spans_ns)
-    return Timeline(problem, int(makespan), spans_ns, tuple(started.tolist()))
+    started_in_turn = tuple(started.tolist())
+    return Timeline(problem, int(makespan) * problem.unit_ns, spans_ns * problem.unit_ns, started_in_turn)
 
 
 def _covered_ns(spans_ns: NDArray[np.int64]) -> int:

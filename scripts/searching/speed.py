@@ -145,7 +145,7 @@ def _climbed_rates(case: Case, seed: int, seconds: float) -> dict[str, float]:
         began, before = time.process_time(), climber.distinct
         units = int(climber.state.word[at.TOTAL, at.UNITS])
         while since_s(began) < seconds:
-            loss_ns = climber.total_ns() // units // island.KERNEL_DIVISORS[0]
+            loss_ns = climber.total() // units // island.KERNEL_DIVISORS[0]
             climber.climb(moves, island.CHUNK, loss_ns, ordered=part == "orders")
         found[part] = round((climber.distinct - before) / since_s(began))
     return found

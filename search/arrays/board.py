@@ -220,7 +220,7 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
 def holds_copy(s: Any, unit: Any, node: Any) -> Any:
     """Whether ``unit`` recomputes ``node`` that another owns; looked for in the shorter of both lists."""
     of_node, of_unit = s.copiers[node], s.copies[unit]
-    while of_node != -1 and of_unit != -1:
+    while of_node != -1 and of_unit != -1:  # ends with the list
         if s.cell_unit[of_node] == unit or s.cell_node[of_unit] == node:
             return True
         of_node, of_unit = s.next_of_node[of_node], s.next_of_unit[of_unit]
@@ -243,7 +243,7 @@ def link(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     put(w, s.computed, head, s.computed[a] + s.computed[b] - NOTHING)
     put(w, s.returned, head, s.returned[a] + s.returned[b])
     x = other
-    while x != -1:
+    while x != -1:  # ends with the list
         put(w, s.owner, x, head)
         x = s.next[x]
     _merge_nodes(s, w, head, other)
@@ -264,7 +264,7 @@ def link(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 @inner
 def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
     tail, left, right = head, s.next[head], other
-    while right != -1:
+    while right != -1:  # ends with the list
         if left != -1 and left < right:
             tail, left = left, s.next[left]
             continue
@@ -280,9 +280,9 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
     cell = s.copies[other]
     before, after = -1, s.copies[head]
     put(w, s.copies, other, -1)
-    while cell != -1:
+    while cell != -1:  # ends with the list
         following, node = s.next_of_unit[cell], s.cell_node[cell]
-        while after != -1 and s.cell_node[after] < node:
+        while after != -1 and s.cell_node[after] < node:  # ends with the list
             before, after = after, s.next_of_unit[after]
         if s.owner[node] == head or (after != -1 and s.cell_node[after] == node):
             note_change(w, node)
@@ -299,7 +299,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
             before = cell
         cell = following
     cell = s.copies[head]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         following = s.next_of_unit[cell]
         if s.owner[s.cell_node[cell]] == head:
             remove_copy(s, w, head, s.cell_node[cell])
@@ -314,7 +314,7 @@ def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
         put(w, s.copiers, node, after)
         return
     before = s.copiers[node]
-    while s.next_of_node[before] != cell:
+    while s.next_of_node[before] != cell:  # ends: the cell stands in the list of its node
         before = s.next_of_node[before]
     put(w, s.next_of_node, before, after)
 
@@ -345,7 +345,7 @@ def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
         put(w, s.cell_unit, cell, unit)
         put(w, s.next_of_node, cell, s.copiers[node])
         put(w, s.copiers, node, cell)
-        while after != -1 and s.cell_node[after] < node:
+        while after != -1 and s.cell_node[after] < node:  # ends with the list
             before, after = after, s.next_of_unit[after]
         put(w, s.next_of_unit, cell, after)
         if before == -1:
@@ -363,7 +363,7 @@ def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
 def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
     """Let ``unit`` no longer recompute ``node``."""
     before, cell = -1, s.copies[unit]
-    while s.cell_node[cell] != node:
+    while s.cell_node[cell] != node:  # ends: the unit recomputes the node
         before, cell = cell, s.next_of_unit[cell]
     after = s.next_of_unit[cell]
     if before == -1:
@@ -390,7 +390,7 @@ def take_out(g: Any, s: Any, w: Any, node: Any) -> Any:
         _rename(g, s, w, node, rest)
     else:
         rest, before = unit, unit
-        while s.next[before] != node:
+        while s.next[before] != node:  # ends: the unit owns the node, and not as its head
             before = s.next[before]
         put(w, s.next, before, after)
         put(w, s.count, unit, s.count[unit] - 1)
@@ -411,7 +411,7 @@ def _rename(g: Any, s: Any, w: Any, old: Any, new: Any) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
     retire(g, s, w, old)
     x = new
-    while x != -1:
+    while x != -1:  # ends with the list
         put(w, s.owner, x, new)
         x = s.next[x]
     put(w, s.count, new, s.count[old] - 1)
@@ -420,6 +420,6 @@ def _rename(g: Any, s: Any, w: Any, old: Any, new: Any) -> None:
     cell = s.copies[old]
     put(w, s.copies, new, cell)
     put(w, s.copies, old, -1)
-    while cell != -1:
+    while cell != -1:  # ends with the list
         put(w, s.cell_unit, cell, new)
         cell = s.next_of_unit[cell]

@@ -70,7 +70,7 @@ def _digests_of(owned_at: Any, owned: Any, copy_at: Any, copies: Any) -> Any:
 def special_slot(g: Any, computed: Any) -> Any:
     """Where ``Step.special`` has a kernel that computes this, -1 where it has none."""
     slot = computed & g.special_mask
-    while g.special[3 * slot] != computed:
+    while g.special[3 * slot] != computed:  # ends: half of the table is empty
         if g.special[3 * slot] == 0:
             return -1
         slot = (slot + 1) & g.special_mask

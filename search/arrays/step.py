@@ -239,7 +239,7 @@ def _sort(items: Any, first: Any, end: Any) -> None:
         return
     for place in range(first + 1, end):
         item = items[place]
-        while place > first and items[place - 1] > item:
+        while place > first and items[place - 1] > item:  # ends: place goes down
             items[place] = items[place - 1]
             place -= 1
         items[place] = item

@@ -44,11 +44,13 @@ def find(table: Any, key: Any) -> Any:
     key = key if key != 0 else 1
     mask = table.key.size - 1
     slot = (key ^ (key >> 29)) & mask
-    while table.key[slot] != key:
+    for _ in range(mask):
+        if table.key[slot] == key:
+            return slot
         if table.key[slot] == 0:
             return -1 - slot
         slot = (slot + 1) & mask
-    return slot
+    return slot if table.key[slot] == key else -1 - slot  # of a full table the last slot is taken over
 
 
 @compiled

@@ -6,7 +6,7 @@ these members and results turns up, and never again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
@@ -25,13 +25,30 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import (
+    MAX_TOTAL,
     CostModel,
     LinearTransfers,
     MachineModel,
     bucket_times,
     checked,
     holds_ns,
+    unit_for,
 )
+
+_SPARE: Final = 16
+"""How much longer than its ops alone a state may take, recomputing some of them: what is counted must hold that."""
+
+
+def unit_of_step(graph: Graph, model: CostModel) -> int:
+    """What the time of a step's states is to be counted in, in ns (``simulator.costs.UNITS_NS``)."""
+    alone_ns = checked(model.nodes_ns(graph), len(graph), lambda i: f"node {i}")
+    sizes = np.array([graph.transfer_bytes(x) for x in graph.all_reduces], np.int64)
+    transfers_ns = (
+        checked(model.all_reduce_ns(sizes), sizes.size, lambda i: f"{sizes[i]} bytes")
+        if sizes.size
+        else sizes
+    )
+    return unit_for(_SPARE * (alone_ns.sum(dtype=np.float64) + transfers_ns.sum(dtype=np.float64)))
 
 
 class UnitCosts:
@@ -100,7 +117,7 @@ class UnitCosts:
     def _plain_ns(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Times of some entries of ``unknown``, which are kernels."""
         if self._kernels is not None:
-            return self._kernels.kernels_ns(self.graph, *listed(self.unknown, rows))
+            return self._checked(self._kernels.kernels_ns(self.graph, *listed(self.unknown, rows)))
         written = []
         for row in rows.tolist():
             members, role = self._row(row)
@@ -125,7 +142,11 @@ class UnitCosts:
                 *chosen_lists(flat.member_at, flat.member, chosen),
                 *chosen_lists(flat.result_at, flat.result, chosen),
             )
-        return times
+        return self._checked(times)
+
+    @staticmethod
+    def _checked(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum(checked(times, times.size, lambda _: "a kernel"), MAX_TOTAL)
 
     def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         start, end = self.unknown.member_at[row : row + 2]
@@ -206,13 +227,13 @@ def _told_apart(unknown: Any, count: Any, flags: Any, given: Any) -> Any:
         unknown.key, unknown.digest, unknown.member_at, unknown.member, unknown.role
     )  # fmt: skip
     slots = 4
-    while slots < 2 * count:
+    while slots < 2 * count:  # ends: it doubles
         slots *= 2
     taken = np.full(slots, -1)
     rows, numbers, filled = np.empty((3, count), np.int64), np.empty(count, np.int64), np.zeros(3, np.int64)
     for row in range(count - 1, -1, -1):
         slot = (key[row] ^ (key[row] >> 29)) & (slots - 1)
-        while taken[slot] >= 0 and key[taken[slot]] != key[row]:
+        while taken[slot] >= 0 and key[taken[slot]] != key[row]:  # ends: half of the table is empty
             slot = (slot + 1) & (slots - 1)
         if taken[slot] >= 0:
             continue

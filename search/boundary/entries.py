@@ -41,7 +41,7 @@ def digests_of(step: Any, state: Any, scratch: Any, units: Any) -> Any:
     for i in range(units.size):
         found[i, 0], found[i, 1] = s.computed[units[i]], s.returned[units[i]]
         x = units[i]
-        while x != -1:
+        while x != -1:  # ends with the list
             found[i, 2] += s.leaves[x]
             x = s.next[x]
     return found

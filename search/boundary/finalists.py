@@ -1,23 +1,20 @@
 """The last check of what a search returns, by the rules everybody else goes by.
 
 The compiled rules are held equal to those of ``hlo`` and ``plan`` by tests; a user's training does
-not depend on that. A strategy that fails here is dropped, with a line in the log.
+not depend on that. A strategy that fails here is dropped, and whoever searches is told how many were.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Set
 
-from disco_hlo.errors import DiscoError, IllegalStrategyError
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-
-LOGGER = logging.getLogger("disco_hlo")
 
 
 def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
@@ -37,22 +34,21 @@ def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
     }
 
 
-def checked(graph: Graph, strategy: Strategy, asynchronous: bool, attested: Set[Kernel]) -> Strategy | None:
-    """``strategy`` in normal form, or None where it is not legal.
+def checked(graph: Graph, strategy: Strategy, asynchronous: bool, attested: Set[Kernel]) -> Strategy:
+    """``strategy`` in normal form.
 
     Args:
         asynchronous: whether its order has a start and a done for every bucket.
         attested: kernels that need no rule, because XLA made them.
+
+    Raises:
+        DiscoError: it is not legal.
     """
-    try:
-        normal = normal_form(graph, strategy)
-        units = unit_graph(graph, normal)
-        check_order(units, normal.order, asynchronous)
-        check_strategy(graph, normal, units, attested)
-        _check_tiles(graph, normal, attested)
-    except DiscoError as error:
-        LOGGER.debug("a strategy that the search found is dropped: %s", error)
-        return None
+    normal = normal_form(graph, strategy)
+    units = unit_graph(graph, normal)
+    check_order(units, normal.order, asynchronous)
+    check_strategy(graph, normal, units, attested)
+    _check_tiles(graph, normal, attested)
     return normal
 
 

@@ -51,7 +51,7 @@ def given(
     for strategy, found in zip(strategies, memberships, strict=True):
         returned = unit_graph(graph, strategy).results_of_groups
         for number, signature in enumerate(found):
-            kept = _kept(strategy.groups[number], bitcasts, shown)
+            kept = _kept(graph, strategy.groups[number], signature[0], bitcasts, shown)
             if kept is not None and signature not in groups:
                 groups[signature], results[signature] = kept, returned[number]
         for bucket in strategy.buckets:
@@ -59,18 +59,27 @@ def given(
     return Given(groups, results, forms)
 
 
-def _kept(group: Group, bitcasts: frozenset[int], shown: Sequence[int]) -> Group | None:
-    """The same group, in which bitcasts of what it does not own (``FlatGraph.shown``) are duplicates.
+def _kept(
+    graph: Graph, group: Group, owned: Sequence[int], bitcasts: frozenset[int], shown: Sequence[int]
+) -> Group | None:
+    """A group as it was given, that owns what the search has it own, and bitcasts of that (``FlatGraph.shown``); None
+    where it is none that computes the same.
 
-    Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself.
+    Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself. And of an op that
+    the search has given to another group, or to this one, there is one owner (:func:`_take_over`, :func:`_idle`).
     """
-    borrowed = {x for x in bitcasts.intersection(group.nodes) if shown[x] not in group.nodes}
-    if not borrowed:
-        return group
-    nodes = tuple(x for x in group.nodes if x not in borrowed)
-    if not nodes:
+    if set(owned).isdisjoint(group.nodes):  # it owned bitcasts alone
         return None
-    return replace(group, nodes=nodes, duplicates=tuple(sorted({*group.duplicates, *borrowed})))
+    computed = {*group.nodes, *group.duplicates}
+    nodes = {*owned, *(x for x in bitcasts.intersection(group.nodes) if shown[x] in owned)}
+    used, pending = set(nodes), [*nodes]
+    while pending:
+        read = computed.intersection(graph.nodes[pending.pop()].operands) - used
+        used |= read
+        pending += read
+    if used != computed:
+        return None
+    return replace(group, nodes=tuple(sorted(nodes)), duplicates=tuple(sorted(used - nodes)))
 
 
 def _bitcasts(graph: Graph) -> frozenset[int]:

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 from disco_hlo.search.api import (
+    Dropped,
     Finalist,
     Improvement,
     OnBest,
@@ -24,22 +25,27 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import new_scratch
 from disco_hlo.search.arrays.rng import seeded
 from disco_hlo.search.arrays.table import new_table, with_room
-from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
 from disco_hlo.search.boundary.entries import schedule
 from disco_hlo.search.boundary.finalists import checked, kernels_of
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import to_strategy
+from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods import explore as ex
 from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
 from disco_hlo.search.moves.proposals import METHODS
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
+from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 _PROGRESS_EVERY_S = 0.2
+_LAST_CHECKS_S = 1.0
+"""When the time is up, so long are others checked than the best."""
 _PARENTS = 16
 """Candidates explored between two looks at the clock."""
 
@@ -79,11 +85,13 @@ class Backtracking:
     ) -> None:
         self.began = time.perf_counter()
         self.graph, self.model, self.machine, self.settings = graph, costs, machine, settings
+        self.unit_ns = unit_of_step(graph, costs)
+        counted, in_units = coarse(costs, machine, self.unit_ns)
         self.on_progress, self.stop = on_progress, stop
         self.start = start
         starts = prepare(graph, [start])
         self.step, self.kept, self.state = starts.step, starts.kept, starts.states[0]
-        self.costs = UnitCosts(graph, self.step, costs, machine, self.kept)
+        self.costs = UnitCosts(graph, self.step, counted, in_units, self.kept)
         self.scratch = new_scratch(self.step)
         self.generator = seeded(settings.seed)
         node = self.step.node
@@ -94,16 +102,16 @@ class Backtracking:
         self.made = np.zeros(self.methods.size, np.int64)
         self.moves = np.zeros((self.methods.size, settings.beta, 3), np.int64)
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
-        self.pace = machine.pace()
+        self.pace = in_units.pace()
         self.trace: list[Improvement] = []
+        self.dropped = Dropped()
         self.fresh = np.zeros((self.methods.size * (_PARENTS + 1), 2), np.int64)
         self.seen = new_table(1)
         self.costs.price_all(self.state, self.scratch)
-        self.start_ns, digest = ex.evaluate(
-            self.step, self.state, self.scratch, self.pace, self.seen, self.started
-        )
+        cost, digest = ex.evaluate(self.step, self.state, self.scratch, self.pace, self.seen, self.started)
+        self.start_ns = int(cost) * self.unit_ns
         self.tree = new_tree(self.state)
-        self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = self.start_ns, digest, 1
+        self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = cost, digest, 1
         self.control = np.zeros(ex.CONTROLS, np.int64)
         budget = 2**62 if settings.evaluations is None else settings.evaluations
         self.control[[ex.MOST_UNCHANGED, ex.BUDGET]] = settings.unchanged, budget
@@ -123,14 +131,13 @@ class Backtracking:
 
     def explore(self) -> str:
         """Go on for a few candidates; why the search is over, where it is."""
-        self.control[[ex.LEFT, ex.TRACED]] = _PARENTS, 0
+        self.control[[ex.LEFT, ex.TRACED, ex.HALT]] = _PARENTS, 0, 0
         self.seen = with_room(self.seen, len(self.fresh))
+        watched = self.settings.seconds is not None or self.stop is not None
+        watch = (lambda: bool(self._halted())) if watched else None
+        # Ends: each time kernels are asked for that never are again, or the tree is larger.
         while True:
-            outcome = ex.explore(
-                self.step, self.state, self.scratch, self.generator, self.pools, self.methods, self.settings.alpha,
-                self.costs.prices, self.costs.unknown, self.pace, self.seen, self.started, self.tree, self.made,
-                self.moves, self.fresh, self.control,
-            )  # fmt: skip
+            outcome = interruptible(self._explored, self.control, ex.HALT, watch)
             assert outcome != ex.CIRCLE, "the moves left units that wait for each other"
             if outcome == ex.ASK:
                 self.costs.ask(int(self.control[ex.LISTED]))
@@ -141,8 +148,16 @@ class Backtracking:
                 break
         seconds = time.perf_counter() - self.began
         improved = self.fresh[: self.control[ex.TRACED]].tolist()
-        self.trace += [Improvement(evaluation, seconds, cost_ns) for evaluation, cost_ns in improved]
+        self.trace += [Improvement(evaluation, seconds, cost * self.unit_ns) for evaluation, cost in improved]
         return self._reason() if outcome == ex.ENDED else ""
+
+    def _explored(self) -> int:
+        outcome: int = ex.explore(
+            self.step, self.state, self.scratch, self.generator, self.pools, self.methods, self.settings.alpha,
+            self.costs.prices, self.costs.unknown, self.pace, self.seen, self.started, self.tree, self.made,
+            self.moves, self.fresh, self.control,
+        )  # fmt: skip
+        return outcome
 
     def _reason(self) -> str:
         if self.control[ex.UNCHANGED] >= self.settings.unchanged:
@@ -158,7 +173,7 @@ class Backtracking:
     @property
     def best_ns(self) -> int:
         """Cost of the best candidate."""
-        return int(self.tree.cost_ns[self.tree.number[BEST]])
+        return int(self.tree.cost_ns[self.tree.number[BEST]]) * self.unit_ns
 
     def _report(self) -> None:
         now = time.perf_counter()
@@ -180,12 +195,14 @@ class Backtracking:
             wall_s=time.perf_counter() - self.began,
             stopped=stopped,
             finalists=tuple(finalists),
+            dropped=self.dropped,
         )
 
     def _finalists(self) -> list[Finalist]:
         """The best distinct candidates that pass the last check, best first."""
         found: list[Finalist] = []
         seen: set[int] = set()
+        began = time.perf_counter()
         attested = kernels_of(self.graph, self.start)
         count = int(self.tree.number[CANDIDATES])
         for number in np.argsort(self.tree.cost_ns[:count], kind="stable").tolist():
@@ -195,11 +212,16 @@ class Backtracking:
             if digest in seen:
                 continue
             seen.add(digest)
-            strategy = checked(self.graph, self._strategy(number), self.machine.asynchronous, attested)
-            if strategy is not None:
-                # The queue slices a bucket apart in one go; what is promised is what the simulator says.
-                timeline = simulate(build(self.graph, strategy, self.model, self.machine).problem)
-                found.append(Finalist(strategy, timeline.makespan_ns))
+            try:
+                strategy = checked(self.graph, self._strategy(number), self.machine.asynchronous, attested)
+            except DiscoError as error:
+                self.dropped += Dropped(1, " ".join(str(error).split()))
+                continue
+            # The queue slices a bucket apart in one go; what is promised is what the simulator says.
+            timeline = simulate(build(self.graph, strategy, self.model, self.machine).problem)
+            found.append(Finalist(strategy, timeline.makespan_ns))
+            if self._halted() and time.perf_counter() - began > _LAST_CHECKS_S:
+                break
         return sorted(found, key=lambda one: one.predicted_ns)
 
     def _strategy(self, number: int) -> Strategy:

@@ -31,6 +31,7 @@ from disco_hlo.search.times.running_sums import ORDER_DIGEST, catch_up, open_seg
 from disco_hlo.search.times.segments import segments_ns
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.simulator.costs import MAX_TOTAL
 
 # Climb.control
 LEFT: Final = 0
@@ -55,7 +56,9 @@ RETRIED: Final = 9
 """How many of those have been tried again."""
 ORDERED: Final = 10
 """1: the score is the makespan of the state's order, as ``segments`` has it. 0: it is the sum of all times."""
-CONTROLS: Final = 11
+HALT: Final = 11
+"""Not 0: end at once. Set from outside while the code runs."""
+CONTROLS: Final = 12
 
 MOST_WAITING: Final = 128
 """Moves that wait at most. Of a longer list more are refused when their turn comes, others having been kept by then."""
@@ -96,7 +99,10 @@ def climb(
     for kind in range(KINDS):
         total += weights[kind]
     waits = fresh_stamp(w)
-    while True:
+    while True:  # ends: each pass makes one of the proposals left, or tries one of those again that waited
+        if control[HALT] != 0:
+            control[LISTED] = 0
+            break
         if control[RETRIED] < control[RETRIES]:
             row = control[RETRIED]
             kind, a, b = waiting[row, 0], waiting[row, 1], waiting[row, 2]
@@ -125,7 +131,7 @@ def climb(
 def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
     drawn = draw(generator, total)
     kind = 0
-    while drawn >= weights[kind]:
+    while drawn >= weights[kind]:  # ends: the weights add up to more than was drawn
         drawn -= weights[kind]
         kind += 1
     return kind
@@ -177,6 +183,9 @@ def _consider(
             w.awaited[s.owner[w.changed[i]]] = waits
         w.number[at.CHANGES] = 0
         _wait(waiting, kind, a, b, control)
+        return
+    if s.total[at.COMPUTE_NS] + s.total[at.TRANSFER_NS] > MAX_TOTAL:  # no order of it can be simulated
+        roll_back(w, mark)
         return
     if control[ORDERED]:
         catch_up(g, s, w, c, mark)

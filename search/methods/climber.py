@@ -11,10 +11,11 @@ from disco_hlo.search.arrays.board import State, copy_state, new_scratch
 from disco_hlo.search.arrays.rng import mix, seeded
 from disco_hlo.search.arrays.step import transfers_before
 from disco_hlo.search.arrays.table import new_table, with_room
-from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
 from disco_hlo.search.boundary.entries import count_order, run_order
 from disco_hlo.search.boundary.starts import Starts
 from disco_hlo.search.boundary.state import to_strategy
+from disco_hlo.search.interruptible import Halted, interruptible
 from disco_hlo.search.methods import climb as cl
 from disco_hlo.search.moves.arrange import gradients_ready, list_order, regroup
 from disco_hlo.search.moves.proposals import KINDS
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 MOST_DRAWS: Final = 4
@@ -45,6 +47,9 @@ class Climber:
     def __init__(
         self, graph: Graph, model: CostModel, machine: MachineModel, starts: Starts, start: int, seed: int
     ) -> None:
+        self.unit_ns = unit_of_step(graph, model)
+        """What every time of a state counts: of a step of minutes not every nanosecond does."""
+        model, machine = coarse(model, machine, self.unit_ns)
         self.graph, self.machine, self.model = graph, machine, model
         self.step, self.kept = starts.step, starts.kept
         self.costs = UnitCosts(self.graph, self.step, self.model, self.machine, self.kept)
@@ -89,7 +94,7 @@ class Climber:
         """
         unit = self.state.word[at.OWNER, self.fusible]
         times_ns = self.state.times[:, at.MAIN]
-        average_ns = max(1, self.total_ns() // max(1, int(self.state.word[at.TOTAL, at.UNITS])))
+        average_ns = max(1, self.total() // max(1, int(self.state.word[at.TOTAL, at.UNITS])))
         draws = np.clip(times_ns[unit] // average_ns, 1, MOST_DRAWS)
         self.pools = (np.repeat(self.fusible, draws), self.pools[1])
 
@@ -97,16 +102,17 @@ class Climber:
         """Propose moves of every op equally often."""
         self.pools = (self.fusible, self.pools[1])
 
-    def total_ns(self) -> int:
-        """Time of all units one after the other."""
+    def total(self) -> int:
+        """Time of all units one after the other, in ``unit_ns``."""
         total = self.state.word[at.TOTAL]
         return int(total[at.COMPUTE_NS] + total[at.TRANSFER_NS])
 
     def makespan_ns(self) -> int:
         """Time of the state in its order."""
         if not self.machine.asynchronous:
-            return self.total_ns()
-        return int(run_order(self.step, self.state, self.scratch, self.stage, self.pools[1])[0])
+            return self.total() * self.unit_ns
+        made = run_order(self.step, self.state, self.scratch, self.stage, self.pools[1])
+        return int(made[0]) * self.unit_ns
 
     def strategy(self, state: State) -> Strategy:
         """What a state stands for, with its order."""
@@ -114,35 +120,55 @@ class Climber:
         order = self.stage.order[:count].astype(np.int64)
         return to_strategy(self.graph, self.step, state, self.kept, order, self.machine.asynchronous)
 
-    def climb(self, moves: Mapping[int, int], proposals: int, threshold_ns: int, *, ordered: bool) -> None:
-        """Make proposals; the state becomes the best that was met."""
+    def climb(
+        self,
+        moves: Mapping[int, int],
+        proposals: int,
+        threshold: int,
+        *,
+        ordered: bool,
+        halted: Halted = None,
+    ) -> None:
+        """Make proposals; the state becomes the best that was met.
+
+        Args:
+            threshold: by how much the state may be worse than before a move that is kept, in ``unit_ns``.
+            halted: see ``interruptible``.
+        """
         control, scratch = self.control, self.scratch
         self.seen[ordered] = with_room(self.seen[ordered], proposals + cl.MOST_WAITING)
         scratch.number[at.LOGGED] = 0
-        score = self.total_ns()
+        score = self.total()
         if ordered:
             compute_ns = int(self.state.word[at.TOTAL, at.COMPUTE_NS])
             score = int(count_order(self.step, self.state, scratch, self.segments))
             score += compute_ns // cl.COMPUTE_SHARE
-        control[[cl.LEFT, cl.THRESHOLD, cl.ORDERED]] = proposals, threshold_ns, ordered
+        control[[cl.LEFT, cl.THRESHOLD, cl.ORDERED]] = proposals, threshold, ordered
         control[[cl.CURRENT, cl.BEST]] = score
-        control[[cl.LISTED, cl.WAITING, cl.RETRIES, cl.RETRIED]] = 0
+        control[[cl.LISTED, cl.WAITING, cl.RETRIES, cl.RETRIED, cl.HALT]] = 0
         weights = np.zeros(KINDS, np.int64)
         for kind, weight in moves.items():
             weights[kind] = weight
-        while listed := cl.climb(
-            self.step, self.state, scratch, self.generator, self.pools, weights, self.costs.prices,
-            self.costs.unknown, self.waiting, self.seen[ordered], self.segments, control,
-        ):  # fmt: skip
+
+        def climb() -> int:
+            listed: int = cl.climb(
+                self.step, self.state, scratch, self.generator, self.pools, weights, self.costs.prices,
+                self.costs.unknown, self.waiting, self.seen[ordered], self.segments, control,
+            )  # fmt: skip
+            return listed
+
+        # Ends: each time the first of the moves that waited is decided, as nothing else was decided before it.
+        while listed := interruptible(climb, control, cl.HALT, halted):
             self.costs.ask(listed)
             control[cl.RETRIES] = control[cl.WAITING]
             control[[cl.LISTED, cl.WAITING, cl.RETRIED]] = 0
 
-    def reschedule(self, *, small_last: bool = False) -> None:
+    def reschedule(self, *, small_last: bool = False, halted: Halted = None) -> None:
         """Give the state's kernels the best buckets and order at hand, if these are better than its own.
 
         Args:
             small_last: also try what brings the large gradients forward. Takes three times as long.
+            halted: asked after what is tried first, the order with the buckets as they are.
         """
         best, best_ns = self.state, self.makespan_ns()
         for state in self._arranged(small_last):
@@ -150,6 +176,8 @@ class Climber:
             found_ns = self.makespan_ns()
             if found_ns < best_ns:
                 best, best_ns = state, found_ns
+            if halted is not None and halted():
+                break
         self.state = best
 
     def _arranged(self, small_last: bool) -> Iterator[State]:

@@ -20,6 +20,7 @@ from disco_hlo.search.times.pricing import price_changed
 from disco_hlo.search.times.ready_queue import ready_queue
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.simulator.costs import MAX_TOTAL
 
 # control
 LEFT: Final = 0
@@ -42,7 +43,9 @@ TRACED: Final = 9
 """Entries of ``trace``."""
 TRIES: Final = 10
 BETA: Final = 11
-CONTROLS: Final = 12
+HALT: Final = 12
+"""Not 0: return at once. Set from outside while the code runs."""
+CONTROLS: Final = 13
 
 # What it returns.
 PAUSED, ASK, FULL, ENDED, CIRCLE = 0, 1, 2, 3, 4
@@ -82,7 +85,10 @@ def explore(
     """
     g, s, w = open_views(step, state, scratch)
     source, pool = open_draws(generator, pools)
+    # Ends: each pass judges one of the candidates that are wanted of a parent, of which so many are left.
     while True:
+        if control[HALT] != 0:
+            return PAUSED
         if control[JUDGED] == control[WANTED]:
             control[WANTED] = min(methods.size, control[BUDGET] - control[EVALUATED])
             control[PROPOSED] = control[JUDGED] = 0
@@ -94,7 +100,7 @@ def explore(
                 return ENDED if tree.number[QUEUED] == 0 else PAUSED
             control[LEFT] -= 1
             go_to(tree, state, pop(tree))
-        while control[PROPOSED] < control[WANTED]:
+        while control[PROPOSED] < control[WANTED]:  # ends: one more is proposed each time
             i = control[PROPOSED]
             times = draw(source, control[BETA] + 1)
             made[i] = random_apply(g, s, w, source, pool, methods[i], times, control[TRIES], moves[i])
@@ -108,7 +114,7 @@ def explore(
             w.number[at.CHANGES] = 0
         if control[LISTED]:
             return ASK
-        while control[JUDGED] < control[PROPOSED]:
+        while control[JUDGED] < control[PROPOSED]:  # ends: one more is judged each time
             i = control[JUDGED]
             for k in range(made[i]):
                 make_move(g, s, w, moves[i, k, 0], moves[i, k, 1], moves[i, k, 2])
@@ -162,7 +168,9 @@ def _cost_ns(g: Any, s: Any, w: Any, pace: Any, seen: Any, started: Any) -> Any:
     if slot >= 0:
         return seen.value[slot, 0]
     end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
-    if pace.speed_ppm.shape[1] > 1:
+    if end_ns + s.total[at.TRANSFER_NS] > MAX_TOTAL:  # more than can be simulated
+        end_ns += s.total[at.TRANSFER_NS]
+    elif pace.speed_ppm.shape[1] > 1:
         end_ns, _ = ready_queue(g, s, w, pace, started)
     seen.value[claim(seen, digest), 0] = end_ns
     return end_ns

@@ -8,14 +8,13 @@ order is simulated. An island depends on its seed, its start and its budget of e
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from disco_hlo.search.api import Finalist, Improvement, SearchSettings
+from disco_hlo.search.api import Dropped, Finalist, Improvement, SearchSettings
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state
 from disco_hlo.search.boundary.finalists import checked, kernels_of
@@ -34,15 +33,13 @@ from disco_hlo.search.moves.proposals import (
 )
 from disco_hlo.search.undisturbed import without_collector
 
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate
-
-LOGGER = logging.getLogger("disco_hlo")
 
 KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFUSE: 2, SIBLING: 2}
 """How often each move is proposed, in proportion."""
@@ -70,6 +67,8 @@ A check takes 25 to 50 us an op and a candidate 15 to 300 us, so at the last pac
 most. It is candidates that are counted, not seconds: where a state is refused the island goes on from another, and
 which one that is must not depend on a clock.
 """
+LAST_CHECKS_SHARE: Final = 0.05
+"""Of a budget of time: when it is spent, so long are others checked than the best."""
 GAIN: Final = 0.0005
 IDLE_CYCLES: Final = 2
 """The island ends after so many cycles in a row that brought less than this share of its best."""
@@ -111,11 +110,16 @@ class Report:
     """Only in the last report: the best distinct strategies."""
     stopped: str = ""
     """Only in the last report: why the island ended."""
+    dropped: Dropped = field(default_factory=Dropped)
+    """Only in the last report."""
 
 
 class _Run:
-    def __init__(self, island: Island, starts: Starts, halted: Callable[[], bool]) -> None:
+    def __init__(
+        self, island: Island, starts: Starts, halted: Callable[[], bool], watched: bool = True
+    ) -> None:
         self.island, self.halted = island, halted
+        self.watch = self._is_over if watched else None
         self.began = time.perf_counter()
         self.climber = Climber(
             island.graph, island.costs, island.machine, starts, island.start,
@@ -139,6 +143,7 @@ class _Run:
         """Candidates that had been looked at when something was checked last."""
         self.news: Finalist | None = None
         self.trace: tuple[Improvement, ...] = ()
+        self.dropped = Dropped()
 
     @cached_property
     def attested(self) -> set[Kernel]:
@@ -238,27 +243,35 @@ class _Run:
             yield
 
     def _reschedule(self, *, small_last: bool = False) -> None:
-        self.climber.reschedule(small_last=small_last)
+        self.climber.reschedule(small_last=small_last, halted=self.watch)
         self._note()
 
     def _climb(self, moves: Mapping[int, int], divisor: int, *, ordered: bool, share: int = 1) -> None:
         climber, budget = self.climber, self.island.evaluations
         units = max(1, int(climber.state.word[at.TOTAL, at.UNITS]))
-        threshold_ns = climber.total_ns() // units // divisor if divisor else 0
+        threshold = climber.total() // units // divisor if divisor else 0
         left = (self.proposals // 4 if ordered else self.proposals) // share
         while left > 0 and not self._ended():
             chunk = min(left, CHUNK, max(FIRST_CHUNK, climber.evaluations))
             if budget is not None:
                 chunk = min(chunk, budget - climber.evaluations)
-            climber.climb(moves, chunk, threshold_ns, ordered=ordered)
+            climber.climb(moves, chunk, threshold, ordered=ordered, halted=self.watch)
             self._note()
             left -= chunk
 
+    def _is_over(self) -> bool:
+        """Whether the time is up, or somebody wants an end; asked while compiled code runs."""
+        return self._time_is_up() or self.halted()
+
+    def _time_is_up(self) -> bool:
+        seconds = self.island.seconds
+        return seconds is not None and time.perf_counter() - self.began >= seconds
+
     def _ended(self) -> bool:
-        budget, seconds = self.island.evaluations, self.island.seconds
+        budget = self.island.evaluations
         if budget is not None and self.climber.evaluations >= budget:
             self.stopped = self.stopped or "evaluations"
-        elif seconds is not None and time.perf_counter() - self.began >= seconds:
+        elif self._time_is_up():
             self.stopped = self.stopped or "seconds"
         elif self.halted():
             self.stopped = self.stopped or "stop"
@@ -290,15 +303,22 @@ class _Run:
         self.checked_at = self.climber.evaluations
         noted, self.noted, steps, self.steps = self.noted, [], self.steps, []
         best_ns = self.best_ns
+        began = time.perf_counter()
         for state, _ in reversed(noted):
-            found = self._checked(state)
+            try:
+                found = self._checked(state)
+            except DiscoError as error:
+                self.dropped += Dropped(1, " ".join(str(error).split()))
+                continue
             if found is None:
                 continue
             self.found[found.strategy] = found
             if found.predicted_ns < best_ns:
                 best_ns = found.predicted_ns
                 self.best, self.news = (state, found.predicted_ns), found
-            if not self.stopped:
+            seconds = self.island.seconds
+            late = seconds is not None and time.perf_counter() - began > LAST_CHECKS_SHARE * max(seconds, 0.0)
+            if not self.stopped or late:
                 break
         if self.best is not None and self.best[0] is not noted[-1][0]:
             self._adopt_best()
@@ -306,16 +326,14 @@ class _Run:
         self.found = dict(sorted(self.found.items(), key=lambda item: item[1].predicted_ns)[: self.wanted])
 
     def _checked(self, state: State) -> Finalist | None:
-        """What a state stands for, if it is legal and small enough."""
+        """What a state stands for, if it is small enough.
+
+        Raises:
+            DiscoError: it is no strategy of the step, or not a legal one.
+        """
         climber, island = self.climber, self.island
-        try:
-            written = climber.strategy(state)
-        except IllegalStrategyError as error:
-            LOGGER.debug("a state of the search is no strategy: %s", error)
-            return None
+        written = climber.strategy(state)
         strategy = checked(island.graph, written, island.machine.asynchronous, self.attested)
-        if strategy is None:
-            return None
         timeline = simulate(build(island.graph, strategy, island.costs, island.machine).problem)
         limit = island.settings.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
@@ -329,17 +347,20 @@ class _Run:
         return Report(
             self.island.number, self.climber.evaluations, self.climber.distinct,
             time.perf_counter() - self.began, self.best_ns, news, trace,
-            finalists if self.stopped else (), self.stopped,
+            finalists if self.stopped else (), self.stopped, self.dropped if self.stopped else Dropped(),
         )  # fmt: skip
 
 
-def reports(island: Island, starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+def reports(
+    island: Island, starts: Starts, halted: Callable[[], bool], *, watched: bool = True
+) -> Iterator[Report]:
     """Search; says what was found after every phase. The last report has the finalists.
 
     Args:
         starts: :func:`~disco_hlo.search.boundary.starts.prepare` of the island's strategies.
         halted: asked a few times a second; the island ends once it answers True.
+        watched: whether it is asked inside compiled code, too; no need where no clock runs and nobody interrupts.
     """
     with without_collector():
-        run = _Run(island, starts, halted)
+        run = _Run(island, starts, halted, watched)
     return run.reports()

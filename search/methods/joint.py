@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from disco_hlo.search.api import (
+    Dropped,
     Finalist,
     Improvement,
     OnBest,
@@ -45,6 +46,8 @@ _POLL_S = 0.1
 _LAST_REPORTS_S = 5.0
 """The longest that islands elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
 check then, each of which takes a second."""
+_LAST_REPORTS_SHARE = 0.05
+"""But no more than this of the budget, and a second."""
 
 
 def joint_search(
@@ -129,7 +132,7 @@ class _Joint:
                     time.sleep(_POLL_S)
                     self._note_arrived()
             if self.stopped == "seconds":
-                self.children.wait_for_last_reports(_LAST_REPORTS_S)
+                self.children.wait_for_last_reports(self._last_reports_s())
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:
@@ -148,7 +151,8 @@ class _Joint:
         left_s = self._left_s()
         seconds = None if left_s is None else left_s / len(self.here)
         island = replace(self.here.popleft(), seconds=seconds)
-        for report in reports(island, self.starts, lambda: self._halted(busy=True)):
+        watched = self.stop is not None or seconds is not None
+        for report in reports(island, self.starts, lambda: self._halted(busy=True), watched=watched):
             self._note(report)
             self._note_arrived()
 
@@ -166,6 +170,9 @@ class _Joint:
         if not self.stopped:
             self.here += self.children.begin(self.processes - busy, left_s)
         return bool(self.stopped)
+
+    def _last_reports_s(self) -> float:
+        return min(_LAST_REPORTS_S, 1.0 + _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0))
 
     def _left_s(self) -> float | None:
         if self.settings.seconds is None:
@@ -215,6 +222,7 @@ class _Joint:
             wall_s=time.perf_counter() - self.began,
             stopped=self.stopped or min(ends, default="stop"),
             finalists=tuple(chosen),
+            dropped=sum((report.dropped for report in self.latest.values()), Dropped()),
         )
 
     def _trace(self) -> tuple[Improvement, ...]:

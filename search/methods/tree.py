@@ -111,7 +111,7 @@ def go_to(tree: Any, state: Any, target: Any) -> None:
     word = state.word.ravel()
     up, down = tree.number[CURRENT], target
     path, steps = np.empty(tree.depth[target] + 1, np.int64), 0
-    while up != down:
+    while up != down:  # ends at the root: each pass goes up one of two paths
         if tree.depth[up] >= tree.depth[down]:
             for i in range(tree.writes_at[up], tree.writes_at[up + 1]):
                 word[tree.word[i]] = tree.before[i]
@@ -135,7 +135,7 @@ def _is_first(tree: Any, a: Any, b: Any) -> Any:
 def _push(tree: Any, candidate: Any) -> None:
     place = tree.number[QUEUED]
     tree.number[QUEUED] += 1
-    while place and _is_first(tree, candidate, tree.heap[(place - 1) // 2]):
+    while place and _is_first(tree, candidate, tree.heap[(place - 1) // 2]):  # ends: place is halved
         tree.heap[place] = tree.heap[(place - 1) // 2]
         place = (place - 1) // 2
     tree.heap[place] = candidate
@@ -148,7 +148,7 @@ def pop(tree: Any) -> Any:
     tree.number[QUEUED] -= 1
     count = tree.number[QUEUED]
     last, place = tree.heap[count], 0
-    while 2 * place + 1 < count:
+    while 2 * place + 1 < count:  # ends: place doubles
         child = 2 * place + 1
         if child + 1 < count and _is_first(tree, tree.heap[child + 1], tree.heap[child]):
             child += 1

@@ -24,7 +24,7 @@ def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
     if not g.flags[producer] & at.FUSIBLE:
         return 0
     x = producer
-    while x != -1:
+    while x != -1:  # ends with the list
         if g.flags[x] & at.RETURNED:
             return 0
         for e in range(g.readers_at[x], g.readers_at[x + 1]):

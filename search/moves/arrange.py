@@ -40,7 +40,7 @@ def list_order(step: Any, state: Any, scratch: Any) -> Any:
             found[queued] = i
             queued += 1
     done = 0
-    while done < queued:
+    while done < queued:  # ends: each unit is queued once
         for e in range(dependent_at[found[done]], dependent_at[found[done] + 1]):
             missing[dependent[e]] -= 1
             if missing[dependent[e]] == 0:
@@ -80,7 +80,7 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
         if missing[i] == 0:
             heapq.heappush(ready, (position[heads[i]], np.int64(i)))
     found, count = np.empty(heads.size, np.int64), 0
-    while len(ready):
+    while len(ready):  # ends: each unit is ready once
         _, i = heapq.heappop(ready)
         found[count] = heads[i]
         count += 1
@@ -199,7 +199,7 @@ def _issue(
             fresh.append(np.int64(i))
     now: Any = np.int64(0)
     channel_free: Any = np.int64(0)
-    while True:
+    while True:  # ends: each pass issues a unit
         for i in fresh:
             arrived: Any = np.int64(0)
             for e in range(needed_at[i], needed_at[i + 1]):
@@ -208,7 +208,7 @@ def _issue(
         fresh.clear()
         if len(ready) == 0 and len(waiting) and waiting[0][0] > now:
             now = waiting[0][0]
-        while len(waiting) and waiting[0][0] <= now:
+        while len(waiting) and waiting[0][0] <= now:  # ends: one waits no more each time
             arrived, i = heapq.heappop(waiting)
             heapq.heappush(ready, (rank[i] + (0 if is_bucket[i] else _KEY), arrived, i))
         if len(ready) == 0:

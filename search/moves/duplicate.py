@@ -53,7 +53,7 @@ def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     stamp = fresh_stamp(w)
     members = s.count[consumer]
     cell = s.copies[consumer]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         w.inside[s.cell_node[cell]] = stamp  # the consumer has a copy of it
         members += 1
         cell = s.next_of_unit[cell]
@@ -64,11 +64,11 @@ def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
         count = _read_of(g, s, w, consumer, producer, stamp)
     copied = fresh_stamp(w)
     cell = s.copies[producer]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         w.mark[s.cell_node[cell]] = copied
         cell = s.next_of_unit[cell]
     i = 0
-    while i < count:
+    while i < count:  # ends: a node is put there once, being marked before
         x = w.needed[i]
         i += 1
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
@@ -87,10 +87,10 @@ def _read_by(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -
     """Begin row ``needed`` with what the consumer reads of the producer, looked for among what that owns."""
     count = 0
     x = producer
-    while x != -1:
+    while x != -1:  # ends with the list
         if s.leaves[x] and w.inside[x] != stamp:
             read, e = False, g.readers_at[x]
-            while not read and e < g.readers_at[x + 1]:
+            while not read and e < g.readers_at[x + 1]:  # ends: e goes up
                 read = computes(s, consumer, g.edge[e])
                 e += 1
             if read:
@@ -106,7 +106,7 @@ def _read_of(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -
     """The same, looked for among what the consumer computes reads."""
     count = 0
     x, cell = consumer, s.copies[consumer]
-    while x != -1:
+    while x != -1:  # ends with the list
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
             if s.owner[source] == producer and w.inside[source] != stamp:

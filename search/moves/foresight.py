@@ -81,7 +81,7 @@ def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
     if verdict == UNJUDGED:
         count = results = 0
         x = unit
-        while x != -1:
+        while x != -1:  # ends with the list
             if w.reached[x] != gone:
                 w.members[count] = x
                 count += 1
@@ -90,7 +90,7 @@ def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
                     results += 1
             x = s.next[x]
         cell = s.copies[unit]
-        while cell != -1:
+        while cell != -1:  # ends with the list
             if w.reached[s.cell_node[cell]] != gone:
                 w.members[count] = s.cell_node[cell]
                 count += 1
@@ -135,7 +135,7 @@ def _is_needed_elsewhere(g: Any, s: Any, x: Any, home: Any, other: Any, by: Any)
         return True
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         reader, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
-        while True:
+        while True:  # ends with the list
             aside = reader == home or (reader == other and (by == -1 or by == g.edge[e]))
             if not aside and not computes(s, reader, x):
                 return True
@@ -155,7 +155,7 @@ def _copies_gone(g: Any, s: Any, w: Any, unit: Any, node: Any, gone: Any) -> Any
     if s.copies[unit] == -1:
         return share
     w.queue[0], pending = node, 1
-    while pending > 0:
+    while pending > 0:  # ends: a node is put there once, being marked before
         pending -= 1
         x = w.queue[pending]
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
@@ -186,7 +186,7 @@ def _together(s: Any, w: Any, a: Any, b: Any) -> Any:
     computed, count = s.computed[a] + s.computed[b] - NOTHING, s.count[a] + s.count[b]
     for unit, other in ((a, b), (b, a)):
         cell = s.copies[unit]
-        while cell != -1:
+        while cell != -1:  # ends with the list
             x = s.cell_node[cell]
             if s.owner[x] == other or w.inside[x] == stamp:
                 computed -= copy_share(x)
@@ -202,13 +202,13 @@ def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     """Row ``results``: what two units would return as one, ascending. How many these are, and the hash of them."""
     results, returned = 0, s.returned[a] + s.returned[b]
     x = a
-    while x != -1:
+    while x != -1:  # ends with the list
         if s.leaves[x]:
             w.results[results] = x
             results += 1
         x = s.next[x]
     x = b
-    while x != -1:
+    while x != -1:  # ends with the list
         if s.leaves[x]:
             if _is_needed_elsewhere(g, s, x, a, b, -1):
                 w.results[results] = x
@@ -247,12 +247,12 @@ def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
 def _has_block(g: Any, s: Any, unit: Any) -> Any:
     """Whether a unit computes an op that a block of threads does together where it decides how a kernel is made."""
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         if g.reduction[x] >= 0 or g.transpose[x] >= 0:
             return True
         x = s.next[x]
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         x = s.cell_node[cell]
         if g.reduction[x] >= 0 or g.transpose[x] >= 0:
             return True

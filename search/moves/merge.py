@@ -47,7 +47,7 @@ def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, pools: 
         pools: a ``views.PoolView``.
     """
     rank = g.rank[all_reduce] + direction
-    while 0 <= rank < pools.ranks:
+    while 0 <= rank < pools.ranks:  # ends: rank goes one way
         if s.owner[pools.ranked[rank]] != s.owner[all_reduce]:
             return s.owner[pools.ranked[rank]]
         rank += direction

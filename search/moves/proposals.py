@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import PRODUCERS, fresh_stamp
+from disco_hlo.search.arrays.board import PRODUCERS, fresh_stamp, has_room
 from disco_hlo.search.arrays.rng import draw
 from disco_hlo.search.moves.absorb import absorb
 from disco_hlo.search.moves.duplicate import duplicate
@@ -39,6 +39,8 @@ RIVALS: Final = 4
 """Of so many units the one that takes longest is moved to another place."""
 MOST_DRAWS: Final = 1 << 12
 """Of slots, until there are so many units: in a step of few units most slots are empty."""
+MOST_HEADS: Final = 1 << 14
+"""Nodes that are drawn until one is the first of its unit, which has at most a few hundred."""
 TRIES: Final = 32
 """Slots that are looked at for that place."""
 
@@ -98,6 +100,8 @@ def random_apply(
     """
     done = 0
     for _ in range(times):
+        if not has_room(g, w):  # for no move any more
+            break
         for _ in range(tries):
             a, b = random_move(g, s, w, generator, pools, method)
             if make_move(g, s, w, method, a, b):
@@ -136,9 +140,11 @@ def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, method: Any)
 def _random_unit(s: Any, generator: Any, pool: Any, size: Any) -> Any:
     """A unit that owns a node of the pool, each equally likely."""
     unit = pool[draw(generator, size)]
-    while s.owner[unit] != unit:
+    for _ in range(MOST_HEADS):
+        if s.owner[unit] == unit:
+            return unit
         unit = pool[draw(generator, size)]
-    return unit
+    return s.owner[unit]  # no unit need begin with a node of the pool
 
 
 @inner
@@ -167,7 +173,7 @@ def _list_producers(g: Any, s: Any, w: Any, unit: Any) -> None:
     first = w.number[at.LISTED]
     last = first
     x, cell = unit, s.copies[unit]
-    while x != -1:
+    while x != -1:  # ends with the list
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             last = _list_producer(g, s, w, g.edge[e], copied, stamp, last)
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
@@ -219,7 +225,7 @@ def _random_member(g: Any, s: Any, generator: Any, pools: Any) -> Any:
     unit = s.owner[x]
     copies = 0
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         copies += 1
         cell = s.next_of_unit[cell]
     if s.count[unit] == 1 and copies == 0:

@@ -20,7 +20,7 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
         return False
     count = 0
     x = bucket
-    while x != -1:
+    while x != -1:  # ends with the list
         if g.rank[x] >= rank:
             w.readers[count] = x
             count += 1

@@ -167,7 +167,7 @@ def _all_are_used(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     for i in range(count):
         x = w.members[i]
         used, e = w.value[x] != 0 or g.flags[x] & at.BITCAST != 0, g.readers_at[x]
-        while not used and e < g.readers_at[x + 1]:
+        while not used and e < g.readers_at[x + 1]:  # ends: e goes up
             used = w.inside[g.edge[e]] == stamp
             e += 1
         if not used:
@@ -208,12 +208,12 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
 @inner
 def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     start = bitcast
-    while g.flags[start] & at.BITCAST and w.inside[start] != stamp:
+    while g.flags[start] & at.BITCAST and w.inside[start] != stamp:  # ends: operands come before
         start = g.edge[g.operands_at[start]]
     if w.inside[start] != stamp and not g.flags[start] & at.ALL_REDUCE:
         return total
     x = bitcast
-    while x != start:
+    while x != start:  # ends: start lies behind these bitcasts
         w.inside[x] = stamp
         w.members[total] = x
         total += 1

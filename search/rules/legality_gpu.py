@@ -85,6 +85,7 @@ def _find_heroes(
 @inner
 def _behind_chain(g: Any, w: Any, result: Any, stamp: Any) -> Any:
     start = result
+    # Ends: operands come first.
     while g.gpu_flags[start] & fact.CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
         start = g.edge[g.operands_at[start]]
     return start
@@ -242,7 +243,7 @@ def _find_moving(g: Any, w: Any, count: Any, stamp: Any) -> None:
     for i in range(count):
         x = w.members[i]
         moves, e = g.gpu_flags[x] & fact.MOVES != 0, g.operands_at[x]
-        while not moves and e < g.operands_at[x + 1]:
+        while not moves and e < g.operands_at[x + 1]:  # ends: e goes up
             moves = w.inside[g.edge[e]] == stamp and w.value[g.edge[e]] != 0
             e += 1
         w.value[x] = moves
@@ -281,7 +282,7 @@ def _reads_in_place(g: Any, w: Any, buffer: Any, stamp: Any) -> Any:
     w.mark[buffer] = touched
     w.queue[0] = buffer
     pending = 1
-    while pending > 0:
+    while pending > 0:  # ends: a node is put there once, being marked before
         pending -= 1
         x = w.queue[pending]
         for e in range(g.users_at[x], g.users_at[x + 1]):

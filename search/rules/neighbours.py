@@ -20,13 +20,13 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
     """Write what ``unit`` owns, then what it duplicates; returns the numbers (owned, all)."""
     count = 0
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         out[count] = x
         count += 1
         x = s.next[x]
     owned = count
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         out[count] = s.cell_node[cell]
         count += 1
         cell = s.next_of_unit[cell]
@@ -38,7 +38,7 @@ def mark_copies(s: Any, w: Any, unit: Any) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         w.inside[s.cell_node[cell]] = stamp
         cell = s.next_of_unit[cell]
     return stamp
@@ -50,7 +50,7 @@ def mark_computing(s: Any, w: Any, x: Any) -> Any:
     stamp = fresh_stamp(w)
     w.inside[s.owner[x]] = stamp
     cell = s.copiers[x]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         w.inside[s.cell_unit[cell]] = stamp
         cell = s.next_of_node[cell]
     return stamp
@@ -64,7 +64,7 @@ def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     w.mark[unit] = stamp
     found = 0
     x, cell = unit, s.copies[unit]
-    while x != -1:
+    while x != -1:  # ends with the list
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             source = g.edge[e]
             owner = s.owner[source]
@@ -89,7 +89,7 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
     w.mark[unit] = stamp
     found = 0
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         if s.leaves[x]:
             computing = mark_computing(s, w, x)
             for e in range(g.readers_at[x], g.readers_at[x + 1]):
@@ -99,7 +99,7 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
                 found = _add_computing(s, w, g.edge[e], stamp, out, found)
         x = s.next[x]
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         x = s.cell_node[cell]
         for e in range(g.later_at[x], g.later_at[x + 1]):
             found = _add_computing(s, w, g.edge[e], stamp, out, found)
@@ -110,7 +110,7 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
 @inner
 def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> Any:
     unit, cell = s.owner[x], s.copiers[x]
-    while True:
+    while True:  # ends with the list
         if w.mark[unit] != stamp:
             w.mark[unit] = stamp
             out[found] = unit
@@ -125,7 +125,7 @@ def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> 
 def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: Any, found: Any) -> Any:
     """Units that compute ``reader``, but not what it reads: those of the stamp ``computing`` do."""
     unit, cell = s.owner[reader], s.copiers[reader]
-    while True:
+    while True:  # ends with the list
         if w.mark[unit] != stamp and w.inside[unit] != computing:
             w.mark[unit] = stamp
             out[found] = unit
@@ -151,7 +151,7 @@ def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
     copied = mark_copies(s, w, unit)
     count = 0
     x, cell = unit, s.copies[unit]
-    while x != -1:
+    while x != -1:  # ends with the list
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             count += s.owner[g.edge[e]] != unit and w.inside[g.edge[e]] != copied
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
@@ -168,7 +168,7 @@ def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
 def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
     count = 1 if s.owner[x] != unit else 0
     cell = s.copiers[x]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         count += s.cell_unit[cell] != unit
         cell = s.next_of_node[cell]
     return count
@@ -177,9 +177,11 @@ def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
 @inner
 def sort_runs(values: Any, spare: Any, count: Any) -> None:
     """Merge sort of what is there in ascending runs, mostly few and long."""
-    while True:
+    if count < 2:
+        return
+    while True:  # ends: each pass halves the number of runs, and one run is sorted
         left = 0
-        while left < count:
+        while left < count:  # ends: a run has one value at least
             middle = _run_end(values, left, count)
             if left == 0 and middle == count:
                 return
@@ -201,6 +203,6 @@ def sort_runs(values: Any, spare: Any, count: Any) -> None:
 def _run_end(values: Any, start: Any, count: Any) -> Any:
     """Where the ascending run that begins at ``start`` ends."""
     end = start + 1
-    while end < count and values[end - 1] <= values[end]:
+    while end < count and values[end - 1] <= values[end]:  # ends: end goes up
         end += 1
     return min(end, count)

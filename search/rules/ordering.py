@@ -29,7 +29,7 @@ def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
     w.reached[unit] = w.reached_back[unit] = stamp
     ahead = back = 1
     next_ahead = next_back = 0
-    while next_ahead < ahead and next_back < back:
+    while next_ahead < ahead and next_back < back:  # ends: a unit is put into either queue once
         found = successors(g, s, w, w.queue[next_ahead], w.neighbours)
         ahead = _reach(s, w, unit, found, low, high, stamp, w.reached, w.reached_back, w.queue, ahead)
         next_ahead += 1
@@ -176,7 +176,7 @@ def _open_slot(s: Any, w: Any, after: Any) -> Any:
     There always is one: ORDER has a slot for every node.
     """
     up, down, end = after + 1, after, s.total[at.SLOTS]
-    while True:
+    while True:  # ends: each pass goes one slot further both ways, and returns beyond both ends
         if up < end and s.order[up] == -1:
             for slot in range(up, after + 1, -1):
                 _move(s, w, s.order[slot - 1], slot)

@@ -118,7 +118,7 @@ def _is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
             return True
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         cell = s.copiers[g.edge[e]]
-        while cell != -1:
+        while cell != -1:  # ends with the list
             unit = s.cell_unit[cell]
             if unit != home and not (shared and w.inside[unit] == computing):
                 return True
@@ -143,13 +143,13 @@ def count_unit(s: Any, unit: Any) -> None:
     """Fill in what a unit computes and returns, its row ``leaves`` being right."""
     computed, returned = np.int64(NOTHING), np.int64(0)
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         computed += owned_share(x)
         if s.leaves[x]:
             returned += result_share(x)
         x = s.next[x]
     cell = s.copies[unit]
-    while cell != -1:
+    while cell != -1:  # ends with the list
         computed += copy_share(s.cell_node[cell])
         cell = s.next_of_unit[cell]
     s.computed[unit], s.returned[unit] = computed, returned

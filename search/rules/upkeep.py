@@ -26,11 +26,11 @@ def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
     anything the move was about, and where it stood behind the unit, the unit goes to its place.
     """
     found, first = True, s.total[at.SLOTS]
-    while found:
+    while found:  # ends: each pass hands over an op that the unit then recomputes no more
         found = False
         count = 0
         cell = s.copies[unit]
-        while cell != -1:
+        while cell != -1:  # ends with the list
             w.needed[count] = s.cell_node[cell]
             count += 1
             cell = s.next_of_unit[cell]
@@ -60,7 +60,7 @@ def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any, gone: Any) -> None:
     if s.copies[unit] == -1:
         return
     w.queue[0], pending = gone, 1
-    while pending > 0:
+    while pending > 0:  # ends: what is put there the unit recomputes no more
         pending -= 1
         x = w.queue[pending]
         for e in range(g.sources_at[x], g.sources_at[x + 1]):

@@ -196,12 +196,12 @@ def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None
     """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
     moved_bytes = np.int64(0)
     x = bucket
-    while x != -1:
+    while x != -1:  # ends with the list
         moved_bytes += g.moved_bytes[x]
         x = s.next[x]
     pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
     piece = 0
-    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:
+    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
         piece += 1
     main_ns = np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
     on_channel = unknown.wire[3] != 0 and moved_bytes > one_shot
@@ -220,7 +220,7 @@ def _cut_ns(g: Any, s: Any, bucket: Any) -> Any:
     on who they are."""
     total = np.int64(0)
     x = bucket
-    while x != -1:
+    while x != -1:  # ends with the list
         if g.flags[x] & at.UNCUT and cut_slot(s, g.edge, g.uncut_at[x], g.uncut_at[x + 1], -1) != NOWHERE:
             total += g.slice_ns[x]
         x = s.next[x]
@@ -263,7 +263,7 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
             if g.flags[operand] & at.CLONED:
                 total = mix(total ^ np.uint64(_CLONED))
                 continue
-            while True:
+            while True:  # ends: operands come before what reads them
                 fresh = w.mark[operand] != stamp
                 if fresh:
                     w.mark[operand] = stamp
@@ -285,7 +285,7 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
     """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
     for e in range(g.later_at[x], g.later_at[x + 1]):
         unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
-        while True:
+        while True:  # ends with the list
             put(w, s.waits, unit, count_waits(g, s, w, unit))
             if cell == -1:
                 break

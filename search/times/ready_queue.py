@@ -59,7 +59,7 @@ def ready_queue(g: Any, s: Any, w: Any, pace: Any, started: Any) -> Any:
     running, left = np.full(channels, -1), np.zeros(channels, np.int64)
     found = _begin(g, s, w)
     now = count = busy = waiting = done = turn = 0
-    while True:
+    while True:  # ends: each pass ends a task
         if found > 1:
             _sort(w.neighbours, found)
         for k in range(found):
@@ -143,9 +143,9 @@ def _time_ns(s: Any, task: Any) -> Any:
 def _quotient(left: Any, speed: Any) -> Any:
     """``left`` over ``speed``, rounded up: a division of 64-bit integers takes longer than all else here."""
     found = np.int64(left / np.float64(speed))
-    while found * speed < left:
+    while found * speed < left:  # ends: a float is off by one or two
         found += 1
-    while (found - 1) * speed >= left:
+    while (found - 1) * speed >= left:  # ends: likewise
         found -= 1
     return found
 
@@ -190,7 +190,7 @@ def _first_task(s: Any, w: Any, unit: Any) -> Any:
 def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
     """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         word = w.packed[x]
         shared = word & _SHARED
         computing = mark_computing(s, w, x) if shared else 0
@@ -201,7 +201,7 @@ def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
                 found = _count_off(s, w, found, other)
             if reader & _SHARED:
                 cell = s.copiers[g.edge[e]]
-                while cell != -1:
+                while cell != -1:  # ends with the list
                     other = s.cell_unit[cell]
                     if other != unit and not (shared and w.inside[other] == computing):
                         found = _count_off(s, w, found, other)
@@ -211,7 +211,7 @@ def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
         x = ((word >> _NEXT_AT) & _NODE) - 1
     if w.packed[unit] & _COPYING:
         cell = s.copies[unit]
-        while cell != -1:
+        while cell != -1:  # ends with the list
             found = _release_later(g, s, w, unit, s.cell_node[cell], found)
             cell = s.next_of_unit[cell]
     return found
@@ -222,7 +222,7 @@ def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any
     for e in range(g.later_at[x], g.later_at[x + 1]):
         y = g.edge[e]
         other, cell = s.owner[y], s.copiers[y]
-        while True:
+        while True:  # ends with the list
             if other != unit:
                 found = _count_off(s, w, found, other)
             if cell == -1:
@@ -247,7 +247,7 @@ def _sort(tasks: Any, count: Any) -> None:
     if count <= _FEW:
         for i in range(1, count):
             task, j = tasks[i], i
-            while j > 0 and tasks[j - 1] > task:
+            while j > 0 and tasks[j - 1] > task:  # ends: j goes down
                 tasks[j] = tasks[j - 1]
                 j -= 1
             tasks[j] = task
@@ -262,7 +262,7 @@ def _sort(tasks: Any, count: Any) -> None:
 @inner
 def _sift(tasks: Any, top: Any, count: Any) -> None:
     task, child = tasks[top], 2 * top + 1
-    while child < count:
+    while child < count:  # ends: child doubles
         if child + 1 < count and tasks[child + 1] > tasks[child]:
             child += 1
         if tasks[child] <= task:

@@ -199,9 +199,9 @@ def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
 def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
     """What it does to the digest that a slot gets the unit that stands there now."""
     before, after, end = slot - 1, slot + 1, s.total[at.SLOTS]
-    while before >= 0 and c.unit[before] == -1:
+    while before >= 0 and c.unit[before] == -1:  # ends: it goes down
         before -= 1
-    while after < end and c.unit[after] == -1:
+    while after < end and c.unit[after] == -1:  # ends: it goes up
         after += 1
     first = c.unit[before] if before >= 0 else -1
     last = c.unit[after] if after < end else -1

@@ -61,7 +61,7 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
         times = at.TIME_COLUMNS * bucket
         is_cut = s.time_ns[times + at.UNPACK] > 0
         x = bucket
-        while x != -1:
+        while x != -1:  # ends with the list
             rank = g.rank[x]
             issued = max(issued, _last_needed(g, s, c, bucket, rank))
             awaited = min(awaited, _first_waiting(s, c, bucket, rank))
@@ -92,7 +92,7 @@ def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     last, earlier = np.int64(-1), c.tie_at[TIES * rank + 1]
     for e in range(c.tie_at[TIES * rank], c.tie_at[TIES * rank + 2]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
-        while True:
+        while True:  # ends with the list
             # Another transfer is waited for at this one's own slot, for it is one of its readers.
             if unit != bucket:
                 last = max(last, s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit])
@@ -109,7 +109,7 @@ def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
     first = s.total[at.SLOTS]
     for e in range(c.tie_at[TIES * rank + 2], c.tie_at[TIES * rank + 4]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]]
-        while True:
+        while True:  # ends with the list
             if unit != bucket:
                 first = min(first, s.place[unit])
             if cell == -1:
@@ -124,11 +124,11 @@ def _sort_events(c: Any) -> None:
     """By insertion: the events of one candidate come nearly as those of the last one did, and behind the last that
     happens are only such as do not."""
     i, left = 0, c.number[EVENTS]
-    while left > 0:
+    while left > 0:  # ends: so many of these events happen
         event = c.by_time[i]
         key, k = c.key[event], i
         left -= key != NEVER
-        while k > 0 and c.key[c.by_time[k - 1]] > key:
+        while k > 0 and c.key[c.by_time[k - 1]] > key:  # ends: k goes down
             c.by_time[k] = c.by_time[k - 1]
             k -= 1
         c.by_time[k] = event
@@ -234,7 +234,7 @@ def _compute(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
     if number[HELD] > 0 and 0 < work <= behind_hold:
         _go_on(c, c.wait_ns)
     is_first = is_product and number[BUSY] == 0
-    while number[BUSY] + number[HELD] > 0 and work > 0:
+    while number[BUSY] + number[HELD] > 0 and work > 0:  # ends as in the engine
         speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
         if is_first:
             speed = np.int64(PPM)
@@ -265,9 +265,9 @@ def _compute(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
 def _quotient(work: Any, speed: Any) -> Any:
     """``work / speed`` rounded up. Processors divide floats several times faster; the rest makes it exact."""
     found = np.int64(work / speed)
-    while found * speed < work:
+    while found * speed < work:  # ends: a float is off by one or two
         found += 1
-    while (found - 1) * speed >= work:
+    while (found - 1) * speed >= work:  # ends: likewise
         found -= 1
     return found
 
@@ -287,7 +287,7 @@ def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
 @inner
 def _wait(c: Any, rank: Any) -> None:
     number, head = c.number, 3 * c.channel[rank] + HEAD
-    while c.lane[head] <= c.turn[rank]:
+    while c.lane[head] <= c.turn[rank]:  # ends as in the engine
         if number[HELD] > 0:
             _go_on(c, 0)
         speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]

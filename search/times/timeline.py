@@ -93,7 +93,7 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
         for kind in (AWAITED, SLICED):
             x = first[kind, slot + 1]
             first[kind, slot + 1] = -1
-            while x != -1:
+            while x != -1:  # ends with the list
                 task = 3 * x + (at.MAIN if kind == AWAITED else at.UNPACK)
                 if kind == SLICED:
                     duration[task] = g.slice_ns[x]
@@ -109,7 +109,7 @@ def write_entries(g: Any, s: Any, w: Any, stage: Any, ranked: Any) -> Any:
             count += 1
         x = first[ISSUED, slot + 1]
         first[ISSUED, slot + 1] = -1
-        while x != -1:
+        while x != -1:  # ends with the list
             times = at.TIME_COLUMNS * x
             if s.time_ns[times + at.PACK] >= 0:
                 duration[3 * x + at.PACK] = s.time_ns[times + at.PACK]
@@ -131,7 +131,7 @@ def hold_ns(g: Any, s: Any, unit: Any) -> Any:
     """How much of a unit must be done before a transfer begins beside it."""
     longest = np.int64(0)
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         longest = max(longest, g.hold_ns[x])
         x = s.next[x]
     return max(np.int64(0), min(longest, s.time_ns[at.TIME_COLUMNS * unit + at.MAIN] - 1))
@@ -141,7 +141,7 @@ def hold_ns(g: Any, s: Any, unit: Any) -> Any:
 def has_product(g: Any, s: Any, unit: Any) -> Any:
     """Whether one of a unit's ops is a product."""
     x = unit
-    while x != -1:
+    while x != -1:  # ends with the list
         if g.flags[x] & at.PRODUCT:
             return True
         x = s.next[x]
@@ -164,7 +164,7 @@ def _hang_up(g: Any, s: Any, w: Any, stage: Any, bucket: Any, end: Any) -> None:
     if s.time_ns[at.TIME_COLUMNS * bucket + at.PACK] < 0:
         return
     x = bucket
-    while x != -1:
+    while x != -1:  # ends with the list
         needed = cut_slot(s, g.edge, g.uncut_at[x], g.uncut_at[x + 1], -1)
         if needed != NOWHERE:
             _insert(s, stage, SLICED, needed + 1, x)
@@ -176,7 +176,7 @@ def _insert(s: Any, stage: Any, kind: Any, cell: Any, x: Any) -> None:
     """Into the list of a slot: buckets by their places, gradients by those of their buckets' heads, then their own."""
     first, following = stage.first, stage.following
     before, after = -1, first[kind, cell]
-    while after != -1 and _comes_before(s, kind, after, x):
+    while after != -1 and _comes_before(s, kind, after, x):  # ends with the list
         before, after = after, following[kind, after]
     following[kind, x] = after
     if before == -1:

@@ -11,6 +11,7 @@ import pytest
 from disco_hlo.profiler.profile import to_json
 
 from tests.cli.conftest import Disco
+from tests.cli.large_steps import large_step
 from tests.report import plans
 
 
@@ -134,7 +135,9 @@ def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, t
     assert "the step has no all-reduce: no network changes its time" in outcome.err
 
 
-def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str]) -> None:
-    message = refused("simulate", plans.H200, "--gpus", "64", "--bandwidth", "0.000001", "--latency", "5")
-    assert "expected a number from 0 to 800000000000" in message
+def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
+    module = tmp_path / "step.hlo.pb"
+    module.write_bytes(large_step(512, width=16384))  # 137 billion parameters
+    message = refused("simulate", module, "--gpus", "64", "--bandwidth", "0.000001", "--latency", "5")
+    assert "Durations add up to 1.08e+18 ns, expected at most 8e+17." in message
     assert message.endswith("Is 64 GPUs at 1e-06 GB/s, 5 µs a message what you meant?")

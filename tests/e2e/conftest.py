@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled_search import compile_search
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
 
@@ -15,6 +16,14 @@ CACHED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_search() -> None:
+    """The jobs' searches have less time than compiling takes."""
+    compile_search(
+        (Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb").read_bytes(), "cpu"
+    )
 
 
 def new_job(base: Path, start_from: Path | None = None) -> Job:

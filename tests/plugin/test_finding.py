@@ -23,6 +23,7 @@ from disco_hlo.plugin.phases.finding import PLAN, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
+from tests.compiled_search import compile_search
 
 pytestmark = pytest.mark.product_only
 
@@ -35,7 +36,8 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order(tmp_path: P
     source = canonicalize(module)
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
-    session = Session(None, Settings(search=True, directory=tmp_path, budget_s=3.0), None, LocalChannel())  # type: ignore[arg-type]
+    compile_search(module, "NVIDIA H200")
+    session = Session(None, Settings(search=True, directory=tmp_path, budget_s=20.0), None, LocalChannel())  # type: ignore[arg-type]
     found = find(session, Step(module, source), xla, profile, Interruption(), quiet=True)
     trials = {name: strategy for name, strategy, _ in found.trials}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]

@@ -26,7 +26,8 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
     nodes: list[Node] = []
 
     def add(opcode: str, shape: Shape, operands: tuple[int, ...], kind: Kind, **more) -> int:
-        key = f"{opcode} {shape} {shape.layout} {more} " + " ".join(str(nodes[o].shape) for o in operands)
+        read = " ".join(f"{nodes[o].shape} {nodes[o].shape.layout}" for o in operands)
+        key = f"{opcode} {shape} {shape.layout} {more} {read}"
         nodes.append(Node(len(nodes), opcode, shape, operands, kind, key=key, **more))
         return len(nodes) - 1
 

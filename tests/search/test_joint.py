@@ -139,7 +139,7 @@ def test_every_fourth_island_begins_with_the_unfused_step(
     given = run(graph, seeds=1, evaluations=100).strategy
     begun: list[Strategy] = []
 
-    def record(one: Island, starts: Starts, _halted: object) -> Iterator[Report]:
+    def record(one: Island, starts: Starts, _halted: object, **_: object) -> Iterator[Report]:
         assert len(starts.states) == len(one.strategies) == (1 if seeds < 4 or start == plain else 2)
         begun.append(one.strategies[one.start])
         yield ended(one)
@@ -169,7 +169,7 @@ def test_time_that_an_early_island_does_not_need_goes_to_the_later_ones(
     needs_s = [1.0, 30.0, 2.0, 30.0]
     monkeypatch.setattr(joint, "time", SimpleNamespace(perf_counter=lambda: now_s, sleep=time.sleep))
 
-    def take(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+    def take(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         nonlocal now_s
         given_s.append(one.seconds)
         now_s += min(one.seconds, needs_s[one.number])
@@ -228,7 +228,7 @@ def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Children:
 def first_island(monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[], bool]) -> None:
     """Let the first island do nothing but look at the clock, until it is halted or need not go on."""
 
-    def looks(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+    def looks(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         while not halted() and goes_on():
             time.sleep(0.01)
         yield ended(one)
@@ -306,7 +306,7 @@ def test_islands_that_cannot_be_started_later_run_here(
 
     ran_here: list[int] = []
 
-    def record(one: Island, _starts: Starts, halted: Callable[[], bool]) -> Iterator[Report]:
+    def record(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         ran_here.append(one.number)
         halted()
         yield ended(one)

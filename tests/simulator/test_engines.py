@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import MAX_TOTAL_NS
+from disco_hlo.simulator.costs import MAX_TOTAL
 from disco_hlo.simulator.engine import STRIDE, evaluate, evaluate_move, new_memo, tables_of
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
@@ -207,7 +207,7 @@ def test_the_longest_step_that_is_allowed_stays_exact(ordered: bool) -> None:
     for slow in ([tenth, full, tenth, tenth], [tenth, full, full, tenth]):
         for long, rest in ((~on_channel, 1), (on_channel, 1), (on_channel | ~on_channel, 0)):
             waits_ns = posed.transfer_wait_ns * on_channel.sum()
-            each = (MAX_TOTAL_NS - 30 - waits_ns) // long.sum()
+            each = (MAX_TOTAL - 30 - waits_ns) // long.sum()
             longest = with_durations(posed, np.where(long, each, rest).astype(np.int64))
             longest = replace(longest, speed_ppm=np.array(slow, np.int64))
             assert simulate(longest).makespan_ns == simulate_slowly(longest).now

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,17 +15,16 @@ from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.phases.beside import Named, beside_plans
 from disco_hlo.plugin.phases.outlook import outlook
 from disco_hlo.plugin.phases.progress import search_progress
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, ranked, searchable
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, searchable
+from disco_hlo.plugin.phases.searching import Budget, search_within
 from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
-from disco_hlo.search.run import search
 from disco_hlo.search.schedule import with_order
 from disco_hlo.search.sharding_advice import sentence
-from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
 from disco_hlo.simulator.timeline import simulate
@@ -70,6 +68,7 @@ def find(
         quiet: nobody waits for what is found, so that nobody is told how long it takes.
     """
     graph, settings = step.source.graph, session.settings
+    budget = Budget.of(settings.budget_s)
     costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
     chosen = replace(
         search_settings(settings),
@@ -79,15 +78,15 @@ def find(
     if not also and not quiet:
         bound = bound_of_kernels(graph, xla.groups, costs, machine, pieces_of(profile))
         session.say("%s", outlook(session, graph, costs, default.makespan_ns, bound.makespan_ns))
-    warm_up(graph, costs, machine, chosen)
-    started = time.monotonic()
     with search_progress(progress_wanted()) as on_progress:
-        result = search(
-            graph, costs, machine, start=searchable(graph, xla), settings=chosen,
+        searched = search_within(
+            budget, step.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), also=also,
+            room_bytes=room_bytes,
             on_progress=on_progress, stop=lambda: bool(stop),
         )  # fmt: skip
-    plans_found = ranked(step.source, xla, result, costs, machine, also, room_bytes)
-    search_s = time.monotonic() - started
+    for note in searched.notes:
+        session.say("%s", note)
+    result, plans_found, search_s = searched.result, searched.plans, budget.spent_s
     best = plans_found[0]
     session.say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",

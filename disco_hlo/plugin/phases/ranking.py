@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Collection, Sequence
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
@@ -16,7 +17,7 @@ from disco_hlo.plan.legal import Kernel, check_strategy
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.search.api import SearchResult
+from disco_hlo.search.api import Dropped, SearchResult
 from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import as_searched, signatures
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
@@ -122,28 +123,46 @@ def ranked(
     machine: MachineModel,
     also: Sequence[Strategy] = (),
     room_bytes: int | None = None,
+    *,
+    until: float | None = None,
 ) -> list[Scheduled]:
     """Plans worth measuring, best first: what the search found, and for its kernels and XLA's the best
     buckets and order; with them those of ``also``. All are legal, and none is predicted to need more memory
-    than :func:`memory_limit_bytes` says."""
+    than :func:`memory_limit_bytes` says.
+
+    Args:
+        until: when the time is up (``time.monotonic``): then what was looked at is ranked, one plan at least.
+    """
     graph, attested = source.graph, attested_groups(source)
     limit_bytes = memory_limit_bytes(graph, xla, costs, machine, room_bytes)
     found: dict[Strategy, Scheduled] = {}
-    for make in (
-        *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
-        *(functools.partial(with_order, graph, one) for one in also),
-        functools.partial(best_buckets, graph, result.strategy.groups),
-        functools.partial(best_buckets, graph, xla.groups),
-        functools.partial(best_buckets, graph, xla.groups, form="variadic"),
+    dropped = Dropped()
+    longest_s, of_search = 0.0, len(result.finalists) + len(also)
+    for number, make in enumerate(
+        (
+            *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
+            *(functools.partial(with_order, graph, one) for one in also),
+            functools.partial(best_buckets, graph, result.strategy.groups),
+            functools.partial(best_buckets, graph, xla.groups),
+            functools.partial(best_buckets, graph, xla.groups, form="variadic"),
+        )
     ):
+        began = time.monotonic()
+        if found and until is not None and began + longest_s > until:
+            break
         try:
             one = make(costs, machine)
             check_strategy(graph, one.strategy, unit_graph(graph, one.strategy), attested)
         except IllegalStrategyError as error:
             LOGGER.debug("left out: %s", one_line(error))
+            dropped += Dropped(int(number < of_search), one_line(error) if number < of_search else "")
             continue
+        finally:
+            longest_s = max(longest_s, time.monotonic() - began)
         if limit_bytes is None or one.peak_bytes <= limit_bytes:
             found.setdefault(one.strategy, one)
+    if dropped.count:
+        LOGGER.warning("%s", dropped.sentence())
     return sorted(found.values(), key=lambda one: one.predicted_ns) or [
         with_order(graph, xla, costs, machine)
     ]

@@ -21,9 +21,10 @@ from disco_hlo.activation.local import LocalChannel
 from disco_hlo.compiled import is_cached
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
+from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.phases.finding import find
+from disco_hlo.plugin.phases.finding import find, search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -31,11 +32,12 @@ from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
 from disco_hlo.search.methods.child import environment
+from disco_hlo.search.warm import warm_up_in_time
 
 PATIENCE_S = 200.0
 """Longest that a search waits for its code; then it compiles what is missing itself."""
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.plugin.phases.rehearsal")
-_SEARCH_S = 0.2
+_SEARCH_S = 2.0
 
 
 def stand_in_profile(backend: str = "cpu", device_kind: str = "cpu") -> Profile:
@@ -93,8 +95,10 @@ def main() -> None:
     settings = Settings(search=True, directory=Path(os.devnull), budget_s=_SEARCH_S)
     # Of a session the search asks its settings and its voice alone.
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
-    profile = stand_in_profile(source.graph.backend, sys.argv[1])
-    find(session, Step(module, source), read(source), profile, Interruption(), quiet=True)
+    profile, xla = stand_in_profile(source.graph.backend, sys.argv[1]), read(source)
+    costs = costs_of(profile, source.graph, (xla,))
+    warm_up_in_time(source.graph, costs, machine_of(profile), search_settings(settings), None)
+    find(session, Step(module, source), xla, profile, Interruption(), quiet=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
+from disco_hlo.plugin.phases.ranking import memory_limit_bytes, searchable
+from disco_hlo.plugin.phases.searching import Budget, search_within
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
@@ -33,7 +34,6 @@ from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled, best_buckets
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
@@ -215,6 +215,7 @@ def _searched(
 
 def _best_plan(session: Session, one: Restructured, profile: Profile, room: int | None) -> Scheduled:
     graph, settings = one.source.graph, session.settings
+    budget = Budget.of(settings.budget_s * SEARCH_SHARE)
     xla = read(one.source)
     costs, machine = costs_of(profile, graph, [xla]), machine_of(profile)
     chosen = SearchSettings(
@@ -226,8 +227,11 @@ def _best_plan(session: Session, one: Restructured, profile: Profile, room: int 
         finalists=1,
     )
     chosen = replace(chosen, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room))
-    result = search(graph, costs, machine, start=searchable(graph, xla), settings=chosen)
-    return ranked(one.source, xla, result, costs, machine, room_bytes=room)[0]
+    searched = search_within(
+        budget, one.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), room_bytes=room,
+        stop=lambda: False,
+    )  # fmt: skip
+    return searched.plans[0]
 
 
 def _told(

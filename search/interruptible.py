@@ -1,0 +1,53 @@
+"""Compiled code that can be told to end: while it runs, somebody looks at the clock and at the user.
+
+Python handles a Ctrl-C between two steps of its own in the main thread, so a main thread that is inside compiled code
+notices nothing. Compiled code of ours holds no lock of Python's: it runs in a thread beside, and looks at a cell of an
+array each time round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+_LOOK_S = 0.05
+"""From one look at the clock to the next."""
+Result = TypeVar("Result")
+Halted = Callable[[], bool] | None
+"""Asked a few times a second whether to end; None: nobody asks."""
+
+
+def interruptible(function: Callable[[], Result], control: NDArray[Any], cell: int, halted: Halted) -> Result:
+    """What ``function`` returns, which ends soon once ``control[cell]`` is not 0.
+
+    Args:
+        halted: the cell is set once it answers True. Where nobody asks nothing is begun beside.
+    """
+    if halted is None:
+        return function()
+    found: list[Result] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:  # noqa: BLE001  it is raised again where somebody waits
+            failed.append(error)
+
+    worker = threading.Thread(target=run, daemon=True)
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(_LOOK_S)
+            if halted():
+                control[cell] = 1
+    except BaseException:  # Ctrl-C: what the code works on must be left alone before anything goes on
+        control[cell] = 1
+        worker.join()
+        raise
+    if failed:
+        raise failed[0]
+    return found[0]
