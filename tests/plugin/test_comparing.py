@@ -348,7 +348,7 @@ def frozen_elsewhere(module: bytes) -> bytes:
 
 
 def test_a_program_in_which_two_elements_of_thousands_are_wrong_is_refused(tmp_path: Path) -> None:
-    """They are two hundred-thousandths of the update, and 1 % was allowed."""
+    """They are some millionths of the update by norm, of which 1 % was allowed."""
     plain, wrong, _ = measured(frozen_step(), frozen_elsewhere, tmp_path)
     assert plain.error == ""
     assert re.search(r"differs from XLA's default at \[1[12], 13\] of float32\[64, 64\]: by ", wrong.error)
