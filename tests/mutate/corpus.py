@@ -144,7 +144,9 @@ def _stores(folder: Path, source: CanonicalModule) -> None:
         store.add_step(PLATFORM, "f00d", StepTime("default", OpTime(5000, 20, 9)))
     with Dataset(folder / "samples.sqlite") as data:
         config = {"bandwidth": 1e10, "flops": 1e11}
-        data.describe({"device_kind": "cpu", "backend": "cpu", "versions": {"jax": "0.11.2"}, "config": config})
+        data.describe(
+            {"device_kind": "cpu", "backend": "cpu", "versions": {"jax": "0.11.2"}, "config": config}
+        )
         given = data.add_source("step", "step/0", source.graph.fingerprint, CPU_MODULE.read_bytes())
         groups = [origin for origin in source.origins if origin.role == "fusion"]
         ops = {f"k{i}": FusedOp(one.nodes, one.results, "loop", "") for i, one in enumerate(groups)}
