@@ -24,6 +24,8 @@ from disco_hlo.simulator.timeline import simulate
 
 _FINISHING_S: Final = 0.25e-3
 """What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
+_WORTH_A_SEARCH: Final = 0.25
+"""Where less than this share of it is left, no search begins: its first plan alone would take as long."""
 _AFTER_RANKING: Final = 0.6
 """This share of it comes behind the ranking: predicting and writing the plan."""
 _MOST_SHARE: Final = 0.6
@@ -96,10 +98,11 @@ def search_within(
         stop: asked now and then; what was found so far is ranked once it answers True.
     """
     graph = source.graph
-    if (left_s := budget.left_s) is not None and left_s <= 0:
+    if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, source):
         spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
+        rest = f"writing a plan takes about {_finishing_s(budget, source):.1f} s"
         return _nothing(
-            source, xla, costs, machine, also, f"{spent}: XLA's own plan is kept; give it more time"
+            source, xla, costs, machine, also, f"{spent}, {rest}: XLA's own plan is kept; give it more time"
         )
     if not warm_up_in_time(graph, costs, machine, settings, left_s, stop):
         return _nothing(
@@ -109,7 +112,7 @@ def search_within(
         )  # fmt: skip
     until = None
     if (left_s := budget.left_s) is not None:
-        finishing_s = min(len(graph) * _FINISHING_S * budget.load, _MOST_SHARE * max(left_s, 0.0))
+        finishing_s = min(_finishing_s(budget, source), _MOST_SHARE * max(left_s, 0.0))
         settings = replace(settings, seconds=left_s - finishing_s)
         until = time.monotonic() + left_s - _AFTER_RANKING * finishing_s
     result = search(
@@ -120,6 +123,11 @@ def search_within(
         until = time.monotonic()
     plans = ranked(source, xla, result, costs, machine, also, room_bytes, until=until)
     return Searched(result, tuple(plans), (result.dropped.sentence(),) if result.dropped.count else ())
+
+
+def _finishing_s(budget: Budget, source: CanonicalModule) -> float:
+    """What comes behind a search will take on this machine as it is now."""
+    return len(source.graph) * _FINISHING_S * budget.load
 
 
 def _nothing(
