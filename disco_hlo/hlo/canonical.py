@@ -8,7 +8,6 @@ a strategy can make, so two compilations of a step that differ in those only hav
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -152,7 +151,7 @@ def _form(flat: FlatComputation, module: Message, index: ModuleIndex) -> _Form:
         if _copy_first(flat, numbering, rules.needing_a_copy):
             continue
         edges = _endangered(flat, numbering, rules, index)
-        found = {op for reader, number in edges for op in _leading_there(flat, reader, number)}
+        found = {_maker(flat, reader, number) for reader, number in edges}
         if found <= apart:
             return _Form(numbering, nodes, protos, aliases, rules, frozenset(edges))
         apart |= found
@@ -206,13 +205,12 @@ def _edges_of_arrays(
         yield reader, number
 
 
-def _leading_there(flat: FlatComputation, reader: int, number: int) -> Iterator[int]:
-    """What hands on an operand's buffer, and what makes it: they must not be merged with what makes other buffers."""
+def _maker(flat: FlatComputation, reader: int, number: int) -> int:
+    """What writes an operand's buffer: it must not be merged with what writes other buffers."""
     position = flat.root if reader == CALLER else flat.ops[reader].operands[number]
-    yield position
     while flat.ops[position].proto.opcode in SHOWING and len(flat.ops[position].operands) == 1:
         position = flat.ops[position].operands[0]
-        yield position
+    return position
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +250,7 @@ class _Facts:
 def _nodes(
     flat: FlatComputation, numbering: Numbering, facts: _Facts, apart: Collection[int]
 ) -> tuple[Node, ...]:
-    live = [op for position, op in enumerate(flat.ops) if position in numbering.node_of] if apart else []
-    readers = Counter(operand for op in live for operand in set(op.operands))
+    readers = _readers_of_apart(flat, numbering, apart)
     nodes: list[Node] = []
     for node_id, position in enumerate(numbering.representative):
         op, fact = flat.ops[position], facts[position]
@@ -263,7 +260,7 @@ def _nodes(
                 opcode=op.proto.opcode,
                 shape=fact.shape,
                 operands=tuple(numbering.node_of[o] for o in op.operands),
-                kind=_kind(op, fact.shape, shared=position in apart and readers[position] > 1),
+                kind=_kind(op, fact.shape, shared=readers.get(position, 0) > 1),
                 key=fact.key,
                 flops=fact.counts.flops,
                 transcendentals=fact.counts.transcendentals,
@@ -275,6 +272,20 @@ def _nodes(
             )
         )
     return tuple(nodes)
+
+
+def _readers_of_apart(flat: FlatComputation, numbering: Numbering, apart: Collection[int]) -> dict[int, int]:
+    """How many ops read each of those that must not be merged, under whatever name."""
+    if not apart:
+        return {}
+    readers = [0] * len(flat.ops)
+    for position in sorted(numbering.node_of, reverse=True):
+        op = flat.ops[position]
+        for operand in set(op.operands):
+            readers[operand] += (
+                readers[position] if op.proto.opcode in SHOWING and position != flat.root else 1
+            )
+    return {position: readers[position] for position in apart}
 
 
 def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:

@@ -23,10 +23,10 @@ def may_overwrite(graph: Graph, all_reduce: int) -> bool:
     if any(writer == all_reduce for _, writer in graph.inplace):
         return False
     home = graph.shown[graph.nodes[all_reduce].operands[0]]
-    return _readers(graph, home) == {all_reduce} and _is_own_buffer(graph, home)
+    return readers_of(graph, home) == {all_reduce} and _is_own_buffer(graph, home)
 
 
-def _readers(graph: Graph, home: int) -> set[int]:
+def readers_of(graph: Graph, home: int) -> set[int]:
     """What reads a value, through bitcasts and tuples too; the root stands for the step's caller."""
     found: set[int] = {home} if home == graph.root else set()
     pending = list(graph.users[home])

@@ -17,6 +17,7 @@ from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.aliasing import readers_of
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import refused_groups
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -55,7 +56,10 @@ def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> Sour
         for origin in source.origins
         if origin.role == "fusion" and runs(graph, origin)
     }
-    computed = whole
+    computed: Computed = {
+        name: frozenset() if _updates_what_it_recomputes(graph, nodes) else nodes
+        for name, nodes in whole.items()
+    }
     while True:
         found = _settled(source, computed)
         mended = _reading_in_time(source, computed, found) or _legal(source, computed, found, buckets)
@@ -75,6 +79,17 @@ def computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
 def runs(graph: Graph, origin: Origin) -> bool:
     """Whether a kernel does anything; one that only renames dimensions is a bitcast in canonical form."""
     return any(graph.nodes[node].kind is not Kind.FREE for node in computes(graph, origin))
+
+
+def _updates_what_it_recomputes(graph: Graph, inside: frozenset[int]) -> bool:
+    """Whether a kernel computes an array again beside the one that it writes a slice into: one array in canonical
+    form, and the kernel would write over what it reads."""
+    return any(
+        graph.nodes[node].opcode == "dynamic-update-slice"
+        and (value := graph.shown[graph.nodes[node].operands[0]]) in inside
+        and readers_of(graph, value) != {node}
+        for node in inside
+    )
 
 
 def is_listed(group: Group) -> bool:
