@@ -37,8 +37,9 @@ SEED = 70_000
 
 def _short(programs: int, strategies: int, *, searched: bool) -> Run:
     settings = Settings(
-        seed=SEED, pairs=programs * strategies, strategies=strategies, searched=searched, keep=0, jobs=1
-    )
+        seed=SEED, pairs=programs * strategies, strategies=strategies, searched=searched, keep=0, jobs=1,
+        pair_limit_s=900.0,
+    )  # fmt: skip
     return Run(settings, say=lambda _: None)
 
 
