@@ -30,7 +30,7 @@ def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> b
         if error.errno == errno.ELOOP and not follow_links:
             raise OSError(error.errno, "it is a link, which is not followed here", str(path)) from error
         raise
-    with open(descriptor, "rb") as file:
+    try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -38,7 +38,10 @@ def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> b
             raise OSError(
                 errno.EFBIG, f"it has {info.st_size} bytes, more than the {most_bytes} allowed", str(path)
             )
-        data = file.read(info.st_size + 1)  # one that is being written grows
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(info.st_size + 1)  # one that is being written grows
+    finally:
+        os.close(descriptor)
     if len(data) > info.st_size:
         raise OSError(errno.EBUSY, "it is being written", str(path))
     return data

@@ -64,6 +64,8 @@ class SqliteFile:
 
     def _opened(self) -> sqlite3.Connection:
         """Open for writing where the file allows, else for reading, else without locks or journal."""
+        if self.path.exists() and not self.path.is_file():
+            raise ProfileError(f"cannot open or create the {self.KIND} {self.path}: it is no file")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._probed("rwc", "BEGIN IMMEDIATE")

@@ -35,9 +35,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.regular_file import read_regular
 
 PAPER_FLOOR_US = 1e-3
 LOSSES = ("huber", "relative", "paper")
+_MOST_BYTES = 1 << 30
+"""Of a checkpoint."""
 _EVALUATED_AT_ONCE = 1024
 
 
@@ -289,7 +292,7 @@ def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
 
 def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_BYTES)
         tensors = load_tensors(data)
         length = int.from_bytes(data[:8], "little")
         head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["disco_hlo"])

@@ -17,7 +17,10 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import LEVELS
+from disco_hlo.regular_file import read_regular
 
+_MOST_BYTES = 1 << 20
+"""Of a file of settings."""
 _CHANNELS = ("auto", "mpi", "kv")
 
 
@@ -124,10 +127,11 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
     if not path:
         return {}
     try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
+        table = tomllib.loads(read_regular(Path(path), _MOST_BYTES).decode())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"DISCO_CONFIG: cannot read {path}: {error}") from error
+        raise SettingsError(
+            f"DISCO_CONFIG: cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     unknown = sorted(set(table) - set(_READERS))
     if unknown:
         raise SettingsError(

@@ -81,6 +81,17 @@ def test_a_profile_that_is_no_file_is_refused(disco: Disco, tmp_path: Path, kind
     assert "cannot read the profile" in line
 
 
+def test_neither_settings_nor_a_store_is_read_from_a_device(tmp_path: Path) -> None:
+    from disco_hlo.profiler.store import ProfileStore
+
+    from disco_hlo.plugin.settings import Settings
+
+    with pytest.raises(DiscoError, match="/dev/zero: it is not a regular file"):
+        Settings.from_environment({"DISCO_CONFIG": "/dev/zero", "ENABLE_SEARCH": "1", "HOME": str(tmp_path)})
+    with pytest.raises(DiscoError, match="the profile store /dev/zero: it is no file"):
+        ProfileStore(Path("/dev/zero"))
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "why"),
     [
