@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,11 +26,15 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order
 from disco_hlo.search.sharding_advice import sentence
+from disco_hlo.search.warm import warm_up_in_time
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
 from disco_hlo.simulator.timeline import simulate
 
 PLAN = plans.SEARCHED
+_COMPILE_S = 600.0
+"""The longest that a training waits for the search's code, once on a machine; the budget begins behind it. Otherwise
+the first search would end without a plan."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ def find(
     if not also and not quiet:
         bound = bound_of_kernels(graph, xla.groups, costs, machine, pieces_of(profile))
         session.say("%s", outlook(session, graph, costs, default.makespan_ns, bound.makespan_ns))
+    compiling = time.monotonic()
+    warm_up_in_time(graph, costs, machine, chosen, _COMPILE_S, lambda: bool(stop))
+    budget = budget.longer_by(time.monotonic() - compiling)
     with search_progress(progress_wanted()) as on_progress:
         searched = search_within(
             budget, step.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), also=also,

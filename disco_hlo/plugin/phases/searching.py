@@ -48,6 +48,10 @@ class Budget:
         """A budget that begins now."""
         return Budget(seconds, time.monotonic(), time.process_time())
 
+    def longer_by(self, seconds: float) -> Budget:
+        """A budget in which so much of what was spent does not count."""
+        return replace(self, began=self.began + seconds)
+
     @property
     def left_s(self) -> float | None:
         """What is left; below 0 where it was exceeded."""
