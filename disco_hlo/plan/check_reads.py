@@ -66,6 +66,37 @@ def _whole_number(constant: Message) -> int | None:
     return int(numbers[0]) if len(numbers) == 1 else None
 
 
+def _stretch(
+    part: Message, whole: Message, starts: list[int | Message], steps: list[int]
+) -> tuple[int, list[tuple[int, int]], list[tuple[int, int, Message]]] | None:
+    """Which elements of an array a part of it is, in the part's order in memory; None where that is not known.
+
+    Returns:
+        The position in memory of the first element, as far as it is known; how many elements lie how far apart, from
+        the fastest dimension to the slowest; and for each start that is computed how far apart the positions are that
+        it chooses from, how many there are, and what computes it.
+    """
+    order = list(whole.layout.minor_to_major)
+    if order != list(part.layout.minor_to_major) or not len(order) == len(starts) == len(steps):
+        return None
+    first, distance = 0, 1
+    runs: list[tuple[int, int]] = []
+    computed: list[tuple[int, int, Message]] = []
+    for place in order:
+        size, start, room = part.dimensions[place], starts[place], whole.dimensions[place]
+        if isinstance(start, int):
+            first += min(max(start, 0), room - size) * distance if steps[place] == 1 else start * distance
+        elif room > size:
+            computed.append((distance, room - size, start))
+        apart = steps[place] * distance
+        if size > 1 and runs and runs[-1][0] * runs[-1][1] == apart:
+            runs[-1] = runs[-1][0] * size, runs[-1][1]
+        elif size > 1:
+            runs.append((size, apart))
+        distance *= room
+    return first, runs, computed
+
+
 def _is_row_major(shape: Message) -> bool:
     order = _physical(shape)
     return order == sorted(order)
@@ -127,11 +158,13 @@ class FusedReads:
         if any(root.shape.element_type == TUPLE for root in self._roots) or result >= len(self._roots):
             return [(root.id, _ELSEWHERE) for root in self._roots]
         written = self._roots[result]
-        in_place = self._is_in_place(written)
+        in_place = [self._is_in_place(root) for root in self._roots]
+        # XLA:GPU has one loop for results of which some are no updates, and computes all of each.
+        loops = [False] * len(in_place) if self._gpu and not all(in_place) else in_place
         starts: list[tuple[int, _Relation]] = []
         for place, root in enumerate(self._roots):
             alike = _in_memory(root.shape) == _in_memory(written.shape)
-            together = place == result or (alike and not in_place and not self._is_in_place(root))
+            together = place == result or (alike and not loops[result] and not loops[place])
             starts.append((root.id, _SAME if together else _OTHER))
         return starts
 
@@ -201,21 +234,30 @@ class FusedReads:
         return written.id == update.id and width(part.shape) == 1 and self._home(over).opcode == "parameter"
 
     def _is_slice_of(self, reader: Message, update: Message) -> bool:
-        """Whether a slice cuts out what a dynamic-update-slice writes, of an array that lies like its."""
+        """Whether a slice cuts out what a dynamic-update-slice writes, element after element in memory."""
         if reader.opcode not in ("dynamic-slice", "slice"):
             return False
         by_id = self._body.by_id
-        cut, part = by_id[reader.operand_ids[0]], by_id[update.operand_ids[1]]
-        if not lies_alike(reader.shape, part.shape) or not lies_alike(cut.shape, update.shape):
-            return False
-        starts = update.operand_ids[2:]
+        steps = [1] * len(reader.shape.dimensions)
+        starts: list[int | Message] = [self._start(one) for one in reader.operand_ids[1:]]
         if reader.opcode == "slice":
-            dense = all(one.stride == 1 for one in reader.slice_dimensions)
-            return dense and [one.start for one in reader.slice_dimensions] == [
-                _whole_number(by_id[one]) for one in starts
-            ]
-        others = reader.operand_ids[1:]
-        return len(starts) == len(others) and all(map(self._are_equal, starts, others))
+            starts = [one.start for one in reader.slice_dimensions]
+            steps = [one.stride or 1 for one in reader.slice_dimensions]
+        read = _stretch(reader.shape, by_id[reader.operand_ids[0]].shape, starts, steps)
+        part = by_id[update.operand_ids[1]].shape
+        places = [self._start(one) for one in update.operand_ids[2:]]
+        written = _stretch(part, update.shape, places, [1] * len(places))
+        if read is None or written is None or read[:2] != written[:2] or len(read[2]) != len(written[2]):
+            return False
+        return all(
+            one[:2] == other[:2] and self._are_equal(one[2].id, other[2].id)
+            for one, other in zip(read[2], written[2], strict=True)
+        )
+
+    def _start(self, number: int) -> int | Message:
+        """Where a cut begins in a dimension, as a number where that is known."""
+        known = _whole_number(self._body.by_id[number])
+        return self._body.by_id[number] if known is None else known
 
     def _are_equal(self, one: int, other: int, depth: int = 8) -> bool:
         """Whether two scalars are the same, by the look of how they are computed."""
