@@ -102,7 +102,10 @@ _TUPLE = 13
 
 
 def storage_of(
-    protos: Sequence[Message], operands: Sequence[Sequence[int]], index: ModuleIndex, alike: Sequence[int] = ()
+    protos: Sequence[Message],
+    operands: Sequence[Sequence[int]],
+    index: ModuleIndex,
+    alike: Sequence[int] = (),
 ) -> Storage:
     """The values and buffers of a computation.
 
@@ -129,7 +132,9 @@ def _first_arguments(protos: Sequence[Message]) -> dict[int, int]:
     """By the number of each parameter the number of its first array among all arguments."""
     found: dict[int, int] = {}
     count = 0
-    for proto in sorted((one for one in protos if one.opcode == "parameter"), key=lambda one: one.parameter_number):
+    for proto in sorted(
+        (one for one in protos if one.opcode == "parameter"), key=lambda one: one.parameter_number
+    ):
         found[proto.parameter_number] = count
         count += leaves_of(proto.shape)
     return found

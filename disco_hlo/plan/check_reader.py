@@ -320,7 +320,9 @@ class Reader:
 
         def is_changed(place: int) -> bool:
             source = place if end[place] == carried[place] else place_of.get(end[place])
-            return source not in found or self.values.itself(begin[source]) != self.values.itself(begin[place])
+            return source not in found or self.values.itself(begin[source]) != self.values.itself(
+                begin[place]
+            )
 
         while changed := {place for place in found if is_changed(place)}:
             found -= changed

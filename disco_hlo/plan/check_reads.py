@@ -13,6 +13,7 @@ from typing import Final
 
 from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.plan.check_pairs import TUPLE, Body, fused
+from disco_hlo.plan.check_stretches import Stretch, stretch
 
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast-convert", "cbrt", "ceil",
@@ -24,6 +25,11 @@ ELEMENTWISE = frozenset((
 ))  # fmt: skip
 """Ops that read each operand at the element that they write, where the shapes are the same."""
 
+_GOES_ON = ELEMENTWISE | frozenset((
+    "bitcast", "dynamic-slice", "dynamic-update-slice", "fusion", "opt-barrier", "reduce", "reshape", "scatter",
+    "tuple",
+))  # fmt: skip
+"""Ops that XLA may look through on the way from a parameter to a result that takes its buffer."""
 _SAME: Final = "same"
 _OTHER: Final = "other"
 _ELSEWHERE: Final = "elsewhere"
@@ -66,37 +72,6 @@ def _whole_number(constant: Message) -> int | None:
     return int(numbers[0]) if len(numbers) == 1 else None
 
 
-def _stretch(
-    part: Message, whole: Message, starts: list[int | Message], steps: list[int]
-) -> tuple[int, list[tuple[int, int]], list[tuple[int, int, Message]]] | None:
-    """Which elements of an array a part of it is, in the part's order in memory; None where that is not known.
-
-    Returns:
-        The position in memory of the first element, as far as it is known; how many elements lie how far apart, from
-        the fastest dimension to the slowest; and for each start that is computed how far apart the positions are that
-        it chooses from, how many there are, and what computes it.
-    """
-    order = list(whole.layout.minor_to_major)
-    if order != list(part.layout.minor_to_major) or not len(order) == len(starts) == len(steps):
-        return None
-    first, distance = 0, 1
-    runs: list[tuple[int, int]] = []
-    computed: list[tuple[int, int, Message]] = []
-    for place in order:
-        size, start, room = part.dimensions[place], starts[place], whole.dimensions[place]
-        if isinstance(start, int):
-            first += min(max(start, 0), room - size) * distance if steps[place] == 1 else start * distance
-        elif room > size:
-            computed.append((distance, room - size, start))
-        apart = steps[place] * distance
-        if size > 1 and runs and runs[-1][0] * runs[-1][1] == apart:
-            runs[-1] = runs[-1][0] * size, runs[-1][1]
-        elif size > 1:
-            runs.append((size, apart))
-        distance *= room
-    return first, runs, computed
-
-
 def _is_row_major(shape: Message) -> bool:
     order = _physical(shape)
     return order == sorted(order)
@@ -116,6 +91,7 @@ class FusedReads:
         self._body, self._bodies, self._gpu = body, bodies, gpu
         self._known: dict[int, frozenset[int]] = {}
         self._nested: dict[int, FusedReads] = {}
+        self._users: dict[int, list[Message]] | None = None
         root = body.root
         parts = [body.by_id[one] for one in root.operand_ids] if root.opcode == "tuple" else [root]
         self._roots = parts if root.opcode == "tuple" or root.shape.element_type != TUPLE else []
@@ -125,6 +101,29 @@ class FusedReads:
         if result not in self._known:
             self._known[result] = self._trace(result)
         return self._known[result]
+
+    def may_be_shared(self, number: int) -> bool:
+        """Whether XLA may put a result into the buffer of a parameter that nothing reads any more: only where all that
+        is made of it goes on element by element (``CanShareOperandBufferWithUser``, and XLA:GPU's ``MayAlias``)."""
+        if self._users is None:
+            self._users = {}
+            for reader in self._body.by_id.values():
+                for operand in reader.operand_ids:
+                    self._users.setdefault(operand, []).append(reader)
+        pending = [
+            one.id
+            for one in self._body.by_id.values()
+            if one.opcode == "parameter" and one.parameter_number == number
+        ]
+        seen = set(pending)
+        while pending:
+            for reader in self._users.get(pending.pop(), ()):
+                if reader.opcode not in _GOES_ON:
+                    return False
+                if reader.id not in seen:
+                    seen.add(reader.id)
+                    pending.append(reader.id)
+        return True
 
     def _trace(self, result: int) -> frozenset[int]:
         found: set[int] = set()
@@ -234,7 +233,8 @@ class FusedReads:
         return written.id == update.id and width(part.shape) == 1 and self._home(over).opcode == "parameter"
 
     def _is_slice_of(self, reader: Message, update: Message) -> bool:
-        """Whether a slice cuts out what a dynamic-update-slice writes, element after element in memory."""
+        """Whether a slice cuts out what a dynamic-update-slice writes, element after element in memory; or, where a
+        fusion does nothing but that update of a parameter, this or nothing of it."""
         if reader.opcode not in ("dynamic-slice", "slice"):
             return False
         by_id = self._body.by_id
@@ -243,16 +243,31 @@ class FusedReads:
         if reader.opcode == "slice":
             starts = [one.start for one in reader.slice_dimensions]
             steps = [one.stride or 1 for one in reader.slice_dimensions]
-        read = _stretch(reader.shape, by_id[reader.operand_ids[0]].shape, starts, steps)
+        read = stretch(reader.shape, by_id[reader.operand_ids[0]].shape, starts, steps)
         part = by_id[update.operand_ids[1]].shape
         places = [self._start(one) for one in update.operand_ids[2:]]
-        written = _stretch(part, update.shape, places, [1] * len(places))
-        if read is None or written is None or read[:2] != written[:2] or len(read[2]) != len(written[2]):
+        written = stretch(part, update.shape, places, [1] * len(places))
+        if read is None or written is None or read.runs != written.runs:
             return False
-        return all(
-            one[:2] == other[:2] and self._are_equal(one[2].id, other[2].id)
-            for one, other in zip(read[2], written[2], strict=True)
-        )
+        moves = self._moves(read, written)
+        if not moves and read.first == written.first:
+            return True
+        is_alone = self._home(self._body.root).id == update.id
+        over = self._home(by_id[update.operand_ids[0]])
+        return is_alone and over.opcode == "parameter" and read.meets_only_itself(written.first, moves)
+
+    def _moves(self, read: Stretch, written: Stretch) -> list[tuple[int, int]]:
+        """How far apart, and how many, the places are that either is moved to for itself alone."""
+        left = list(written.computed)
+        found = []
+        for distance, count, start in read.computed:
+            for place, (other, room, at) in enumerate(left):
+                if (distance, count) == (other, room) and self._are_equal(start.id, at.id):
+                    del left[place]
+                    break
+            else:
+                found.append((distance, count))
+        return found + [(distance, count) for distance, count, _ in left]
 
     def _start(self, number: int) -> int | Message:
         """Where a cut begins in a dimension, as a number where that is known."""
