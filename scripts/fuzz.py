@@ -2,8 +2,9 @@
 
     make fuzz ARGS="--pairs 50000 --seed 1"
     python scripts/fuzz.py --platform gpu --devices 2 --jobs 4 --seconds 540 --add-to counts.json
+    python scripts/fuzz.py --defaults --programs 10000
 
-Goes on until Ctrl-C where neither pairs nor seconds are named. What it finds is made smaller and saved in
+Goes on until Ctrl-C where neither pairs, programs nor seconds are named. What it finds is made smaller and saved in
 tests/fuzz/found/, where every file is a test. Ends with one line of counts; the exit status is 1 if anything was found.
 """
 
@@ -27,12 +28,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, help="stop after so many pairs of a program and a strategy")
+    parser.add_argument("--programs", type=int, help="stop after so many programs")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds, whatever is under way")
     parser.add_argument("--seed", type=int, default=0, help="of the first program (default 0)")
     parser.add_argument("--jobs", type=int, default=cores, help=f"worker processes (default {cores})")
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--devices", type=int, default=4, help="the most that a program runs on (default 4)")
     parser.add_argument("--strategies", type=int, default=12, help="to try on each program (default 12)")
+    parser.add_argument(
+        "--defaults", action="store_true",
+        help="try no strategy: only whether the last gate accepts XLA's default where that is right",
+    )  # fmt: skip
     parser.add_argument(
         "--no-search", action="store_true", help="leave out what needs the search's compiled code"
     )
@@ -53,9 +59,10 @@ def main() -> int:
     from tests.fuzz.run import Settings, run
 
     settings = Settings(
-        seed=arguments.seed, pairs=arguments.pairs, seconds=arguments.seconds, jobs=arguments.jobs,
+        seed=arguments.seed, pairs=arguments.pairs, programs=arguments.programs, seconds=arguments.seconds,
+        jobs=arguments.jobs, defaults=arguments.defaults,
         platform=arguments.platform, devices=arguments.devices, strategies=arguments.strategies,
-        searched=not arguments.no_search, keep=arguments.keep, folder=arguments.found or FOUND,
+        searched=not (arguments.no_search or arguments.defaults), keep=arguments.keep, folder=arguments.found or FOUND,
         pair_limit_s=arguments.pair_limit, by_hand_every=arguments.by_hand_every, past_gate=arguments.past_gate,
     )  # fmt: skip
     return run(settings, arguments.add_to, lambda line: print(line, file=sys.stderr))

@@ -68,7 +68,7 @@ class ModuleIndex:
         self.module = module
         self.by_id: dict[int, Message] = {computation.id: computation for computation in module.computations}
         self._contains_dot: dict[int, bool] = {}
-        self.storage: dict[int, Any] = {}
+        self.storage: dict[tuple[int, tuple[int, ...]], Any] = {}
         """What ``storage`` found of called computations so far."""
         self.most_ops: int = _MOST_REPEATED * sum(
             1 + len(instruction.operand_ids)

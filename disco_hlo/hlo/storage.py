@@ -44,6 +44,8 @@ class Storage:
     """For each value the op that writes it."""
     joined: list[int] = field(default_factory=list)
     """For each value another one of its buffer, or itself."""
+    arguments: dict[int, int] = field(default_factory=dict)
+    """Of a called computation the value of each argument that no earlier one equals."""
 
     def buffer(self, value: int) -> int:
         """The buffer of a value: the first value in it."""
@@ -75,7 +77,7 @@ class _Called:
     """What a called computation does to the buffers it is given, all arguments in one list."""
 
     handed_on: tuple[int | None, ...]
-    """For each result the argument whose buffer it is returned in, if any."""
+    """For each result the argument whose buffer it is returned in, if any; of equal arguments the first."""
     unchanged: tuple[bool, ...]
     """For each result whether it is that argument's value."""
     overwritten: frozenset[int]
@@ -99,20 +101,49 @@ def leaf_at(shape: Message, path: Sequence[int]) -> int:
 _TUPLE = 13
 
 
-def storage_of(protos: Sequence[Message], operands: Sequence[Sequence[int]], index: ModuleIndex) -> Storage:
+def storage_of(
+    protos: Sequence[Message],
+    operands: Sequence[Sequence[int]],
+    index: ModuleIndex,
+    alike: Sequence[int] = (),
+) -> Storage:
     """The values and buffers of a computation.
 
     Args:
         protos: its instructions, each after its operands.
         operands: for each the places of its operands in that list; the ids in the messages are not looked at.
         index: the computations that they call.
+        alike: of a called computation for each argument the first one that is the same value.
     """
     found = Storage()
+    first = _first_arguments(protos) if alike else {}
     for op, (proto, read) in enumerate(zip(protos, operands, strict=True)):
+        if alike and proto.opcode == "parameter":
+            numbers = alike[first[proto.parameter_number] :][: leaves_of(proto.shape)]
+            found.of_op.append([_argument(found, op, number) for number in numbers])
+            continue
         given = [found.of_op[place] for place in read]
         shapes = [protos[place].shape for place in read]
         found.of_op.append(_values(found, op, proto, given, shapes, index))
     return found
+
+
+def _first_arguments(protos: Sequence[Message]) -> dict[int, int]:
+    """By the number of each parameter the number of its first array among all arguments."""
+    found: dict[int, int] = {}
+    count = 0
+    for proto in sorted(
+        (one for one in protos if one.opcode == "parameter"), key=lambda one: one.parameter_number
+    ):
+        found[proto.parameter_number] = count
+        count += leaves_of(proto.shape)
+    return found
+
+
+def _argument(storage: Storage, op: int, number: int) -> int:
+    if number not in storage.arguments:
+        storage.arguments[number] = storage.new(op)
+    return storage.arguments[number]
 
 
 def _values(
@@ -139,7 +170,7 @@ def _values(
         shown = [value for member in given for value in member]
         made[: len(shown)] = shown[: len(made)]
         if opcode == "async-start":
-            first, called = len(shown), [_called(proto.called_computation_ids[0], index)]
+            first, called = len(shown), [_called(proto.called_computation_ids[0], index, _alike(shown))]
             for result in range(min(len(called[0].handed_on), len(made) - first)):
                 made[first + result] = _handed_back(storage, op, [shown], called, result)
     for result, operand, member in in_place(proto, shapes, index):
@@ -204,21 +235,23 @@ def _of_caller(
 ) -> list[int]:
     if proto.opcode == "while":
         arguments = [given[0]]
-        called = [_called(proto.called_computation_ids[0], index)]
-    elif proto.opcode == "call":
-        arguments = [[value for operand in given for value in operand]]
-        called = [_called(proto.called_computation_ids[0], index)]
+        turn, kept = _every_turn(proto.called_computation_ids[0], given[0], index)
+        called = [turn]
     else:
-        arguments = given[1:]
-        called = [_called(one, index) for one in proto.called_computation_ids]
+        if proto.opcode == "call":
+            arguments = [[value for operand in given for value in operand]]
+        else:
+            arguments = given[1:]
+        called = [
+            _called(one, index, _alike(values))
+            for one, values in zip(proto.called_computation_ids, arguments, strict=True)
+        ]
     for values, branch in zip(arguments, called, strict=True):
         returned = {p for p, same in zip(branch.handed_on, branch.unchanged, strict=True) if not same}
         for argument in branch.overwritten - returned:
             storage.over(op, values[argument])
     if proto.opcode == "while":
-        kept = [place == back for place, back in enumerate(called[0].handed_on)]
-        same = [kept[k] and called[0].unchanged[k] for k in range(len(kept))]
-        return [v if same[k] else storage.over(op, v) for k, v in enumerate(given[0])]
+        return [v if k in kept else storage.over(op, v) for k, v in enumerate(given[0])]
     return [_handed_back(storage, op, arguments, called, k) for k in range(leaves_of(proto.shape))]
 
 
@@ -240,18 +273,43 @@ def _handed_back(
     return made
 
 
-def _called(computation_id: int, index: ModuleIndex) -> _Called:
-    """Found once for each computation: it is asked for each time a computation around it is looked at."""
-    known: _Called | None = index.storage.get(computation_id)
+def _alike(values: Sequence[int]) -> tuple[int, ...]:
+    """For each value the place of the first one that is the same."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(value, place) for place, value in enumerate(values))
+
+
+def _every_turn(body: int, begin: Sequence[int], index: ModuleIndex) -> tuple[_Called, set[int]]:
+    """What a loop's body does, and the places of what it carries that hold what the loop began with in every turn: the
+    body hands on what is there, or what is at another such place that began with the same."""
+    kept = set(range(len(begin)))
+    while True:
+        # What changes is equal to nothing; -1 - k is no value.
+        alike = _alike([value if k in kept else -1 - k for k, value in enumerate(begin)])
+        turn = _called(body, index, alike)
+        back = [turn.handed_on[k] if turn.unchanged[k] else None for k in range(len(begin))]
+        changed = {k for k in kept if back[k] != alike[k]}
+        if not changed:
+            return turn, kept
+        kept -= changed
+        if len(set(alike)) == len(alike):
+            return turn, kept
+
+
+def _called(computation_id: int, index: ModuleIndex, alike: tuple[int, ...]) -> _Called:
+    """Found once for each computation and equal arguments: it is asked for each time a computation around it is looked
+    at."""
+    known: _Called | None = index.storage.get((computation_id, alike))
     if known is None:
-        known = index.storage[computation_id] = _look_inside(index.computation(computation_id), index)
+        found = _look_inside(index.computation(computation_id), index, alike)
+        known = index.storage[computation_id, alike] = found
     return known
 
 
-def _look_inside(computation: Message, index: ModuleIndex) -> _Called:
+def _look_inside(computation: Message, index: ModuleIndex, alike: Sequence[int]) -> _Called:
     protos = list(computation.instructions)
     place = {proto.id: number for number, proto in enumerate(protos)}
-    found = storage_of(protos, [[place[i] for i in proto.operand_ids] for proto in protos], index)
+    found = storage_of(protos, [[place[i] for i in proto.operand_ids] for proto in protos], index, alike)
     parameters = sorted(
         (proto.parameter_number, number) for number, proto in enumerate(protos) if proto.opcode == "parameter"
     )
@@ -259,7 +317,9 @@ def _look_inside(computation: Message, index: ModuleIndex) -> _Called:
     of_buffer: dict[int, int] = {}
     for number, value in enumerate(arguments):
         of_buffer.setdefault(found.buffer(value), number)
-    given = {value: number for number, value in enumerate(arguments)}
+    given: dict[int, int] = {}
+    for number, value in enumerate(arguments):
+        given.setdefault(value, number)
     returned = found.of_op[place[computation.root_id]]
     written = [value for value in range(len(found.made_by)) if value not in given]
     return _Called(

@@ -25,12 +25,23 @@ class Kernels:
         """Whether XLA may put a result over an array that is read at several places, and that would be wrong.
 
         It looks at one place alone. Kernels write over what they read at one place element by element, library calls
-        and collectives over particular operands.
+        and collectives over particular operands. A sort has copied each operand to its result before it begins.
         """
-        fits = [self.reads_what_it_writes(step, place, leaf, result, body) for place, leaf in places]
         opcode = step.instruction.opcode
-        is_kernel = opcode == "fusion" or opcode in ELEMENTWISE
-        return not all(fits) and (is_kernel or any(fits))
+        if opcode == "sort":
+            return False
+        fits = [self.reads_what_it_writes(step, place, leaf, result, body) for place, leaf in places]
+        if opcode == "fusion":
+            reads = self._fused_reads(step.instruction)
+            return not all(fits) and any(reads.may_be_shared(place) for place, _ in places)
+        return not all(fits) and (opcode in ELEMENTWISE or any(fits))
+
+    def _fused_reads(self, fusion: Message) -> FusedReads:
+        kernel = fused(fusion, self._bodies)
+        key = fusion.called_computation_ids[0]
+        if key not in self._reads:
+            self._reads[key] = FusedReads(kernel, self._bodies, gpu=self._gpu)
+        return self._reads[key]
 
     def reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int, body: Body) -> bool:
         """Whether one array that ``step`` reads is read only where, and before, a result is written.
@@ -46,11 +57,7 @@ class Kernels:
         if any(one[:3] == wanted and (one.is_declared or opcode != "fusion") for one in step.pairs):
             return True
         if opcode == "fusion":
-            kernel = fused(instruction, self._bodies)
-            key = instruction.called_computation_ids[0]
-            if key not in self._reads:
-                self._reads[key] = FusedReads(kernel, self._bodies, gpu=self._gpu)
-            return place not in self._reads[key].elsewhere(result)
+            return place not in self._fused_reads(instruction).elsewhere(result)
         if opcode in ELEMENTWISE:
             read = list(leaves(body.by_id[instruction.operand_ids[place]].shape))[leaf]
             return lies_alike(read, self._values.shapes[step.results[result]])

@@ -282,7 +282,8 @@ class Reader:
         return inner.ends_with
 
     def _while(self, instruction: Message, operands: tuple[Leaves, ...], block: Block) -> Leaves:
-        """A loop; what its body hands on untouched stays the value that the loop was given."""
+        """A loop; what its body hands on untouched stays the value that the loop was given (as in the phis of XLA's
+        ``HloDataflowAnalysis``)."""
         values, begin = self.values, operands[0]
         body_id, condition_id = _called(instruction, 2)
         body = self.bodies.get(body_id)
@@ -297,8 +298,8 @@ class Reader:
         if not len(end) == len(begin) == len(results):
             raise MalformedError(f"{instruction.name} does not return what it takes")
         values.phis.update(results)
-        written = [place for place in range(len(begin)) if end[place] != carried[place]]
-        untouched = set(range(len(begin))) - set(written)
+        untouched = self._untouched(begin, carried, end)
+        written = [place for place in range(len(begin)) if place not in untouched]
         for place in untouched:
             if carried[place] != NOTHING:
                 values.same(carried[place], begin[place])
@@ -310,6 +311,22 @@ class Reader:
         step.starts = [carried[place] for place in written]
         block.steps.append(step)
         return [begin[place] if place in untouched else results[place] for place in range(len(begin))]
+
+    def _untouched(self, begin: Leaves, carried: Leaves, end: Leaves) -> set[int]:
+        """The places of what a loop carries that hold what it began with in every turn: the body hands on what is
+        there, or what is at another such place that began with the same."""
+        place_of = {value: place for place, value in enumerate(carried) if value != NOTHING}
+        found = set(range(len(begin)))
+
+        def is_changed(place: int) -> bool:
+            source = place if end[place] == carried[place] else place_of.get(end[place])
+            return source not in found or self.values.itself(begin[source]) != self.values.itself(
+                begin[place]
+            )
+
+        while changed := {place for place in found if is_changed(place)}:
+            found -= changed
+        return found
 
     def _conditional(self, instruction: Message, operands: tuple[Leaves, ...], block: Block) -> Leaves:
         """One of several; what all of them hand on stays what it was."""

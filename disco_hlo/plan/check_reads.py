@@ -13,6 +13,7 @@ from typing import Final
 
 from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.plan.check_pairs import TUPLE, Body, fused
+from disco_hlo.plan.check_stretches import Stretch, stretch
 
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast-convert", "cbrt", "ceil",
@@ -24,6 +25,11 @@ ELEMENTWISE = frozenset((
 ))  # fmt: skip
 """Ops that read each operand at the element that they write, where the shapes are the same."""
 
+_GOES_ON = ELEMENTWISE | frozenset((
+    "bitcast", "dynamic-slice", "dynamic-update-slice", "fusion", "opt-barrier", "reduce", "reshape", "scatter",
+    "tuple",
+))  # fmt: skip
+"""Ops that XLA may look through on the way from a parameter to a result that takes its buffer."""
 _SAME: Final = "same"
 _OTHER: Final = "other"
 _ELSEWHERE: Final = "elsewhere"
@@ -85,6 +91,7 @@ class FusedReads:
         self._body, self._bodies, self._gpu = body, bodies, gpu
         self._known: dict[int, frozenset[int]] = {}
         self._nested: dict[int, FusedReads] = {}
+        self._users: dict[int, list[Message]] | None = None
         root = body.root
         parts = [body.by_id[one] for one in root.operand_ids] if root.opcode == "tuple" else [root]
         self._roots = parts if root.opcode == "tuple" or root.shape.element_type != TUPLE else []
@@ -94,6 +101,29 @@ class FusedReads:
         if result not in self._known:
             self._known[result] = self._trace(result)
         return self._known[result]
+
+    def may_be_shared(self, number: int) -> bool:
+        """Whether XLA may put a result into the buffer of a parameter that nothing reads any more: only where all that
+        is made of it goes on element by element (``CanShareOperandBufferWithUser``, and XLA:GPU's ``MayAlias``)."""
+        if self._users is None:
+            self._users = {}
+            for reader in self._body.by_id.values():
+                for operand in reader.operand_ids:
+                    self._users.setdefault(operand, []).append(reader)
+        pending = [
+            one.id
+            for one in self._body.by_id.values()
+            if one.opcode == "parameter" and one.parameter_number == number
+        ]
+        seen = set(pending)
+        while pending:
+            for reader in self._users.get(pending.pop(), ()):
+                if reader.opcode not in _GOES_ON:
+                    return False
+                if reader.id not in seen:
+                    seen.add(reader.id)
+                    pending.append(reader.id)
+        return True
 
     def _trace(self, result: int) -> frozenset[int]:
         found: set[int] = set()
@@ -127,11 +157,13 @@ class FusedReads:
         if any(root.shape.element_type == TUPLE for root in self._roots) or result >= len(self._roots):
             return [(root.id, _ELSEWHERE) for root in self._roots]
         written = self._roots[result]
-        in_place = self._is_in_place(written)
+        in_place = [self._is_in_place(root) for root in self._roots]
+        # XLA:GPU has one loop for results of which some are no updates, and computes all of each.
+        loops = [False] * len(in_place) if self._gpu and not all(in_place) else in_place
         starts: list[tuple[int, _Relation]] = []
         for place, root in enumerate(self._roots):
             alike = _in_memory(root.shape) == _in_memory(written.shape)
-            together = place == result or (alike and not in_place and not self._is_in_place(root))
+            together = place == result or (alike and not loops[result] and not loops[place])
             starts.append((root.id, _SAME if together else _OTHER))
         return starts
 
@@ -201,21 +233,46 @@ class FusedReads:
         return written.id == update.id and width(part.shape) == 1 and self._home(over).opcode == "parameter"
 
     def _is_slice_of(self, reader: Message, update: Message) -> bool:
-        """Whether a slice cuts out what a dynamic-update-slice writes, of an array that lies like its."""
+        """Whether a slice cuts out what a dynamic-update-slice writes, element after element in memory; or, where a
+        fusion does nothing but that update of a parameter, this or nothing of it."""
         if reader.opcode not in ("dynamic-slice", "slice"):
             return False
         by_id = self._body.by_id
-        cut, part = by_id[reader.operand_ids[0]], by_id[update.operand_ids[1]]
-        if not lies_alike(reader.shape, part.shape) or not lies_alike(cut.shape, update.shape):
-            return False
-        starts = update.operand_ids[2:]
+        steps = [1] * len(reader.shape.dimensions)
+        starts: list[int | Message] = [self._start(one) for one in reader.operand_ids[1:]]
         if reader.opcode == "slice":
-            dense = all(one.stride == 1 for one in reader.slice_dimensions)
-            return dense and [one.start for one in reader.slice_dimensions] == [
-                _whole_number(by_id[one]) for one in starts
-            ]
-        others = reader.operand_ids[1:]
-        return len(starts) == len(others) and all(map(self._are_equal, starts, others))
+            starts = [one.start for one in reader.slice_dimensions]
+            steps = [one.stride or 1 for one in reader.slice_dimensions]
+        read = stretch(reader.shape, by_id[reader.operand_ids[0]].shape, starts, steps)
+        part = by_id[update.operand_ids[1]].shape
+        places = [self._start(one) for one in update.operand_ids[2:]]
+        written = stretch(part, update.shape, places, [1] * len(places))
+        if read is None or written is None or read.runs != written.runs:
+            return False
+        moves = self._moves(read, written)
+        if not moves and read.first == written.first:
+            return True
+        is_alone = self._home(self._body.root).id == update.id
+        over = self._home(by_id[update.operand_ids[0]])
+        return is_alone and over.opcode == "parameter" and read.meets_only_itself(written.first, moves)
+
+    def _moves(self, read: Stretch, written: Stretch) -> list[tuple[int, int]]:
+        """How far apart, and how many, the places are that either is moved to for itself alone."""
+        left = list(written.computed)
+        found = []
+        for distance, count, start in read.computed:
+            for place, (other, room, at) in enumerate(left):
+                if (distance, count) == (other, room) and self._are_equal(start.id, at.id):
+                    del left[place]
+                    break
+            else:
+                found.append((distance, count))
+        return found + [(distance, count) for distance, count, _ in left]
+
+    def _start(self, number: int) -> int | Message:
+        """Where a cut begins in a dimension, as a number where that is known."""
+        known = _whole_number(self._body.by_id[number])
+        return self._body.by_id[number] if known is None else known
 
     def _are_equal(self, one: int, other: int, depth: int = 8) -> bool:
         """Whether two scalars are the same, by the look of how they are computed."""

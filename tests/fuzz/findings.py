@@ -102,7 +102,7 @@ def load(path: Path) -> Finding:
 
 def panel(strategy: Wanted) -> list[Wanted]:
     """Strategies to try on a program that was changed: what a seed stands for changes with it."""
-    plain = [Wanted("unfused"), Wanted("one-kernel"), Wanted("xla")]
+    plain = [Wanted("default"), Wanted("unfused"), Wanted("one-kernel"), Wanted("xla")]
     more = [Wanted(strategy.kind, seed) for seed in (1, 2, 3)] if strategy.seed else []
     return list(dict.fromkeys([strategy, *plain, *more, Wanted("random", 1), Wanted("order", 2)]))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ModuleError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -25,14 +26,16 @@ from tests.fuzz.program import Program
 from tests.fuzz.strategies import LostError, Wanted, digest, strategy_of
 from tests.fuzz.tally import FINDINGS
 
-KINDS = ("same", "repeated", "gated", "gated-right", "own-gated", "refused", *FINDINGS)
-"""All outcomes of a pair. repeated: the module was compared before; gated: the last gate before XLA refused it
-(own-gated: of XLA's own plan; gated-right: it was run nevertheless, and right); refused: ``apply`` did; lost: a state
-of the search is no strategy; uncompiled: XLA refused the module; unverified: ``verify`` did; broken: an exception that
-nothing of ours may raise."""
+KINDS = ("accepted", "same", "repeated", "gated", "gated-right", "own-gated", "refused", *FINDINGS)
+"""All outcomes of a pair. accepted: XLA's default passes the last gate (default-gated: the gate refuses it, though it
+computes what its ops do one by one; a training step would be left alone for nothing); repeated: the module was compared
+before; gated: the last gate before XLA refused it (own-gated: of XLA's own plan; gated-right: it was run nevertheless,
+and right); refused: ``apply`` did; lost: a state of the search is no strategy; uncompiled: XLA refused the module;
+unverified: ``verify`` did; broken: an exception that nothing of ours may raise."""
 LOOSER = 4.0
 """The default may lie so many times further from what is computed op by op than a strategy from the default."""
 _GATE = "check_module.py"
+_UNFUSED = {"xla_disable_hlo_passes": "fusion,multi_output_fusion"}
 _numbers = itertools.count()
 
 
@@ -45,7 +48,13 @@ class Outcome:
 
 
 class SkippedError(Exception):
-    """A program of which no strategy is judged: XLA's default is at fault, or the module is none of ours."""
+    """A program of which no strategy is judged: XLA's default is at fault, or the module is none of ours.
+
+    The first word of the message says why. default: XLA does not run it; unread: its module is none of ours; and where
+    the default computes something else than its ops do one by one: default-known: the last gate says so, and a training
+    step is left alone; default-earlier: without fusions it computes the same, so what is wrong stands in the program
+    that XLA's kernels are made of, and with it in every plan; default-missed: neither.
+    """
 
 
 class Case:
@@ -68,17 +77,19 @@ class Case:
         self.inputs = make_inputs(program)
         try:
             self.request = _request_of(program)
-            default = compiles.compile_module(self.request, None)
+            default, module = compiles.compile_seen(self.request)
             self.reference = self._reference(default)
         except Exception as error:
             raise SkippedError(f"default: XLA does not run it: {_one_line(error)}") from error
+        try:
+            self.source: CanonicalModule = canonicalize(module)
+        except DiscoError as error:
+            raise SkippedError(f"unread: {_one_line(error)}") from error
+        self.faults = faults(module, self.source.graph.backend)
+        """Why the last gate refuses XLA's default."""
         self._evaluated = False
         if by_hand_too:
             self._evaluate()
-        try:
-            self.source: CanonicalModule = canonicalize(compiles.capture(self.request))
-        except DiscoError as error:
-            raise SkippedError(f"unread: {_one_line(error)}") from error
         self._seen: set[bytes] = set()
 
     def _reference(self, default: Any) -> Reference:
@@ -103,7 +114,14 @@ class Case:
         self.reference = self.reference.with_largest(found.largest)
         difference = self.reference.difference(found.outputs, LOOSER)
         if difference:
-            raise SkippedError(f"default: op by op it is another: {difference}")
+            raise SkippedError(f"{self._why_wrong()}: op by op it is another: {difference}")
+
+    def _why_wrong(self) -> str:
+        if self.faults:
+            return "default-known"
+        unfused = compiles.compile_module(self.request, None, _UNFUSED)
+        is_alike = not self.reference.difference(self._run(unfused, self.inputs))
+        return "default-earlier" if is_alike else "default-missed"
 
     def attempt(self, one: Wanted) -> Outcome:
         """Compile and run one strategy of the program, and compare.
@@ -122,6 +140,8 @@ class Case:
             return Outcome("broken", f"{_one_line(error)} ({where.name}:{where.lineno})")
 
     def _attempt(self, one: Wanted) -> Outcome:
+        if one.kind == "default":
+            return self._default()
         strategy = strategy_of(self.source, one)
         gated = Outcome("own-gated" if one.kind == "xla" else "gated")
         try:
@@ -147,6 +167,12 @@ class Case:
             is_right = self._ran(module).kind == "same"
             return replace(gated, kind="gated-right") if is_right else gated
         return self._ran(module)
+
+    def _default(self) -> Outcome:
+        if not self.faults:
+            return Outcome("accepted")
+        self._evaluate()
+        return Outcome("default-gated", "; ".join(self.faults)[:400])
 
     def _ran(self, module: bytes) -> Outcome:
         try:

@@ -30,6 +30,7 @@ class Settings:
     seed: int = 0
     """Of the first program; each has the next number."""
     pairs: int | None = None
+    programs: int | None = None
     seconds: float | None = None
     jobs: int = 1
     platform: str = "cpu"
@@ -37,6 +38,8 @@ class Settings:
     """The most that a program runs on."""
     strategies: int = 12
     """For each program."""
+    defaults: bool = False
+    """Try no strategy: only whether the last gate accepts XLA's default."""
     searched: bool = True
     """Whether to try states of the search, which numba has to compile first."""
     keep: int = 8
@@ -73,6 +76,7 @@ class Run:
         self.deadline = float("inf") if seconds is None else self.began + seconds
         self.lock = threading.Lock()
         self.next_seed = self.settings.seed
+        self.taken = 0
         self.pending: list[Finding] = []
         self.known: set[str] = set()
         self.accepted = 0
@@ -149,6 +153,9 @@ class Run:
         with self.lock:
             if self.settings.pairs is not None and self.counts.pairs >= self.settings.pairs:
                 return None
+            if self.settings.programs is not None and self.taken >= self.settings.programs:
+                return None
+            self.taken += 1
             while self.before.is_done(self.next_seed):
                 self.next_seed += 1
             self.next_seed += 1
@@ -156,7 +163,8 @@ class Run:
 
     def _try(self, seed: int, worker: Worker) -> None:
         settings = self.settings
-        left = wanted(seed, settings.strategies, settings.searched)
+        count = 0 if settings.defaults else settings.strategies
+        left = wanted(seed, count, settings.searched)
         by_hand = seed % settings.by_hand_every == 0
         skipped: list[str] = []
         while left and not skipped:

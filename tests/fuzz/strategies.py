@@ -20,7 +20,8 @@ from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from tests.steps.strategies import random_strategy
 
-KINDS = ("xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
+KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
+"""``default`` is none: XLA's module as it is, before the last gate."""
 SEARCHED = ("moves", "search")
 """Kinds that need the search's compiled code."""
 
@@ -41,14 +42,14 @@ class LostError(Exception):
 
 
 def wanted(seed: int, count: int, searched: bool) -> list[Wanted]:
-    """About ``count`` strategies to try on the program of this seed."""
+    """XLA's default, and about ``count`` strategies to try on the program of this seed."""
     found = [Wanted("xla"), Wanted("unfused"), Wanted("one-kernel"), Wanted("one-bucket")]
     kinds = ("random", "order", "random", "moves", "order", "moves", "random", "search")
     usable = [kind for kind in kinds if searched or kind not in SEARCHED]
     while len(found) < count:
         number = len(found) - 4
         found.append(Wanted(usable[number % len(usable)], seed * 1000 + number))
-    return found[:count]
+    return [Wanted("default"), *found[:count]]
 
 
 def strategy_of(source: CanonicalModule, one: Wanted) -> Strategy:

@@ -13,9 +13,11 @@ from tests.fuzz.program import ProgramError
 
 FORMAT = "disco-hlo fuzz counts"
 VERSION = 1
-FINDINGS = ("different", "aborted", "hung", "lost", "uncompiled", "unverified", "broken")
+FINDINGS = ("different", "aborted", "hung", "lost", "uncompiled", "unverified", "broken", "default-gated")
 """Outcomes of a pair that are faults of ours."""
-_SAID = ("same", "repeated", "gated", "gated-right", "own-gated", "refused")
+_OF_DEFAULTS = ("accepted", "default-gated")
+"""Outcomes of XLA's default before the last gate: no strategy was tried."""
+_SAID = ("accepted", "same", "repeated", "gated", "gated-right", "own-gated", "refused")
 _MOST_BYTES = 16 << 20
 
 
@@ -35,7 +37,7 @@ class Tally:
     @property
     def pairs(self) -> int:
         """All pairs, those whose module was compared before included."""
-        return sum(self.kinds.values())
+        return sum(count for kind, count in self.kinds.items() if kind not in _OF_DEFAULTS)
 
     @property
     def found(self) -> int:

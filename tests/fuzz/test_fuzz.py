@@ -198,6 +198,7 @@ def test_what_is_tried_follows_from_the_seed() -> None:
     assert not {one.kind for one in wanted(3, 12, False)} & {"moves", "search"}
     assert Counter(one.kind for one in wanted(3, 12, True)) == Counter(
         {
+            "default": 1,
             "xla": 1,
             "unfused": 1,
             "one-kernel": 1,

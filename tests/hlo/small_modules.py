@@ -28,6 +28,19 @@ CALLED = """
   %end = s32[] constant(3)
   ROOT %is_less = pred[] compare(%c2, %end), direction=LT
 }
+%exchanging (u: (f32[8], f32[8], s32[])) -> (f32[8], f32[8], s32[]) {
+  %u = (f32[8]{0}, f32[8]{0}, s32[]) parameter(0)
+  %first_one = f32[8]{0} get-tuple-element(%u), index=0
+  %other_one = f32[8]{0} get-tuple-element(%u), index=1
+  %so_far = s32[] get-tuple-element(%u), index=2
+  %first = s32[] constant(1)
+  %turns = s32[] add(%so_far, %first)
+  ROOT %exchanged = (f32[8]{0}, f32[8]{0}, s32[]) tuple(%other_one, %first_one, %turns)
+}
+%looping (v: (f32[8], f32[8], s32[])) -> (f32[8], f32[8], s32[]) {
+  %v = (f32[8]{0}, f32[8]{0}, s32[]) parameter(0)
+  ROOT %inner = (f32[8]{0}, f32[8]{0}, s32[]) while(%v), condition=%goes_on, body=%exchanging
+}
 %updating (array: f32[8], part: f32[2], at: s32[]) -> f32[8] {
   %array = f32[8]{0} parameter(0)
   %part = f32[2]{0} parameter(1)

@@ -54,6 +54,24 @@ def test_a_loop_writes_over_what_it_carries_and_hands_on_what_it_only_reads() ->
     assert same_value(LOOP, "y", "loop", 1)
 
 
+MOVING = """%own = f32[8]{{0}} negate(%x)
+%begin = (f32[8]{{0}}, f32[8]{{0}}, s32[]) tuple(%own, {}, %n)
+%loop = (f32[8]{{0}}, f32[8]{{0}}, s32[]) {}
+ROOT %last = f32[8]{{0}} get-tuple-element(%loop), index=0"""
+
+
+@pytest.mark.parametrize(
+    "loop", ["while(%begin), condition=%goes_on, body=%exchanging", "call(%begin), to_apply=%looping"]
+)
+def test_a_loop_that_exchanges_equal_values_changes_none(loop: str) -> None:
+    """XLA has one buffer for both, and makes no copies."""
+    equal, unequal = MOVING.format("%own", loop), MOVING.format("%y", loop)
+    assert same_value(equal, "own", "loop", 0)
+    assert same_value(equal, "own", "loop", 1)
+    assert not same_value(unequal, "own", "loop", 0)
+    assert not same_value(unequal, "y", "loop", 1)
+
+
 def test_a_branch_that_hands_its_operand_on_returns_its_buffer() -> None:
     """The other branch writes over it: a subtraction of the operand behind the conditional gave 0."""
     assert same_buffer(BRANCH, "two", "chosen")

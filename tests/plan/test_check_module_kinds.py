@@ -185,6 +185,39 @@ def test_a_body_that_exchanges_two_values_without_a_copy_is_refused() -> None:
     assert "into one buffer" in said(loop("", "b a"))
 
 
+CARRIES = """
+p = (f32[8],f32[8],f32[8]) parameter
+a = f32[8] get-tuple-element p number=0
+b = f32[8] get-tuple-element p number=1
+c = f32[8] get-tuple-element p number=2
+n = f32[8] negate c
+t = (f32[8],f32[8],f32[8]) tuple {}
+"""
+
+
+def _carried(begin: str, returned: str, backend: str = "cpu") -> str:
+    text = f"""
+        x = f32[8] parameter
+        y = f32[8] parameter number=1
+        c = f32[8] negate x
+        t = (f32[8],f32[8],f32[8]) tuple {begin} c
+        w = (f32[8],f32[8],f32[8]) while t calls=turn,go
+        a = f32[8] get-tuple-element w number=0
+        r = f32[8] get-tuple-element w number=2
+        s = f32[8] add r a
+    """
+    go = "p = (f32[8],f32[8],f32[8]) parameter\ng = pred[] constant"
+    return said(module(text, {"turn": CARRIES.format(returned), "go": go}), backend)
+
+
+def test_what_a_loop_only_moves_among_equals_is_what_it_began_with() -> None:
+    assert _carried("x x", "b a n") == ""
+    assert _carried("x x", "b b n") == ""
+    assert "y, which must not change" in _carried("x y", "b a n")
+    assert "x must not change" in _carried("x x", "c a n")
+    assert "x must not change" in _carried("x x", "b c n")
+
+
 def test_what_a_loop_begins_with_is_gone_after_it_unless_the_body_hands_it_on() -> None:
     after = "s = f32[8] add r a"
     assert (
@@ -352,6 +385,29 @@ def test_two_names_are_no_matter_where_all_is_read_where_it_is_written_or_nothin
     assert said(module(TWO_NAMES.replace("f = f32[4,4]", "f = f32[4]"), {"sum": summed})) == ""
 
 
+def test_two_names_are_no_matter_to_a_kernel_whose_result_takes_no_operands_place() -> None:
+    """A product of a value with itself: XLA lets no result take the place of what a product reads."""
+    product = f"{SUM.rsplit(chr(10), 1)[0]}\ns = f32[4,4] dot a b"
+    assert said(module(TWO_NAMES, {"sum": product})) == ""
+    beside = f"{product}\nr = f32[4,4] add s a"
+    assert said(module(TWO_NAMES, {"sum": beside})) == ""
+    only_one = f"{SUM.rsplit(chr(10), 1)[0]}\nt = f32[4,4] reverse a dims=0\nr = f32[4,4] add t b"
+    assert "by two names" in said(module(TWO_NAMES, {"sum": only_one}))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_sort_has_copied_each_operand_before_it_begins(backend: str) -> None:
+    text = """
+        x = f32[8] parameter
+        y = f32[8] negate x
+        s = (f32[8],f32[8]) sort y y
+        a = f32[8] get-tuple-element s number=0
+        b = f32[8] get-tuple-element s number=1
+        t = f32[8] add a b
+    """
+    assert said(module(text), backend) == ""
+
+
 IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
 
 
@@ -421,6 +477,84 @@ def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
     assert "reads that at other elements" in said(
         module(text, {"kernel": kernel.format(1)}, aliases=[(0, 0)])
     )
+
+
+@pytest.mark.parametrize(
+    ("cut", "at", "is_right"),
+    [
+        ("c = f32[4] slice p starts=4", "one zero", True),  # what is replaced
+        ("c = f32[4] slice p starts=2", "one zero", False),  # half of it
+        ("c = f32[4] slice p starts=8", "i zero", True),  # it or another row
+        ("c = f32[4] slice p starts=6", "i zero", False),
+        ("c = f32[4] slice p starts=0", "i j", True),  # a whole row begins where it begins
+        ("r = f32[3,4] bitcast p\nc = f32[1,4] dynamic-slice r j zero", "i zero", True),
+        ("r = f32[3,4] bitcast p\nc = f32[1,4] dynamic-slice r zero j", "zero zero", True),  # there is one such place
+        ("r = f32[4,3] bitcast p\nm = f32[2,2] dynamic-slice r j zero\nc = f32[4] bitcast m", "i zero", False),
+    ],
+)  # fmt: skip
+def test_a_row_may_be_made_of_itself_or_of_another_row_by_any_shape(
+    cut: str, at: str, is_right: bool
+) -> None:
+    kernel = f"""
+        p = f32[12] parameter
+        i = s32[] parameter number=1
+        j = s32[] parameter number=2
+        one = s32[] constant value=1
+        zero = s32[] constant value=0
+        {cut}
+        e = f32[4] sine c
+        u = f32[1,4] bitcast e
+        b = f32[3,4] bitcast p
+        w = f32[3,4] dynamic-update-slice b u {at}
+    """.replace("sine c", "bitcast c" if "f32[1,4] dyn" in cut else "sine c")
+    text = """
+        x = f32[12] parameter
+        i = s32[] parameter number=1
+        j = s32[] parameter number=2
+        f = f32[3,4] fusion x i j calls=kernel
+    """
+    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
+    assert found == (
+        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
+    )
+
+
+def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -> None:
+    kernel = """
+        p = f32[12] parameter
+        one = s32[] constant value=4
+        c = f32[4] slice p starts=0
+        w = f32[12] dynamic-update-slice p c one
+    """
+    text = "x = f32[12] parameter\nf = f32[12] fusion x calls=kernel"
+    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
+    after = f"{kernel}\nn = f32[12] negate w"
+    assert "reads that at other elements" in said(module(text, {"kernel": after}, aliases=[(0, 0)]))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("beside", ["negate p", "reverse p dims=0"])
+def test_results_beside_an_update_are_written_in_its_loop_on_gpu(backend: str, beside: str) -> None:
+    kernel = f"""
+        p = f32[8] parameter
+        u = f32[2] parameter number=1
+        i = s32[] parameter number=2
+        m = f32[8] {beside}
+        w = f32[8] dynamic-update-slice p u i
+        t = (f32[8],f32[8]) tuple m w
+    """
+    text = """
+        x = f32[8] parameter
+        u = f32[2] parameter number=1
+        i = s32[] parameter number=2
+        c = f32[8] copy x
+        f = (f32[8],f32[8]) fusion c u i calls=kernel
+        a = f32[8] get-tuple-element f
+        b = f32[8] get-tuple-element f number=1
+        t = (f32[8],f32[8]) tuple a b
+    """
+    is_right = backend == "gpu" and beside == "negate p"
+    assert (said(module(text, {"kernel": kernel}), backend) == "") is is_right
 
 
 def test_one_element_may_be_made_of_all_that_were_there_but_not_one_of_two() -> None:
