@@ -410,6 +410,40 @@ def as_searched(graph: Graph, strategy: Strategy) -> Strategy:
     return Strategy(tuple(kernels), strategy.buckets)
 
 
+def kept_as_given(graph: Graph, strategy: Strategy) -> frozenset[int]:
+    """Positions of groups that the search writes as they were given for as long as they compute and return the same to
+    it, whoever reads them.
+
+    Others return a value as a bitcast of it, and may come to be read by another name. To the search these are one.
+    """
+    memberships, kept = signatures(graph, strategy), given(graph, [strategy])
+    names: dict[int, list[int]] = {}
+    for node, shown in enumerate(graph.shown):
+        names.setdefault(shown, []).append(node)
+    return frozenset(
+        i
+        for i, signature in enumerate(memberships)
+        if signature in kept.groups
+        and all(
+            _leaving(graph, kept.groups[signature], names[value])
+            == {x for x in kept.results[signature] if graph.shown[x] == value}
+            for value in {graph.shown[x] for x in kept.results[signature]}
+        )
+    )
+
+
+def _leaving(graph: Graph, group: Group, names: Sequence[int]) -> set[int]:
+    """Under which of its names, the first of which is no bitcast, a group may have to return a value to others."""
+    inside, owned = {*group.nodes, *group.duplicates}, {*group.nodes}
+    read = [x for x in names if x == graph.root or not inside.issuperset(graph.users[x])]
+    found = {*names[:1]} if len(read) > 1 else set()  # who reads two names reads the value (plan.names)
+    for x in read:
+        while x not in owned and x != names[0]:
+            x = graph.nodes[x].operands[0]
+        found.add(x)
+    return found
+
+
 def written_group(
     graph: Graph, owned: Sequence[int], copies: Sequence[int], *, labelled: bool = True
 ) -> Group:

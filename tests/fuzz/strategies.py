@@ -138,10 +138,11 @@ def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> t
 def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
     """What the search writes a state of its own as: after random moves, or after a short joint search."""
     # Imported here: numba takes a while, and a run without the search does without it.
+    from disco_hlo.plugin.phases.ranking import searchable
     from tests.fuzz.searching import after_moves, after_search
 
     graph, dice = source.graph, random.Random(one.seed)
-    start = unfused(graph) if dice.random() < 0.4 else read(source)
+    start = unfused(graph) if dice.random() < 0.4 else searchable(graph, read(source))
     try:
         found = (after_moves if one.kind == "moves" else after_search)(graph, start, dice)
         return normal_form(graph, found)

@@ -80,8 +80,10 @@ class Bench:
         return random.choice(self.heads()), random.choice(self.heads())
 
     def random_moves(self, random: Random, count: int, methods: int) -> int:
-        """Try random moves between random units; how many were made."""
+        """Try random moves between random units; how many were made: none where nothing runs."""
         made = 0
+        if not self.heads():
+            return made
         for _ in range(count):
             method = random.randrange(methods)
             made += self.move(method, *self.random_arguments(random, method))

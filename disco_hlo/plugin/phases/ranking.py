@@ -9,17 +9,16 @@ from collections.abc import Collection, Sequence
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import Kernel, check_strategy
+from disco_hlo.plan.legal import Kernel, check_strategy, refused_groups
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.search.api import Dropped, SearchResult
 from disco_hlo.search.boundary.finalists import kernels_of
-from disco_hlo.search.boundary.state import as_searched, signatures
+from disco_hlo.search.boundary.state import as_searched, kept_as_given, signatures
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import resident_bytes
@@ -73,13 +72,14 @@ def _circle_as_searched(graph: Graph, strategy: Strategy) -> frozenset[int]:
 
 
 def _illegal(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> frozenset[int]:
-    """Positions of groups that are no kernels of XLA's any more, as others read more of them, and no legal ones."""
-    found: list[int] = []
-    for i, results in enumerate(unit_graph(graph, strategy).results_of_groups):
-        group = strategy.groups[i]
-        members = frozenset((*group.nodes, *group.duplicates))
-        if (members, results) not in known and group_refusal(graph, members, results, group.kind):
-            found.append(i)
+    """Positions of groups that are no legal kernels and none of XLA's any more: others read more of them, or the search
+    writes them in another way."""
+    found = {i for i, _ in refused_groups(graph, strategy, unit_graph(graph, strategy), known)}
+    searched = as_searched(graph, strategy)
+    positions = [i for i, (owned, _) in enumerate(signatures(graph, strategy)) if owned]
+    refused = [positions[i] for i, _ in refused_groups(graph, searched, unit_graph(graph, searched), known)]
+    if refused:
+        found.update(set(refused) - kept_as_given(graph, strategy))
     return frozenset(found)
 
 
