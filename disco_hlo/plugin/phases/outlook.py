@@ -29,7 +29,9 @@ def looks(session: Session) -> int:
 def say_what_predicting_takes(session: Session) -> None:
     """A line before the first prediction on a machine: the step is simulated only once that code is compiled."""
     if not all(is_cached(module.__name__) for module in (analytic, engine)):
-        session.say("compiling the code that predicts step times, once on this machine: up to a minute or two")
+        session.say(
+            "compiling the code that predicts step times, once on this machine: up to a minute or two"
+        )
 
 
 def outlook(session: Session, graph: Graph, costs: CostModel, default_ns: int, bound_ns: int) -> str:
