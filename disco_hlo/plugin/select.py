@@ -1,7 +1,7 @@
 """Which of the modules a training script compiles is its training step.
 
-The rule: more than one device, at least one all-reduce of a computed value, more than a single op, the largest such
-module so far.
+The rule: more than one device, at least one all-reduce of a computed value, more than a single op, more to all-reduce
+than single numbers (an evaluation's loss and accuracy), the largest such module so far.
 ``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
 ``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
 """
@@ -30,6 +30,8 @@ class ModuleFacts:
     instruction_count: int
     inner_collective_count: int = 0
     """Collectives inside loops and branches, where they stay."""
+    numbers_only: bool = False
+    """Whether every collective is an all-reduce of one number, as a loss is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -
         all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
         instruction_count=len(graph),
         inner_collective_count=inner_collective_count,
+        numbers_only=all(
+            graph.nodes[node].opcode == "all-reduce" and graph.nodes[node].shape.element_count == 1
+            for node in graph.all_reduces
+        ),
     )
 
 
@@ -68,7 +74,12 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
         return Choice(False, "has no all-reduce of a computed value" + outside_loops(facts))
     if facts.instruction_count < _FEWEST_INSTRUCTIONS:
         return Choice(False, f"is a single op ({_describe(facts)})")
-    largest = max((other for other in seen if qualifies(other)), key=_size, default=None)
+    if _only_evaluates(facts):
+        return Choice(
+            False, f"all-reduces nothing but single numbers, as an evaluation does ({_describe(facts)})"
+        )
+    steps = (other for other in seen if qualifies(other) and not _only_evaluates(other))
+    largest = max(steps, key=_size, default=None)
     if largest is not None and _size(facts) <= _size(largest):
         return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
     return Choice(True, f"the largest module with all-reduces so far ({_describe(facts)})")
@@ -81,6 +92,11 @@ def qualifies(facts: ModuleFacts) -> bool:
         and facts.computed_all_reduce_count > 0
         and facts.instruction_count >= _FEWEST_INSTRUCTIONS
     )
+
+
+def _only_evaluates(facts: ModuleFacts) -> bool:
+    """Whether no gradient is all-reduced, in no loop either."""
+    return facts.numbers_only and not facts.inner_collective_count
 
 
 def outside_loops(facts: ModuleFacts) -> str:

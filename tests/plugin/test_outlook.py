@@ -45,3 +45,21 @@ def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch
     assert "make the step no faster at best" in line
     assert "next: compile the search's code (some minutes, once on this machine), " in line
     assert "search for up to 2 times 90 s" in line
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        (set(), True),
+        ({"disco_hlo.simulator.engine"}, True),
+        ({"disco_hlo.simulator.engine", "disco_hlo.estimator.analytic"}, False),
+    ],
+)
+def test_nobody_waits_without_a_word_for_the_code_that_predicts(
+    monkeypatch: pytest.MonkeyPatch, cached: set[str], said: bool
+) -> None:
+    """On a machine's first search 50 s went by between the profiling and the next line."""
+    monkeypatch.setattr(outlooks, "is_cached", lambda module: module in cached)
+    lines: list[str] = []
+    outlooks.say_what_predicting_takes(SimpleNamespace(say=lines.append))  # type: ignore[arg-type]
+    assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said

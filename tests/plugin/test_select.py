@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of
 
@@ -84,6 +88,52 @@ def test_facts_count_all_reduces_of_computed_values_through_bitcasts() -> None:
         fingerprint="0",
     )
     assert facts_of(graph, device_count=4) == ModuleFacts("jit_step", 4, 2, 4 * 1024, 10)
+
+
+EVALUATION = ModuleFacts("jit_loss", 8, 1, 4, 45, numbers_only=True)
+
+
+def test_an_evaluation_before_the_training_is_no_step() -> None:
+    """A script that looked at its loss before it trained had two evaluations searched first, the step third."""
+    reason = "all-reduces nothing but single numbers, as an evaluation does (45 instructions, 1 all-reduce, 0.00 MiB)"
+    assert choose(EVALUATION, []) == Choice(False, reason)
+    assert choose(EVALUATION, [], named=True).chosen is True
+
+
+def test_an_evaluation_longer_than_the_step_does_not_hide_it() -> None:
+    assert choose(STEP, [replace(EVALUATION, instruction_count=5000)]).chosen is True
+
+
+def test_a_step_whose_gradients_are_all_reduced_in_a_loop_is_no_evaluation() -> None:
+    assert choose(replace(EVALUATION, inner_collective_count=4), []).chosen is True
+
+
+@pytest.mark.parametrize(
+    ("opcode", "dims", "numbers_only"),
+    [
+        ("all-reduce", (), True),
+        ("all-reduce", (1,), True),
+        ("all-reduce", (2,), False),
+        ("reduce-scatter", (), False),
+    ],
+)
+def test_facts_tell_an_evaluation_by_what_it_all_reduces(
+    opcode: str, dims: tuple[int, ...], numbers_only: bool
+) -> None:
+    layout = tuple(range(len(dims)))
+    graph = Graph(
+        nodes=(
+            node(0, "parameter", Kind.PARAMETER),
+            node(1, "negate", Kind.FUSIBLE, 0),
+            Node(2, opcode, Shape("f32", dims, layout), (1,), Kind.ALL_REDUCE, key=opcode),
+        ),
+        root=2,
+        before=(),
+        backend="cpu",
+        module_name="jit_loss",
+        fingerprint="0",
+    )
+    assert facts_of(graph, device_count=2).numbers_only is numbers_only
 
 
 def test_an_op_on_a_sharded_array_outside_of_any_jit_is_no_step() -> None:

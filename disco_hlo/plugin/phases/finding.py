@@ -14,7 +14,7 @@ from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.phases.beside import Named, beside_plans
-from disco_hlo.plugin.phases.outlook import outlook
+from disco_hlo.plugin.phases.outlook import outlook, say_what_predicting_takes
 from disco_hlo.plugin.phases.progress import search_progress
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, searchable
 from disco_hlo.plugin.phases.searching import Budget, search_within
@@ -74,6 +74,8 @@ def find(
     """
     graph, settings = step.source.graph, session.settings
     budget = Budget.of(settings.budget_s)
+    if not quiet:
+        say_what_predicting_takes(session)
     costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
     chosen = replace(
         search_settings(settings),

@@ -4,10 +4,12 @@ takes."""
 from __future__ import annotations
 
 from disco_hlo.compiled import is_cached
+from disco_hlo.estimator import analytic
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import compared
 from disco_hlo.plugin.session import Session
 from disco_hlo.search import run
+from disco_hlo.simulator import engine
 from disco_hlo.simulator.costs import CostModel
 
 MEASURE_BUDGET_S = 40.0
@@ -22,6 +24,14 @@ def looks(session: Session) -> int:
     """How often the best plan's kernels are measured and the search is made again."""
     wanted = session.settings.looks
     return int(session.facts.backend == "gpu") if wanted is None else wanted
+
+
+def say_what_predicting_takes(session: Session) -> None:
+    """A line before the first prediction on a machine: the step is simulated only once that code is compiled."""
+    if not all(is_cached(module.__name__) for module in (analytic, engine)):
+        session.say(
+            "compiling the code that predicts step times, once on this machine: up to a minute or two"
+        )
 
 
 def outlook(session: Session, graph: Graph, costs: CostModel, default_ns: int, bound_ns: int) -> str:

@@ -87,6 +87,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     xla = read(source)
     stop = interruption(session, source.graph.fingerprint)
     with stop.watched(), rehearsed(session, step) as wait_for_code:
+        session.say("profiling the step; the training waits until the search is over")
         started = time.monotonic()
         with measured_times(session) as store:
             profiled = profile_step(session, source, xla, store, slot)
