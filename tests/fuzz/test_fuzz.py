@@ -100,6 +100,28 @@ def test_a_default_that_is_wrong_itself_is_skipped(monkeypatch: pytest.MonkeyPat
         Case(_difference())
 
 
+def test_a_right_default_that_the_gate_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Case(_difference()).attempt(Wanted("default")).kind == "accepted"
+    monkeypatch.setattr(pairs, "faults", lambda *_: ["n3 reads n2", "n4 reads n2"])
+    outcome = Case(_difference(), by_hand_too=False).attempt(Wanted("default"))
+    assert (outcome.kind, outcome.detail) == ("default-gated", "n3 reads n2; n4 reads n2")
+
+
+@pytest.mark.parametrize("kind", ["known", "earlier", "missed"])
+def test_a_wrong_default_is_known_or_wrong_earlier_or_missed(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    evaluate = by_hand.evaluate
+    monkeypatch.setattr(by_hand, "evaluate", lambda _: evaluate(_difference(swapped=True)))
+    if kind == "known":
+        monkeypatch.setattr(pairs, "faults", lambda *_: ["n3 reads n2"])
+    if kind == "missed":
+        other = compiles.compile_module(pairs._request_of(_difference(swapped=True)), None)
+        monkeypatch.setattr(compiles, "compile_module", lambda *_: other)
+    with pytest.raises(SkippedError, match=f"default-{kind}: op by op it is another"):
+        Case(_difference())
+
+
 def test_an_exception_of_ours_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> bytes:
         raise KeyError("n7")
@@ -305,6 +327,16 @@ def test_counts_of_two_runs_add_up_and_their_programs_are_left_out(tmp_path: Pat
     assert (found.pairs, found.programs, found.skipped["default"], found.seconds) == (10, 5, 2, 4.0)
     assert found.done == [(0, 4), (9, 10)]
     assert Run(Settings(), found)._take_seed() == 4
+
+
+def test_a_default_before_the_gate_is_no_pair() -> None:
+    counts = Tally(Counter({"accepted": 3, "default-gated": 1, "same": 2}))
+    assert (counts.pairs, counts.found) == (2, 1)
+
+
+def test_a_run_of_defaults_ends_after_so_many_programs() -> None:
+    run = Run(Settings(seed=5, programs=2, defaults=True), Tally(done=[(6, 8)]))
+    assert [run._take_seed() for _ in range(3)] == [5, 8, None]
 
 
 def test_counts_of_another_platform_are_not_added_to(tmp_path: Path) -> None:

@@ -214,8 +214,8 @@ def test_what_a_loop_only_moves_among_equals_is_what_it_began_with() -> None:
     assert _carried("x x", "b a n") == ""
     assert _carried("x x", "b b n") == ""
     assert "y, which must not change" in _carried("x y", "b a n")
-    assert "x must not change" in _carried("x x", "c a n")
-    assert "x must not change" in _carried("x x", "b c n")
+    assert "over x, which must not change" in _carried("x x", "c a n")
+    assert "over x, which must not change" in _carried("x x", "b c n")
 
 
 def test_what_a_loop_begins_with_is_gone_after_it_unless_the_body_hands_it_on() -> None:
