@@ -33,3 +33,25 @@ def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_
     xla = Strategy((Group((2, 5)), Group((3,), duplicates=(1, 2))))
     assert unit_graph(step, xla).results_of_groups == ((5,), (3,))
     assert searchable(step, xla) == Strategy()
+
+
+def test_a_kernel_that_returns_a_bitcast_for_which_the_search_would_return_the_value_is_left_out() -> None:
+    """XLA has the matmul of 2 in two kernels, one of which shows it turned round. The search has that one own 2, and
+    no rule allows a kernel that returns a matmul; nor the other one, which others read 2 of then."""
+    step = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\nexp 2\ntuple 4 5")
+    xla = Strategy((Group((1, 2, 5)), Group((3,), duplicates=(1, 2))))
+    assert unit_graph(step, xla).results_of_groups == ((5,), (3,))
+    assert searchable(step, xla) == Strategy()
+
+
+def test_a_kernel_that_returns_a_bitcast_stays_where_nobody_can_come_to_read_the_value() -> None:
+    alone = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\ntuple 4")
+    xla = Strategy((Group((1, 2, 3)),))
+    assert searchable(alone, xla) == xla
+    # 5 may come to read 2 instead of recomputing it.
+    read = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\nexp 2\ntuple 4 5")
+    recomputing = Group((5,), duplicates=(1, 2))
+    assert searchable(read, Strategy((Group((1, 2, 3)), recomputing))) == Strategy((recomputing,))
+    # 5 reads 2 by two names, of which one stands outside: then kernels read 2 itself.
+    twice = graph("param\nneg 0\ndot 1\nbitcast 2\nbitcast 3\nmul 3 4\ntuple 5")
+    assert searchable(twice, xla) == Strategy()
