@@ -32,7 +32,8 @@ def test_a_kernel_of_windows_of_windows_that_would_run_for_minutes_is_none(backe
     refusal = group_refusal(windows, {1, 2, 3}, [3])
     assert refusal is not None
     assert f"one kernel would read {768 * (619 + 619**2 + 619**3)} elements" in refusal
-    assert group_refusal(windows, {2, 3}, [3]) is None
+    few = steps(*2 * [("reduce-window", (768,), 30)], backend=backend)
+    assert group_refusal(few, {1, 2}, [2]) is None
 
 
 def test_a_long_sum_that_is_spread_out_is_made_again_for_each_element() -> None:
@@ -46,3 +47,9 @@ def test_a_sum_of_many_elements_reads_each_once() -> None:
     long = steps(("exponential", (10**9,), 1), ("negate", (10**9,), 1), ("reduce", (), 1))
     assert evaluations(long, {1, 2, 3}, [3]) == {3: 1, 2: 10**9, 1: 10**9}
     assert group_refusal(long, {1, 2, 3}, [3]) is None
+
+
+def test_triton_keeps_what_it_has_computed() -> None:
+    spread = steps(("reduce", (8,), 100_000), ("broadcast", (8, 100_000), 1), backend="gpu")
+    assert group_refusal(spread, {1, 2}, [2], "triton") is None
+    assert "one kernel would read" in (group_refusal(spread, {1, 2}, [2]) or "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.phases.ranking import searchable
@@ -55,3 +57,6 @@ def test_a_kernel_that_returns_a_bitcast_stays_where_nobody_can_come_to_read_the
     # 5 reads 2 by two names, of which one stands outside: then kernels read 2 itself.
     twice = graph("param\nneg 0\ndot 1\nbitcast 2\nbitcast 3\nmul 3 4\ntuple 5")
     assert searchable(twice, xla) == Strategy()
+    # 6 reads it out of a tuple, too, whose first member is another one.
+    member = graph("param\nneg 0\ndot 1\nbitcast 2\ntuple 0 3\nget-tuple-element 4\nabs 5\ntuple 6")
+    assert searchable(replace(member, shown=(0, 1, 2, 2, 4, 2, 6, 7)), xla) == Strategy()

@@ -83,7 +83,10 @@ def test_both_rules_count_alike_what_a_kernel_evaluates(seed: int, backend: str)
     found, expected = both(graph, list(range(1, len(graph) - 1)))
     assert (found == LEGAL) == (expected is None), (found, expected)
     if backend == "cpu":
-        assert (found == TOO_MANY_EVALUATIONS) == ("one kernel would read" in (expected or "")), (found, expected)
+        assert (found == TOO_MANY_EVALUATIONS) == ("one kernel would read" in (expected or "")), (
+            found,
+            expected,
+        )
 
 
 def reduced_again_and_again(random: Random, backend: str) -> Graph:
