@@ -34,6 +34,14 @@ LIMITS: dict[str, Limits] = {
     "gpu": Limits(operands_and_results=96, emissions=8, reductions=8),
 }
 
+REPETITION = 100
+"""How many times as much as its ops by themselves one kernel may read. Of XLA's own kernels (Triton's aside, which keep
+tiles) none reads more than 10 times as much, in the steps of ``tests/data``."""
+FEW_READS = 1 << 20
+"""A kernel may always read so many elements, its own included: that takes a millisecond."""
+MOST_WORK = 1 << 44
+"""The work of ops by themselves is counted no further: no device does so much, and arrays hold many times it."""
+
 _SINGLE_RESULT = frozenset({"concatenate", "gather", "reduce-window"})
 
 
@@ -81,8 +89,11 @@ def group_refusal(
     )
     if common:
         return common
-    if kind == "triton":
+    if kind == "triton":  # it keeps tiles, and computes nothing again
         return None
+    repeated = _evaluation_refusal(graph, inside, results)
+    if repeated:
+        return repeated
     if graph.backend == "gpu":
         return gpu_refusal(graph, inside, results)
     return _result_refusal(graph, results) or _inplace_refusal(graph, inside)
@@ -155,6 +166,54 @@ def _emission_refusal(graph: Graph, inside: set[int], results: Sequence[int], li
                 f"n{member} ({graph.nodes[member].opcode}) would be written {count} times into one kernel, "
                 f"more than {limits.emissions}"
             )
+    return None
+
+
+def element_count(node: Node) -> int:
+    """Elements of a node's array, or of the first where it has several (a reduce of several arrays)."""
+    shape = node.shape
+    while shape.elements:
+        shape = shape.elements[0]
+    return shape.element_count
+
+
+def reads_per_element(graph: Graph, node: Node) -> int:
+    """How many elements of an operand one element of the result is made of; 0: of one operand out of several."""
+    if node.opcode == "concatenate":
+        return 0
+    own = max(1, element_count(node))
+    if node.opcode == "reduce":
+        return max(1, element_count(graph.nodes[node.operands[0]]) // own)
+    return node.flops // own + 1 if node.opcode == "reduce-window" else 1
+
+
+def evaluations(graph: Graph, inside: set[int], results: Sequence[int]) -> dict[int, int]:
+    """How many elements of each member are evaluated, repeats included.
+
+    Nothing is kept inside a kernel. A reduction of another one's window evaluates that anew for each of its own
+    elements, and so does whatever reads a broadcast of it: such factors multiply.
+    """
+    counted = {result: element_count(graph.nodes[result]) for result in results}
+    for member in sorted(inside, reverse=True):
+        node = graph.nodes[member]
+        own, reads = counted.setdefault(member, 0), reads_per_element(graph, node)
+        elementwise = is_elementwise(graph, node)
+        for operand in node.operands:
+            if operand not in inside:
+                continue
+            before = counted.get(operand, 0)
+            share = max(1, element_count(node) // max(1, element_count(graph.nodes[operand])))
+            added = own * reads if reads else own // share
+            counted[operand] = max(before, added) if elementwise else before + added
+    return counted
+
+
+def _evaluation_refusal(graph: Graph, inside: set[int], results: Sequence[int]) -> str | None:
+    reads = {x: max(1, reads_per_element(graph, graph.nodes[x])) for x in inside}
+    alone = min(MOST_WORK, sum(element_count(graph.nodes[x]) * reads[x] for x in inside))
+    together = sum(count * reads[x] for x, count in evaluations(graph, inside, results).items())
+    if together > max(FEW_READS, REPETITION * alone):
+        return f"one kernel would read {together} elements, its ops by themselves read {alone}"
     return None
 
 

@@ -62,7 +62,11 @@ UNCUT_AT: Final = 26
 """Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by its head and
 the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry root). Of such a head
 the same the other way round: the all-reduce, and its own digest."""
-NODE_ROWS: Final = 27
+COUNT_OF_ELEMENTS: Final = 27
+"""``hlo.legality.element_count``"""
+READS_PER_ELEMENT: Final = 28
+"""``hlo.legality.reads_per_element``"""
+NODE_ROWS: Final = 29
 
 # Bits of node[FLAGS].
 FUSIBLE: Final = 1
@@ -183,7 +187,9 @@ PRODUCERS_OF: Final = 18
 PRODUCERS_AT: Final = 19
 """Where the list began among all that ever were."""
 PRODUCER_COUNT: Final = 20
-SCRATCH_ROWS: Final = 21
+EVALUATED: Final = 21
+"""At a member of a kernel that is judged: how many elements of it are evaluated."""
+SCRATCH_ROWS: Final = 22
 
 # Scratch.number.
 STAMP: Final = 0

@@ -22,7 +22,7 @@ from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names, rewriting
-from disco_hlo.hlo.legality import LIMITS, keeps_own_buffer
+from disco_hlo.hlo.legality import LIMITS, element_count, keeps_own_buffer, reads_per_element
 from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
 
 UNSUPPORTED = ("stochastic-convert",)
@@ -93,6 +93,10 @@ def build_step(graph: Graph) -> Step:
         (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
     )
     node[at.KEY, :count] = alike
+    examples = [graph.nodes[x] for x in flat.example.tolist()]
+    node[at.COUNT_OF_ELEMENTS, :count] = np.array([element_count(x) for x in examples], np.int64)[alike]
+    reads = np.array([reads_per_element(graph, x) for x in examples], np.int64)
+    node[at.READS_PER_ELEMENT, :count] = reads[alike]
     node[at.MIXED, :count] = mixed(np.arange(count))
     node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
     limits = LIMITS[graph.backend]

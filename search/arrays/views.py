@@ -66,6 +66,8 @@ class GraphView(View):
         "read": at.READ,
         "hold_ns": at.HOLD,
         "uncut_at": at.UNCUT_AT,
+        "element_count": at.COUNT_OF_ELEMENTS,
+        "reads_per_element": at.READS_PER_ELEMENT,
     }
     arrays = ("edge", "special", "limits")
     numbers = ("special_mask", "nodes")
@@ -123,6 +125,7 @@ class ScratchView(View):
         "producers_of": at.PRODUCERS_OF,
         "producers_at": at.PRODUCERS_AT,
         "producer_count": at.PRODUCER_COUNT,
+        "evaluated": at.EVALUATED,
     }
     arrays = ("number", "log", "changed", "verdict", "keyed", "refused", "producer")
 

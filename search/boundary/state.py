@@ -438,9 +438,9 @@ def _leaving(graph: Graph, group: Group, names: Sequence[int]) -> set[int]:
     read = [x for x in names if x == graph.root or not inside.issuperset(graph.users[x])]
     found = {*names[:1]} if len(read) > 1 else set()  # who reads two names reads the value (plan.names)
     for x in read:
-        while x not in owned and x != names[0]:
+        while x not in owned and graph.nodes[x].opcode == "bitcast":
             x = graph.nodes[x].operands[0]
-        found.add(x)
+        found |= {x} & owned  # who reads a member of a tuple, or a barrier, reads what that was made of
     return found
 
 

@@ -15,6 +15,7 @@ from disco_hlo.search.rules.legality_gpu import is_gpu_kernel
 from disco_hlo.search.rules.neighbours import gather_members, sort_runs
 
 from disco_hlo.compiled import inner
+from disco_hlo.hlo.legality import FEW_READS, MOST_WORK, REPETITION
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1
@@ -29,6 +30,7 @@ DEAD_MEMBER: Final = 9
 TOO_MANY_MEMBERS: Final = 10
 GPU_RULE: Final = 11
 OTHER_RESULTS: Final = 12
+TOO_MANY_EVALUATIONS: Final = 13
 UNJUDGED: Final = -1
 
 # Places in Step.limits.
@@ -147,8 +149,13 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
     if not _all_are_used(g, w, count, stamp):
         return DEAD_MEMBER
     refusal = _emission_refusal(g, w, count, stamp)
-    if refusal != LEGAL or by_gpu:
+    if refusal != LEGAL:
         return refusal
+    _mark_results(w, count, results)
+    if _evaluates_too_much(g, w, count, stamp):
+        return TOO_MANY_EVALUATIONS
+    if by_gpu:
+        return LEGAL
     return _inplace_refusal(g, w, count)
 
 
@@ -261,6 +268,34 @@ def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
                 # Reading an operand twice adds twice: once for each time it is listed.
                 w.value[operand] += written
     return LEGAL
+
+
+@inner
+def _evaluates_too_much(g: Any, w: Any, count: Any, stamp: Any) -> Any:
+    """Whether the kernel does too much of the same again and again; row ``value`` tells its results."""
+    alone = 0
+    for i in range(count):
+        x = w.members[i]
+        alone = min(MOST_WORK, alone + g.element_count[x] * max(1, g.reads_per_element[x]))
+        w.evaluated[x] = g.element_count[x] if w.value[x] else 0
+    most, total = max(FEW_READS, REPETITION * alone), 0
+    for i in range(count - 1, -1, -1):
+        x = w.members[i]
+        own, reads, elementwise = w.evaluated[x], g.reads_per_element[x], g.flags[x] & at.ELEMENTWISE
+        if own > most // max(1, reads):
+            return True
+        total += own * max(1, reads)
+        if total > most:
+            return True
+        for e in range(g.operands_at[x], g.operands_at[x + 1]):
+            operand = g.edge[e]
+            if w.inside[operand] != stamp:
+                continue
+            share = max(1, g.element_count[x] // max(1, g.element_count[operand]))
+            added = own * reads if reads else own // share
+            before = w.evaluated[operand]
+            w.evaluated[operand] = max(before, added) if elementwise else before + added
+    return False
 
 
 @inner

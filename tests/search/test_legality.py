@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import empty_state, new_scratch
-from disco_hlo.search.arrays.step import build_step
+from disco_hlo.search.arrays.step import build_step, is_active
 from disco_hlo.search.boundary.entries import refusal_of
 from disco_hlo.search.boundary.state import given as kept_of
 from disco_hlo.search.boundary.state import own, written_group
-from disco_hlo.search.rules.legality import LEGAL
+from disco_hlo.search.rules.legality import LEGAL, TOO_MANY_EVALUATIONS
 from disco_hlo.search.rules.results import count_results
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan.baselines import unfused
 from tests.search.random_steps import random_step
@@ -35,6 +36,20 @@ def results_of(graph: Graph, owned: list[int]) -> list[int]:
     ]
 
 
+def both(graph: Graph, owned: list[int]) -> tuple[int, str | None]:
+    """Why nodes may not be one kernel: by the compiled rules, and by the others."""
+    step, kept = build_step(graph), kept_of(graph, [unfused(graph)])
+    assert not kept.groups
+    state, scratch = empty_state(step), new_scratch(step)
+    for x in np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE).tolist():
+        own(state, [[x]])
+    own(state, [owned])
+    count_results(step, state, scratch)
+    group = written_group(graph, owned, [])
+    expected = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
+    return refusal_of(step, state, scratch, owned[0]), expected
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -47,23 +62,60 @@ def test_the_compiled_rules_refuse_what_the_rules_refuse(
 ) -> None:
     random = Random(seed)
     graph = random_step(random, count, backend=backend)
-    step, kept = build_step(graph), kept_of(graph, [unfused(graph)])
-    assert not kept.groups
-    active = [x for x in range(len(graph)) if step.node[at.FLAGS, x] & at.ACTIVE]
+    active = [node.id for node in graph.nodes if is_active(node)]
     start = random.randrange(len(active))
     owned = sorted(random.sample(active[start : start + 2 * size], min(size, len(active) - start)))
-    state, scratch = empty_state(step), new_scratch(step)
-    for x in active:
-        own(state, [[x]])
-    own(state, [owned])
-    count_results(step, state, scratch)
-    found = refusal_of(step, state, scratch, owned[0])
+    found, expected = both(graph, owned)
     if len(owned) == 1:
         assert found == LEGAL
         return
-    group = written_group(graph, owned, [])
-    expected = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
     if any(graph.nodes[x].opcode == "scatter" for x in owned):
         expected = "a scatter stays as XLA left it"
     if any(graph.nodes[x].opcode not in ("dot", "all-reduce") for x in owned):
         assert (found == LEGAL) == (expected is None), (found, expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), backend=st.sampled_from(("cpu", "gpu")))
+def test_both_rules_count_alike_what_a_kernel_evaluates(seed: int, backend: str) -> None:
+    random = Random(seed)
+    graph = reduced_again_and_again(random, backend)
+    found, expected = both(graph, list(range(1, len(graph) - 1)))
+    assert (found == LEGAL) == (expected is None), (found, expected)
+    if backend == "cpu":
+        assert (found == TOO_MANY_EVALUATIONS) == ("one kernel would read" in (expected or "")), (
+            found,
+            expected,
+        )
+
+
+def reduced_again_and_again(random: Random, backend: str) -> Graph:
+    """A matrix reduced, spread out, joined and seen through windows, one after the other."""
+    nodes = [Node(0, "parameter", matrix(random), (), Kind.PARAMETER, "parameter")]
+    for i in range(1, random.randrange(3, 9)):
+        last = nodes[-1].shape
+        opcode = random.choice(
+            ("reduce", "reduce-window", "exponential", "concatenate", "add")
+            if len(last.dims) == 2
+            else ("broadcast", "exponential")
+        )
+        shape, flops, operands = last, 0, (i - 1,)
+        if opcode == "reduce":
+            shape = Shape("f32", last.dims[1:], (0,))
+        if opcode == "broadcast":
+            shape = Shape("f32", (random.choice((1, 40, 900)), *last.dims), (1, 0))
+        if opcode == "concatenate":
+            shape, operands = Shape("f32", (2 * last.dims[0], last.dims[1]), (1, 0)), (i - 1, i - 1)
+        if opcode == "reduce-window":
+            flops = shape.element_count * (random.choice((2, 70, 900)) - 1)
+        if opcode == "add":
+            operands = (i - 1, i - 1)
+        dimensions = (1,) if opcode == "broadcast" else (0,)
+        key = f"{opcode} {shape} {last} {flops}"
+        nodes.append(Node(i, opcode, shape, operands, Kind.FUSIBLE, key, flops, dimensions=dimensions))
+    nodes.append(Node(len(nodes), "tuple", Shape("tuple"), (len(nodes) - 1,), Kind.FREE, "tuple"))
+    return Graph(tuple(nodes), len(nodes) - 1, (), backend, "jit_step", "f00d")
+
+
+def matrix(random: Random) -> Shape:
+    return Shape("f32", (random.choice((1, 8, 300)), random.choice((1, 40, 900))), (1, 0))
