@@ -1,7 +1,8 @@
 """Which of the modules a training script compiles is its training step.
 
-The rule: more than one device, at least one all-reduce of a computed value, more than a single op, more to all-reduce
-than single numbers (an evaluation's loss and accuracy), the largest such module so far.
+The rule: more than one device, at least one all-reduce of a computed value, more than a single op, neither an
+evaluation nor an initialization, the largest such module so far. An evaluation all-reduces single numbers alone, its
+loss and accuracy; an initialization makes the parameters, so it takes none.
 ``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
 ``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
 """
@@ -11,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, Shape
 
 _FEWEST_INSTRUCTIONS = 8
 """A sum over a sharded array, compiled by itself where no ``jit`` is around it, has four."""
+
+_LARGEST_KEYS_BYTES = 64
+"""Of an argument that holds random keys: four of the largest kind (rbg)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class ModuleFacts:
     """Collectives inside loops and branches, where they stay."""
     numbers_only: bool = False
     """Whether every collective is an all-reduce of one number, as a loss is."""
+    keys_only: bool = False
+    """Whether all arguments are single numbers and random keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -
             graph.nodes[node].opcode == "all-reduce" and graph.nodes[node].shape.element_count == 1
             for node in graph.all_reduces
         ),
+        keys_only=all(_is_number_or_key(node.shape) for node in graph.nodes if node.kind is Kind.PARAMETER),
     )
 
 
@@ -74,11 +81,9 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
         return Choice(False, "has no all-reduce of a computed value" + outside_loops(facts))
     if facts.instruction_count < _FEWEST_INSTRUCTIONS:
         return Choice(False, f"is a single op ({_describe(facts)})")
-    if _only_evaluates(facts):
-        return Choice(
-            False, f"all-reduces nothing but single numbers, as an evaluation does ({_describe(facts)})"
-        )
-    steps = (other for other in seen if qualifies(other) and not _only_evaluates(other))
+    if why := _unlike_a_step(facts):
+        return Choice(False, f"{why} ({_describe(facts)})")
+    steps = (other for other in seen if qualifies(other) and not _unlike_a_step(other))
     largest = max(steps, key=_size, default=None)
     if largest is not None and _size(facts) <= _size(largest):
         return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
@@ -94,9 +99,13 @@ def qualifies(facts: ModuleFacts) -> bool:
     )
 
 
-def _only_evaluates(facts: ModuleFacts) -> bool:
-    """Whether no gradient is all-reduced, in no loop either."""
-    return facts.numbers_only and not facts.inner_collective_count
+def _unlike_a_step(facts: ModuleFacts) -> str:
+    """What a module that could be a step by its collectives does instead; empty where nothing says so."""
+    if facts.keys_only:
+        return "takes nothing but single numbers and random keys, as an initialization does"
+    if facts.numbers_only and not facts.inner_collective_count:
+        return "all-reduces nothing but single numbers, as an evaluation does"
+    return ""
 
 
 def outside_loops(facts: ModuleFacts) -> str:
@@ -111,6 +120,10 @@ def outside_loops(facts: ModuleFacts) -> str:
         "must stand outside of lax.scan and while_loop: one step a call, gradients averaged after the loop, layers "
         "unrolled"
     )
+
+
+def _is_number_or_key(shape: Shape) -> bool:
+    return shape.element_count == 1 or (shape.dtype == "u32" and shape.size_bytes <= _LARGEST_KEYS_BYTES)
 
 
 def _is_computed(graph: Graph, node: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,9 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
 
 Capture = Callable[[CompileRequest], bytes]
+_MOST_TOLD = 3
+"""Modules of one name that a user is told to be left alone. An index into a sharded array, outside of any ``jit``, is
+compiled anew for each shape; there are tens."""
 
 
 @dataclass
@@ -29,6 +32,8 @@ class _History:
     """Fingerprints of the steps, and whether each was chosen (see :class:`Step`)."""
     left: set[tuple[str, str]] = field(default_factory=set)
     """Names and fingerprints of what was left alone: of such a module, compiled again, the rule says the same."""
+    told: Counter[str] = field(default_factory=Counter)
+    """How many modules of a name the user was told of that they were left alone."""
 
 
 _histories: defaultdict[tuple[int, tuple[int, ...]], _History] = defaultdict(_History)
@@ -94,7 +99,7 @@ def training_step(
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
     waits = or_planned and named is None and qualifies(facts)
-    _tell(request, fingerprint, facts, choice, named is not None, waits)
+    _tell(request, fingerprint, facts, choice, history, named is not None, waits)
     if not choice.chosen and not waits:
         history.left.add((request.module_name, fingerprint))
         return None
@@ -110,16 +115,35 @@ def training_step(
 
 
 def _tell(
-    request: CompileRequest, fingerprint: str, facts: ModuleFacts, choice: Choice, named: bool, waits: bool
+    request: CompileRequest,
+    fingerprint: str,
+    facts: ModuleFacts,
+    choice: Choice,
+    history: _History,
+    named: bool,
+    waits: bool,
 ) -> None:
     leads = device_facts(request).process_index == 0
     communicates = facts.computed_all_reduce_count or facts.inner_collective_count
-    level = 20 if leads and (choice.chosen or communicates) else 10
+    told = leads and (choice.chosen or communicates)
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
     verdict = "is the training step" if choice.chosen else verdict
     could_be = not choice.chosen and not waits and not named and qualifies(facts)
     hint = f"; DISCO_MODULE={fingerprint[:16]} searches it instead" if could_be else ""
-    LOGGER.log(level, "%s (%s) %s: %s%s", request.module_name, fingerprint[:16], verdict, choice.reason, hint)
+    if told and not choice.chosen:
+        history.told[request.module_name] += 1
+        told = history.told[request.module_name] <= _MOST_TOLD
+        if history.told[request.module_name] == _MOST_TOLD:
+            hint += "; more of this name are told of with DISCO_LOG=debug only"
+    LOGGER.log(
+        20 if told else 10,
+        "%s (%s) %s: %s%s",
+        request.module_name,
+        fingerprint[:16],
+        verdict,
+        choice.reason,
+        hint,
+    )
 
 
 def why_none(settings: Settings) -> str:

@@ -108,6 +108,45 @@ def test_a_step_whose_gradients_are_all_reduced_in_a_loop_is_no_evaluation() -> 
     assert choose(replace(EVALUATION, inner_collective_count=4), []).chosen is True
 
 
+def test_an_initialization_before_the_training_is_no_step() -> None:
+    """Made as sharded arrays, a model took more instructions than its step, which was then never searched."""
+    init = ModuleFacts("jit_create_model", 8, 1, 512, 304, keys_only=True)
+    reason = (
+        "takes nothing but single numbers and random keys, as an initialization does "
+        "(304 instructions, 1 all-reduce, 0.00 MiB)"
+    )
+    assert choose(init, []) == Choice(False, reason)
+    assert choose(init, [], named=True).chosen is True
+    step = ModuleFacts("jit_train_step", 8, 5, 4096, 200)
+    assert choose(step, [init]).chosen is True
+
+
+@pytest.mark.parametrize(
+    ("argument", "keys_only"),
+    [
+        (Shape("f32"), True),
+        (Shape("u32", (2,), (0,)), True),
+        (Shape("u32", (4, 4), (1, 0)), True),
+        (Shape("u32", (64,), (0,)), False),
+        (Shape("f32", (2,), (0,)), False),
+    ],
+)
+def test_facts_tell_an_initialization_by_its_arguments(argument: Shape, keys_only: bool) -> None:
+    graph = Graph(
+        nodes=(
+            Node(0, "parameter", argument, (), Kind.PARAMETER, key="parameter"),
+            node(1, "broadcast", Kind.FUSIBLE, 0),
+            node(2, "all-reduce", Kind.ALL_REDUCE, 1),
+        ),
+        root=2,
+        before=(),
+        backend="cpu",
+        module_name="jit_init",
+        fingerprint="0",
+    )
+    assert facts_of(graph, device_count=2).keys_only is keys_only
+
+
 @pytest.mark.parametrize(
     ("opcode", "dims", "numbers_only"),
     [

@@ -174,6 +174,19 @@ def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
     assert len([line for line in log if "is left alone" in line]) == 1
 
 
+def test_of_many_small_modules_of_one_name_the_user_is_told_three_times(
+    offered: Callable[..., list[Step | None]], log: list[str]
+) -> None:
+    """Indexing each array of a sharded state, outside of any jit, wrote a line for each of its shapes."""
+    seen = offered()
+    run(3)
+    for width in (5, 6, 7, 8, 9):
+        run(2, width)
+    assert [one is not None for one in seen] == [True] + [False] * 5
+    ends = [line.split("instead")[-1] for line in log if "is left alone" in line]
+    assert ends == ["", "", "; more of this name are told of with DISCO_LOG=debug only"]
+
+
 def test_that_a_step_has_no_plan_is_said_once_however_often_it_is_compiled(
     install: Install, log: list[str], tmp_path: Path
 ) -> None:
