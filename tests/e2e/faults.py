@@ -242,15 +242,15 @@ def directory_gone_at(stage: str) -> None:
 def clock_moves_at(told: str) -> None:
     """The wall clock moves, back or forth, while the process is at a stage (``STAGE:SECONDS``).
 
-    Under libfaketime, which reads FAKETIME_TIMESTAMP_FILE, it does for all that the process is made of; else for
+    Under moved_clock.c, which reads CLOCK_OFFSET_FILE, it does for all that the process is made of; else for
     what Python reads.
     """
     stage, _, seconds = told.partition(":")
 
     def move() -> None:
-        if "FAKETIME_TIMESTAMP_FILE" in os.environ:
-            with open(os.environ["FAKETIME_TIMESTAMP_FILE"], "w") as file:
-                file.write(f"{float(seconds):+.0f}\n")
+        if "CLOCK_OFFSET_FILE" in os.environ:
+            with open(os.environ["CLOCK_OFFSET_FILE"], "w") as file:
+                file.write(f"{float(seconds):.0f}\n")
             return
         really, really_ns = time.time, time.time_ns
         time.time = lambda: really() + float(seconds)
@@ -333,7 +333,7 @@ def _once_at(stage: str, act: Callable[[], None]) -> None:
 
     def once(_session: Any) -> None:
         if left:
-            sys.stderr.write(f"fault at {time.monotonic():.3f}\n")
+            sys.stderr.write(f"fault at {time.monotonic():.3f} in process {os.getpid()}\n")
             sys.stderr.flush()
             left.pop()()
 
@@ -357,8 +357,11 @@ def _in_a_measured_run(act: Callable[[Any], None]) -> None:
 
 
 def arrange(fault: str) -> None:
-    """Let a fault happen: its name, and behind a colon what it is told."""
-    name, _, told = fault.partition(":")
+    """Let a fault happen: its name, and behind a colon what it is told; ``1/`` before it: in rank 1 alone."""
+    rank, alone, rest = fault.partition("/")
+    if alone and rank not in (os.environ.get("TRAIN_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+        return
+    name, _, told = (rest if alone else fault).partition(":")
     FAULTS[name](*([told] if told else []))
 
 
