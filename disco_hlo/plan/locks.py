@@ -164,8 +164,8 @@ class Lock:
             claim.unlink(missing_ok=True)
 
     def _break(self, claim: Path, dead: bytes | None) -> None:
-        """Remove a dead owner's lock, which holds these bytes. One at a time, or the second would remove the first one's
-        new lock."""
+        """Remove a dead owner's lock, which holds these bytes. One at a time, or the second would remove the first
+        one's new lock."""
         guard = self.path.with_name(f"{self.path.name}.breaking")
         if not _link(claim, guard):
             if not OwnedFile(guard).is_alive():

@@ -26,7 +26,6 @@ import pytest
 
 from disco_hlo.plan.bans import Bans
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import slot_of
 from tests.e2e.faults import MEASURED_RUN
 from tests.e2e.jobs import LIMIT_S, Job, Started
 from tests.known_times import know_all
