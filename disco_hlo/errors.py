@@ -46,6 +46,10 @@ class ActivationError(DiscoError):
     """The ranks of a job could not agree on what to enact."""
 
 
+class GoneError(ActivationError):
+    """A rank is dead or stands still, and is not waited for any longer."""
+
+
 class UnsupportedError(DiscoError):
     """This version of jax, this backend or this machine lacks something we need."""
 

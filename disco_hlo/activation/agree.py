@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from disco_hlo.activation.channel import Channel, name_ranks
+from disco_hlo.activation.channel import Channel, name_ranks, silence
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import MAX_BYTES
 from disco_hlo.plan.store import MAX_MODULE_BYTES
@@ -86,7 +86,8 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
         return json.dumps(
-            asdict(_verdict_of_answers(answers, channel.size, timeout_s)), sort_keys=True
+            asdict(_verdict_of_answers(answers, channel.size, silence(timeout_s, channel.gone()))),
+            sort_keys=True,
         ).encode()
 
     return _read_decision(channel.decide(_encode(proposal), rule, tag=tag, timeout_s=timeout_s), proposal)
@@ -111,7 +112,7 @@ def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str
     def rule(answers: Mapping[int, bytes]) -> bytes:
         missing = set(range(channel.size)) - set(answers)
         if missing:
-            text = f"{name_ranks(missing)} of {channel.size} did not answer within {timeout_s:g} s"
+            text = f"{name_ranks(missing)} of {channel.size} {silence(timeout_s, channel.gone())}"
             return f"{tag}: {text}".encode()
         failed = _ranks_by({rank: text.decode(errors="replace") for rank, text in answers.items() if text})
         listed = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in failed.items())
@@ -122,10 +123,10 @@ def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str
     )
 
 
-def _verdict_of_answers(answers: Mapping[int, bytes], size: int, timeout_s: float) -> Agreement:
+def _verdict_of_answers(answers: Mapping[int, bytes], size: int, missed: str) -> Agreement:
     missing = set(range(size)) - set(answers)
     if missing:
-        return _default(f"{name_ranks(missing)} of {size} did not answer within {timeout_s:g} s")
+        return _default(f"{name_ranks(missing)} of {size} {missed}")
     try:
         return verdict([_decode(answers[rank], rank) for rank in range(size)])
     except ActivationError as error:

@@ -35,6 +35,10 @@ class Channel(Protocol):
     def description(self) -> str:
         """What carries the bytes, for the log."""
 
+    @property
+    def gone(self) -> Gone:
+        """Tells where no rank needs to be waited for any more."""
+
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """Rank 0 hands in the payload, the others None; all return it.
 
@@ -73,20 +77,42 @@ Rule = Callable[[Mapping[int, bytes]], bytes]
 """From the items of some ranks, by rank, to an outcome; the same on all ranks."""
 
 
-class Deadline:
-    """A point in time to give up at."""
+Gone = Callable[[], bool]
+"""Whether a rank is known to be dead or to stand still (``pulse.py``), so that nobody waits any longer."""
 
-    def __init__(self, timeout_s: float) -> None:
+
+def nobody_gone() -> bool:
+    """Where no rank gives signs of life."""
+    return False
+
+
+class Deadline:
+    """A point in time to give up at, or before it once a rank is gone."""
+
+    def __init__(self, timeout_s: float, gone: Gone = nobody_gone) -> None:
         self.timeout_s = timeout_s
+        self.gone = False
+        """Whether it was given up before, since a rank is gone."""
+        self._gone = gone
         self._end = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
         """Seconds left, never negative."""
-        return max(0.0, self._end - time.monotonic())
+        self.gone = self.gone or self._gone()
+        return 0.0 if self.gone else max(0.0, self._end - time.monotonic())
+
+    def missed(self) -> str:
+        """What is to be said of whom nobody waits for any longer."""
+        return silence(self.timeout_s, self.gone)
 
     def passed(self) -> bool:
         """Whether it is time to give up."""
         return self.left_s() <= 0.0
+
+
+def silence(timeout_s: float, gone: bool) -> str:
+    """What ranks did that are missing, as the rest of a sentence."""
+    return "gave no more signs of life" if gone else f"did not answer within {timeout_s:g} s"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

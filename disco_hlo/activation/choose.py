@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from disco_hlo.activation import mpi
-from disco_hlo.activation.channel import Channel, name_ranks
+from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone, silence
 from disco_hlo.activation.decision import KeyValueStore
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.activation.local import LocalChannel
@@ -131,6 +131,7 @@ def open_channel(
     preference: str = "",
     *,
     timeout_s: float = 60.0,
+    gone: Gone = nobody_gone,
 ) -> Channel:
     """Join the ranks of this job; every rank calls this once, at about the same time.
 
@@ -142,6 +143,7 @@ def open_channel(
         environ: the process's environment.
         preference: the value of ``DISCO_CHANNEL``.
         timeout_s: how long to wait for the other ranks.
+        gone: tells where that is no use.
 
     Raises:
         ActivationError: ranks are missing, ``preference`` cannot be had, or this process takes the place of one that
@@ -155,7 +157,7 @@ def open_channel(
         raise ActivationError(
             f"a job of {size} processes without jax.distributed's key-value store: cannot agree"
         )
-    meeting = KvChannel(rank, size, job_id, store)
+    meeting = KvChannel(rank, size, job_id, store, gone)
     chosen = _decide(meeting, "choose", astuple(offer(size, environ, preference)), _choice, timeout_s)
     if chosen["processes"][rank] != _PROCESS:
         raise ActivationError(
@@ -191,7 +193,7 @@ def _decide(
         try:
             if missing:
                 raise ActivationError(
-                    f"{name_ranks(missing)} of {meeting.size} did not answer within {timeout_s:g} s"
+                    f"{name_ranks(missing)} of {meeting.size} {silence(timeout_s, meeting.gone())}"
                 )
             result = rule([json.loads(answers[rank]) for rank in range(meeting.size)])
         except ActivationError as error:
@@ -258,7 +260,13 @@ def _first_problem(problems: list[Any]) -> dict[str, Any]:
 def _handshake(meeting: KvChannel, job_id: str, store: KeyValueStore, plan: dict[str, Any]) -> mpi.MpiChannel:
     """Make the communicator, and prove that it reaches the ranks of this job and no others."""
     channel = mpi.MpiChannel(
-        plan["world_ranks"], meeting.rank, job_id, store, library=plan["library"], timeout_s=_HANDSHAKE_S
+        plan["world_ranks"],
+        meeting.rank,
+        job_id,
+        store,
+        library=plan["library"],
+        timeout_s=_HANDSHAKE_S,
+        gone=meeting.gone,
     )
     mine = f"{plan['secret']} {meeting.rank}".encode()
     heard = channel.all_gather(mine, tag="handshake", timeout_s=_HANDSHAKE_S)

@@ -11,7 +11,7 @@ import hashlib
 import re
 from typing import Protocol
 
-from disco_hlo.activation.channel import Deadline, Rule
+from disco_hlo.activation.channel import Deadline, Gone, Rule, nobody_gone
 from disco_hlo.errors import ActivationError
 
 _PATIENCE = 0.8  # rank 0 stops collecting after this share of the timeout; the rest is for reading
@@ -38,8 +38,11 @@ class KeyValueStore(Protocol):
 class Decider:
     """Decisions of the ranks of one job."""
 
-    def __init__(self, store: KeyValueStore, root: str, rank: int, size: int) -> None:
+    def __init__(
+        self, store: KeyValueStore, root: str, rank: int, size: int, gone: Gone = nobody_gone
+    ) -> None:
         self._store = store
+        self._gone = gone
         self._root = root
         self._rank = rank
         self._size = size
@@ -53,7 +56,7 @@ class Decider:
         where = f"{self._root}/decided/{key_part(tag)}/{number}"
         self._store.put(f"{where}/from/{self._rank}", item)
         if self._rank == 0:
-            items = self._collect(where, Deadline(timeout_s * _PATIENCE))
+            items = self._collect(where, Deadline(timeout_s * _PATIENCE, self._gone))
         else:
             outcome = self._await_rank_0(where, timeout_s)
             if outcome is not None:
@@ -66,10 +69,11 @@ class Decider:
         return outcome
 
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
-        outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), self._slice_s)
-        if outcome is None and "0" in self._store.names(f"{where}/from"):
+        deadline = Deadline(timeout_s, self._gone)
+        outcome = wait(self._store, f"{where}/outcome", deadline, self._slice_s)
+        if outcome is None and not deadline.gone and "0" in self._store.names(f"{where}/from"):
             # It came after us and collects with a timeout of its own.
-            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s), self._slice_s)
+            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s, self._gone), self._slice_s)
         return outcome
 
     def _collect(self, where: str, deadline: Deadline) -> dict[int, bytes]:

@@ -14,9 +14,9 @@ import hashlib
 import struct
 from typing import Protocol
 
-from disco_hlo.activation.channel import Deadline, Rule, name_ranks, pack, unpack
+from disco_hlo.activation.channel import Deadline, Gone, Rule, name_ranks, nobody_gone, pack, unpack
 from disco_hlo.activation.decision import Decider, KeyValueStore, key_part, slice_s, wait
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, GoneError
 
 CHUNK_BYTES = 2 << 20
 """gRPC messages are limited; larger values travel in pieces of this size."""
@@ -28,7 +28,7 @@ class CoordinationClient(Protocol):
     """The methods of jaxlib's ``DistributedRuntimeClient`` in use (jax 0.10.2 to 0.12 alike)."""
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        """Set a key; ALREADY_EXISTS where it has a value."""
+        """Set a key; ALREADY_EXISTS where it has a value that is not to be overwritten."""
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
         """Wait for a key; DEADLINE_EXCEEDED where it does not come."""
@@ -67,11 +67,22 @@ class CoordinationStore:
 
     def names(self, directory: str) -> list[str]:
         """See :class:`KeyValueStore`."""
+        return list(self.values(directory))
+
+    def values(self, directory: str) -> dict[str, bytes]:
+        """See :class:`~disco_hlo.activation.pulse.PulseStore`."""
         try:
             found = self._client.key_value_dir_get_bytes(directory)
         except RuntimeError as error:
             raise _unreachable(error) from error
-        return [key.rsplit("/", 1)[-1] for key, _ in found]
+        return {key.rsplit("/", 1)[-1]: value for key, value in found}
+
+    def renew(self, key: str, value: bytes) -> None:
+        """See :class:`~disco_hlo.activation.pulse.PulseStore`."""
+        try:
+            self._client.key_value_set_bytes(key, value, True)
+        except RuntimeError as error:
+            raise _unreachable(error) from error
 
     def delete(self, directory: str) -> None:
         """See :class:`KeyValueStore`."""
@@ -93,12 +104,15 @@ class KvChannel:
 
     description = "jax.distributed's key-value store"
 
-    def __init__(self, rank: int, size: int, job_id: str, store: KeyValueStore) -> None:
+    def __init__(
+        self, rank: int, size: int, job_id: str, store: KeyValueStore, gone: Gone = nobody_gone
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.gone = gone
         self._store = store
         self._root = f"disco/{key_part(job_id)}"
-        self._decider = Decider(store, self._root, rank, size)
+        self._decider = Decider(store, self._root, rank, size, gone)
         self._sequence = 0
         self._finished: list[str] = []
         self._broken = ""
@@ -112,12 +126,12 @@ class KvChannel:
                 raise ActivationError(f"{tag}: rank 0 must hand in the payload of a broadcast; got None")
             self._write(where, "all", payload)
             return payload
-        return self._read_all(where, tag, Deadline(timeout_s))
+        return self._read_all(where, tag, Deadline(timeout_s, self.gone))
 
     def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
         where = self._begin(tag)
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(timeout_s, self.gone)
         self._write(where, f"from/{self.rank}", item)
         if self.rank != 0:
             return unpack(self._read_all(where, tag, deadline), self.size)
@@ -125,7 +139,7 @@ class KvChannel:
         for rank in range(1, self.size):
             answer = self._read(where, f"from/{rank}", deadline)
             if answer is None:
-                raise self._fail(self._who_is_missing(where, tag, timeout_s))
+                raise self._fail(self._who_is_missing(where, tag, deadline), deadline)
             items.append(answer)
         self._write(where, "all", pack(items))
         self._forget_before(where)
@@ -147,9 +161,9 @@ class KvChannel:
         self._finished.append(where)
         return where
 
-    def _fail(self, message: str) -> ActivationError:
+    def _fail(self, message: str, deadline: Deadline | None = None) -> ActivationError:
         self._broken = message
-        return ActivationError(message)
+        return GoneError(message) if deadline is not None and deadline.gone else ActivationError(message)
 
     def _forget_before(self, where: str) -> None:
         """Every rank has answered in ``where``, so all have read what came before it."""
@@ -187,12 +201,12 @@ class KvChannel:
         """Rank 0's answer to everybody."""
         data = self._read(where, "all", deadline)
         if data is None:
-            raise self._fail(self._who_is_missing(where, tag, deadline.timeout_s))
+            raise self._fail(self._who_is_missing(where, tag, deadline), deadline)
         return data
 
-    def _who_is_missing(self, where: str, tag: str, timeout_s: float) -> str:
+    def _who_is_missing(self, where: str, tag: str, deadline: Deadline) -> str:
         answered = set(self._store.names(f"{where}/from"))
         silent = [rank for rank in range(self.size) if str(rank) not in answered]
         # In a broadcast nobody but rank 0 says anything.
         missing = silent if answered and silent else [0]
-        return f"{tag}: {name_ranks(missing)} of {self.size} did not answer within {timeout_s:g} s"
+        return f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"

@@ -3,7 +3,7 @@
 # ruff: noqa: ARG002 - the parameters are the protocol's
 from __future__ import annotations
 
-from disco_hlo.activation.channel import Rule
+from disco_hlo.activation.channel import Rule, nobody_gone
 from disco_hlo.errors import ActivationError
 
 
@@ -12,6 +12,7 @@ class LocalChannel:
 
     rank = 0
     size = 1
+    gone = staticmethod(nobody_gone)
     description = "a single process"
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:

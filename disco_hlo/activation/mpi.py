@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from disco_hlo.activation.channel import Deadline, Rule, name_ranks, pack, unpack
+from disco_hlo.activation.channel import Deadline, Gone, Rule, name_ranks, nobody_gone, pack, unpack
 from disco_hlo.activation.decision import Decider, KeyValueStore, key_part
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, GoneError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -136,6 +136,7 @@ class MpiChannel:
         *,
         library: str = "MPI",
         timeout_s: float = 30.0,
+        gone: Gone = nobody_gone,
     ) -> None:
         """Build the job's communicator. Every rank of the job does this at the same time.
 
@@ -148,10 +149,11 @@ class MpiChannel:
         """
         self.rank = rank
         self.size = len(world_ranks)
+        self.gone = gone
         self.description = f"MPI ({library})"
         self._store = store
         self._root = f"disco/{key_part(job_id)}/mpi"
-        self._decider = Decider(store, self._root, rank, self.size)
+        self._decider = Decider(store, self._root, rank, self.size, gone)
         self._sequence = 0
         self._broken = ""
         self._world_ranks = frozenset(world_ranks)
@@ -173,12 +175,12 @@ class MpiChannel:
         if self.rank == 0 and payload is None:
             raise ActivationError(f"{tag}: rank 0 must hand in the payload of a broadcast; got None")
         with self._breaking():
-            return self._spread(payload, step, tag, Deadline(timeout_s))
+            return self._spread(payload, step, tag, Deadline(timeout_s, self.gone))
 
     def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
         step = self._begin(tag)
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(timeout_s, self.gone)
         with self._breaking():
             if self.rank == 0:
                 items = self._collect(item, step, tag, deadline)
@@ -234,14 +236,12 @@ class MpiChannel:
             message = self._comm.Improbe(MPI.ANY_SOURCE, self._message_tag(), status)
             if message is None:
                 if deadline.passed():
-                    raise ActivationError(
-                        self._note_missing(set(range(self.size)) - set(arrived), tag, deadline)
-                    )
+                    raise self._note_missing(set(range(self.size)) - set(arrived), tag, deadline)
                 pause_s.sleep()
                 continue
             source, buffer = status.Get_source(), bytearray(status.Get_count(MPI.BYTE))
             if not _complete(message.Irecv(buffer), deadline, _FLOW_PAUSE_S, buffer):
-                raise ActivationError(self._note_missing({source}, tag, deadline))
+                raise self._note_missing({source}, tag, deadline)
             if buffer[:_STEP_BYTES] != step:
                 raise ActivationError(f"{tag}: rank {source} is at another step of the exchange")
             arrived[source] = bytes(buffer[_STEP_BYTES:])
@@ -271,17 +271,17 @@ class MpiChannel:
     def _send_to_all(self, buffer: bytearray | memoryview, deadline: Deadline, pause_s: float) -> bool:
         return _complete(self._comm.Ibcast(buffer, 0), deadline, pause_s, buffer)
 
-    def _note_missing(self, missing: set[int], tag: str, deadline: Deadline) -> str:
+    def _note_missing(self, missing: set[int], tag: str, deadline: Deadline) -> ActivationError:
         """Only rank 0 knows who has not answered; it leaves a note for the others."""
-        text = f"{tag}: {name_ranks(missing)} of {self.size} did not answer within {deadline.timeout_s:g} s"
+        text = f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
         self._store.put(self._note_key(), text.encode())
-        return text
+        return GoneError(text) if deadline.gone else ActivationError(text)
 
     def _read_missing(self, tag: str, deadline: Deadline) -> str:
         note = self._store.get(self._note_key(), 1.0) if self.rank != 0 else None
         if note is not None:
             return note.decode(errors="replace")
-        return f"{tag}: rank 0 of {self.size} did not answer within {deadline.timeout_s:g} s"
+        return f"{tag}: rank 0 of {self.size} {deadline.missed()}"
 
     def _note_key(self) -> str:
         return f"{self._root}/missing/{self._sequence}"

@@ -3,7 +3,9 @@
 A file names its owner: the machine, the process and when that process started. On the same machine
 the process table tells whether the owner lives. Elsewhere the file's own time does: its owner renews
 it, and one not renewed for :data:`STALE_S` is taken for dead. Times are the file server's, never this
-machine's clock. ``link`` makes a lock, because it is atomic on NFS too; ``flock`` is not relied on.
+machine's clock. That clock may be set meanwhile, so before a lock is taken over it is watched for
+:data:`WATCH_S`: who lives renews it. ``link`` makes a lock, because it is atomic on NFS too; ``flock`` is not
+relied on.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from disco_hlo.errors import PlanError
 
 RENEW_S = 15.0
 STALE_S = 120.0
+WATCH_S = 2 * RENEW_S
 _MAX_OWNER_BYTES = 4096
 _POLL_S = 0.1
 
@@ -41,10 +44,42 @@ class OwnedFile:
             return False
         if owner.get("machine") == _machine():
             return _process_lives(owner.get("pid"), owner.get("started"))
+        age_s = self._age_s()
+        # Where the server's time cannot be asked for, nobody is known to be dead.
+        return os.path.lexists(self.path) if age_s is None else age_s < STALE_S
+
+    def may_be_taken_over(self) -> bool:
+        """Whether the owner is dead for certain; of another machine's that is seen after :data:`WATCH_S` only."""
+        owner = _read_owner(self.path)
+        if owner is None or owner.get("machine") == _machine():
+            return not self.is_alive()
+        age_s = self._age_s()
+        # In the future lies what was not renewed since the server's clock was set back.
+        if age_s is None or -RENEW_S < age_s < STALE_S:
+            return False
+        return not self._is_renewed()
+
+    def _is_renewed(self) -> bool:
+        """Whether its time changes while it is watched."""
+        before_ns, end = self._modified_ns(), time.monotonic() + WATCH_S
+        while time.monotonic() < end:
+            time.sleep(_POLL_S)
+            if self._modified_ns() != before_ns:
+                return True
+        return False
+
+    def _age_s(self) -> float | None:
+        """Since it was renewed, by the clock of its server; None where that cannot be asked for."""
         try:
-            return server_now_ns(self.path.parent) - self.path.lstat().st_mtime_ns < STALE_S * 1e9
-        except OSError:  # where the server's time cannot be asked for, nobody is known to be dead
-            return os.path.lexists(self.path)
+            return (server_now_ns(self.path.parent) - self.path.lstat().st_mtime_ns) / 1e9
+        except OSError:
+            return None
+
+    def _modified_ns(self) -> int:
+        try:
+            return self.path.lstat().st_mtime_ns
+        except OSError:
+            return 0
 
     def owner_text(self) -> str:
         """Host, process and time, for messages."""
@@ -120,15 +155,17 @@ class Lock:
         try:
             if _link(claim, self.path):
                 return RenewedFile(self.path)
-            if not OwnedFile(self.path).is_alive():
-                self._break(claim)
+            dead = _read(self.path)
+            if OwnedFile(self.path).may_be_taken_over():
+                self._break(claim, dead)
                 return RenewedFile(self.path) if _link(claim, self.path) else None
             return None
         finally:
             claim.unlink(missing_ok=True)
 
-    def _break(self, claim: Path) -> None:
-        """Remove a dead owner's lock. One at a time, or the second would remove the first one's new lock."""
+    def _break(self, claim: Path, dead: bytes | None) -> None:
+        """Remove a dead owner's lock, which holds these bytes. One at a time, or the second would remove the first
+        one's new lock."""
         guard = self.path.with_name(f"{self.path.name}.breaking")
         if not _link(claim, guard):
             if not OwnedFile(guard).is_alive():
@@ -136,7 +173,7 @@ class Lock:
             return
         try:
             # A lock that is gone was released, and the next one may be in its place at any moment.
-            if _read(self.path) is not None and not OwnedFile(self.path).is_alive():
+            if dead is not None and _read(self.path) == dead:
                 self.path.unlink(missing_ok=True)
         finally:
             guard.unlink(missing_ok=True)

@@ -45,6 +45,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     if len(request.devices) < 2 and not settings.names(request.module_name):
         return None
     from disco_hlo.plugin import tuner_results
+    from disco_hlo.plugin.session import leave
 
     if capture:
         from disco_hlo.plugin.phases.capture_phase import capture_in
@@ -56,7 +57,10 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.phases.enact_phase import handle
     with _one_at_a_time:
         request.tuner_results = tuner_results.folder_of(request, settings.directory, settings.timeout_s)
-        return handle(request, settings)
+        try:
+            return handle(request, settings)
+        finally:
+            leave()
 
 
 def _say_if_nothing_was_found(settings: Settings) -> None:

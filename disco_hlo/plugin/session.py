@@ -17,10 +17,11 @@ from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, name_ranks
+from disco_hlo.activation.channel import Channel, name_ranks, nobody_gone
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.decision import key_part
 from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.activation.pulse import Pulse
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
@@ -30,9 +31,11 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, DistributedJob
 from disco_hlo.plugin.xla.job import DeviceFacts, device_facts
 
+_pulses: dict[tuple[int, tuple[int, ...]], Pulse] = {}
+"""As the channels, of which each has one."""
 _channels: dict[tuple[int, tuple[int, ...]], Channel] = {}
 """By the job and the processes that take part. A channel belongs to its job's coordinator, and ends with it."""
 
@@ -125,7 +128,9 @@ def _channel(processes: tuple[int, ...], process_index: int, settings: Settings)
     number = 0 if job is None else job.number
     for ended in [one for one in _channels if one[0] != number]:
         del _channels[ended]
+        _pulses.pop(ended, None)
     if (number, processes) not in _channels:
+        pulse = _pulse(process_index, len(processes), job)
         _channels[number, processes] = open_channel(
             rank=process_index if len(processes) > 1 else 0,
             size=len(processes),
@@ -134,8 +139,23 @@ def _channel(processes: tuple[int, ...], process_index: int, settings: Settings)
             environ=os.environ,
             preference="" if settings.channel == "auto" else settings.channel,
             timeout_s=settings.timeout_s,
+            gone=nobody_gone if pulse is None else pulse,
         )
+        if pulse is not None:
+            _pulses[number, processes] = pulse
+    if (number, processes) in _pulses:
+        _pulses[number, processes].start()
     return _channels[number, processes]
+
+
+def _pulse(rank: int, size: int, job: DistributedJob | None) -> Pulse | None:
+    return None if job is None or size == 1 else Pulse(rank, size, job.address, CoordinationStore(job.client))
+
+
+def leave() -> None:
+    """At the end of a phase: the others may hear nothing of this rank until its next one."""
+    for pulse in _pulses.values():
+        pulse.stop()
 
 
 def _check_alike(session: Session) -> None:

@@ -9,8 +9,10 @@ import importlib.abc
 import importlib.metadata
 import itertools
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,7 +206,71 @@ def no_timeline() -> None:
 
 def dies_at(stage: str) -> None:
     """The process is killed where it comes to ``stage``."""
-    _at(stage, lambda _session: os.kill(os.getpid(), signal.SIGKILL))
+    _once_at(stage, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stops_at(stage: str) -> None:
+    """The process stands still from ``stage`` on, until somebody sends SIGCONT."""
+    _once_at(stage, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def disk_fills_at(stage: str) -> None:
+    """From ``stage`` on the plan directory's file system has no block left, where it is a small one of its own; else
+    as :func:`disk_full`."""
+
+    def fill() -> None:
+        directory = os.environ["DISCO_DIR"]
+        system = os.statvfs(directory)
+        if system.f_blocks * system.f_frsize > _SMALL_BYTES:
+            disk_full()
+            return
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(directory, "filler"), "wb", buffering=0) as filler,
+        ):
+            while True:
+                filler.write(b"x" * system.f_frsize)
+
+    _once_at(stage, fill)
+
+
+def directory_gone_at(stage: str) -> None:
+    """Somebody removes the plan directory while the process is at ``stage``."""
+    _once_at(stage, lambda: shutil.rmtree(os.environ["DISCO_DIR"]))
+
+
+def clock_moves_at(told: str) -> None:
+    """The wall clock moves, back or forth, while the process is at a stage (``STAGE:SECONDS``).
+
+    Under moved_clock.c, which reads CLOCK_OFFSET_FILE, it does for all that the process is made of; else for
+    what Python reads.
+    """
+    stage, _, seconds = told.partition(":")
+
+    def move() -> None:
+        if "CLOCK_OFFSET_FILE" in os.environ:
+            with open(os.environ["CLOCK_OFFSET_FILE"], "w") as file:
+                file.write(f"{float(seconds):.0f}\n")
+            return
+        really, really_ns = time.time, time.time_ns
+        time.time = lambda: really() + float(seconds)
+        time.time_ns = lambda: really_ns() + int(float(seconds) * 1e9)
+
+    _once_at(stage, move)
+
+
+def coordinator_gone_at(stage: str) -> None:
+    """jax.distributed's coordinator ends while the process, which is rank 0, is at ``stage`` and lives on."""
+
+    def end() -> None:
+        from jax._src import distributed
+
+        service = distributed.global_state.service
+        distributed.global_state.service = None
+        # It waits for all to leave; meanwhile nobody is answered.
+        threading.Thread(target=service.shutdown, daemon=True).start()
+
+    _once_at(stage, end)
 
 
 def fails_at(stage: str) -> None:
@@ -256,9 +322,46 @@ def _at(stage: str, act: Callable[[Any], None]) -> None:
     Session.stage = acting  # type: ignore[method-assign,assignment]
 
 
+MEASURED_RUN = "a-measured-run"
+"""The stage of a candidate that is timed, after a few of its runs."""
+_SMALL_BYTES = 8 << 20
+
+
+def _once_at(stage: str, act: Callable[[], None]) -> None:
+    """Do something the first time that the process comes to a stage, and say when, by a clock that nobody moves."""
+    left = [act]
+
+    def once(_session: Any) -> None:
+        if left:
+            sys.stderr.write(f"fault at {time.monotonic():.3f} in process {os.getpid()}\n")
+            sys.stderr.flush()
+            left.pop()()
+
+    if stage == MEASURED_RUN:
+        _in_a_measured_run(once)
+    else:
+        _at(stage, once)
+
+
+def _in_a_measured_run(act: Callable[[Any], None]) -> None:
+    from disco_hlo.plugin.measuring import candidates
+
+    really, timed = candidates.time_once, itertools.count()
+
+    def time_once(*args: Any) -> Any:
+        if next(timed) >= 3:
+            act(None)
+        return really(*args)
+
+    candidates.time_once = time_once
+
+
 def arrange(fault: str) -> None:
-    """Let a fault happen: its name, and behind a colon what it is told."""
-    name, _, told = fault.partition(":")
+    """Let a fault happen: its name, and behind a colon what it is told; ``1/`` before it: in rank 1 alone."""
+    rank, alone, rest = fault.partition("/")
+    if alone and rank not in (os.environ.get("TRAIN_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+        return
+    name, _, told = (rest if alone else fault).partition(":")
     FAULTS[name](*([told] if told else []))
 
 
@@ -267,7 +370,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     for function in (
         not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
         no_memory, one_element_off, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, enacting,
-        dies_at, fails_at,
-        dies_in_run, hurries_from,
+        dies_at, stops_at, fails_at, dies_in_run, hurries_from, disk_fills_at, directory_gone_at, clock_moves_at,
+        coordinator_gone_at,
     )
 }  # fmt: skip

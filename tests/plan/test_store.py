@@ -443,10 +443,11 @@ def rewrite_owner(path: Path, age_s: float = 0.0, **changes: object) -> None:
     os.utime(path, ns=(moment_ns, moment_ns))
 
 
-@pytest.mark.parametrize(("age_s", "alive"), [(0.0, True), (100.0, True), (130.0, False)])
+@pytest.mark.parametrize(("age_s", "alive"), [(0.0, True), (100.0, True), (130.0, False), (-86400.0, False)])
 def test_another_machines_lock_lives_as_long_as_it_is_renewed(
-    slot: PlanSlot, age_s: float, alive: bool
+    slot: PlanSlot, age_s: float, alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(locks, "WATCH_S", 0.2)
     slot.search_lock().acquire()
     rewrite_owner(slot.path / "search.lock", age_s, machine="elsewhere", host="elsewhere", pid=1)
     if alive:
@@ -455,6 +456,23 @@ def test_another_machines_lock_lives_as_long_as_it_is_renewed(
         return
     with slot.search_lock().held():
         assert json.loads((slot.path / "search.lock").read_bytes())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("age_s", [86400.0, -86400.0])
+def test_a_servers_clock_that_is_set_takes_no_lock_away_from_who_lives(
+    slot: PlanSlot, age_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leap of more than two minutes made every lock of other machines free until its owner renewed it."""
+    monkeypatch.setattr(locks, "RENEW_S", 0.01)
+    monkeypatch.setattr(locks, "WATCH_S", 60.0)
+    lock = slot.search_lock().acquire()
+    really = json.loads(lock.path.read_bytes())
+    offset_ns, now_ns = int(age_s * 1e9), locks.server_now_ns
+    monkeypatch.setattr(locks, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
+    lock.path.write_text(json.dumps(really | {"machine": "elsewhere", "host": "elsewhere", "pid": 1}))
+    with pytest.raises(PlanError, match="process 1 on elsewhere"):
+        slot.search_lock().acquire()
+    lock.remove()
 
 
 def test_a_process_number_used_again_does_not_keep_a_dead_owners_lock(slot: PlanSlot) -> None:
@@ -475,7 +493,10 @@ def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.
     lock.remove()
 
 
-def test_who_lost_the_lock_does_not_remove_the_next_holders(slot: PlanSlot) -> None:
+def test_who_lost_the_lock_does_not_remove_the_next_holders(
+    slot: PlanSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "WATCH_S", 0.2)
     lost = slot.search_lock().acquire()
     assert lost.is_ours()
     rewrite_owner(lost.path, 200.0, machine="elsewhere")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, GoneError, is_shared
 from disco_hlo.plugin.measuring import lockstep
 from tests.ports import free_port
 
@@ -68,6 +68,22 @@ def test_a_rank_whose_run_fails_alone_ends_the_job_and_says_why(tmp_path: Path) 
     assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}) and not on all (" in line
     assert "the job ends" in line
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> None:
+    """Nobody waits in its all-reduce: that failed because nobody is there."""
+
+    def all_gather(*_: Any, **__: Any) -> list[bytes]:
+        raise GoneError("ran: rank 1 of 2 gave no more signs of life")
+
+    session: Any = SimpleNamespace(channel=SimpleNamespace(all_gather=all_gather), timeout_s=1.0)
+
+    def run() -> None:
+        raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(GoneError, match="rank 1 of 2 gave no more signs of life") as raised:
+        lockstep.run_on_all(session, "a run", run)
+    assert is_shared(raised.value)
 
 
 def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
-from disco_hlo.errors import ActivationError, shared
+from disco_hlo.errors import ActivationError, GoneError, shared
 from disco_hlo.plan.bans import withdraw_marks
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
@@ -84,6 +84,9 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
     reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
     try:
         answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
+    except GoneError as silence:
+        # Nobody waits in an all-reduce: what failed here is what the others' death does to one.
+        raise shared(silence) from failure
     except ActivationError as silence:
         if failure is None or isinstance(failure, ActivationError):
             raise
