@@ -171,6 +171,27 @@ def attribute_digest(instruction: Message, computation_digest: Callable[[int], s
         instruction: an Instruction message.
         computation_digest: digest of a called computation, by its id.
     """
+    unnamed = _unnamed_inside(instruction)
+    coarse = cost_digest(instruction, computation_digest)
+    return digest(coarse.encode(), unnamed) if unnamed else coarse
+
+
+def _unnamed_inside(instruction: Message) -> bytes:
+    """What the attributes hold that this schema does not name, such as the padding of a window."""
+    found = []
+    for name in ("window", "convolution_dimension_numbers", "dot_dimension_numbers", "precision_config"):
+        whole = getattr(instruction, name)
+        named = type(whole)()
+        named.CopyFrom(whole)
+        named.DiscardUnknownFields()
+        every = whole.SerializeToString(deterministic=True)
+        found.append(b"" if every == named.SerializeToString(deterministic=True) else every)
+    return repr(found).encode() if any(found) else b""
+
+
+def cost_digest(instruction: Message, computation_digest: Callable[[int], str]) -> str:
+    """Digest of the attributes on which an op's time depends: all of them but how windows are padded and dilated, and
+    the order of a convolution's dimensions. Arguments as for :func:`attribute_digest`."""
     stripped = type(instruction)()
     stripped.CopyFrom(instruction)
     for name in _NOT_STRUCTURE:

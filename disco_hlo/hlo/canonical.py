@@ -239,7 +239,7 @@ class _Facts:
             operands = [self.structures[operand] for operand in op.operands]
             found = self._known[position] = _Fact(
                 own.shape,
-                digest(own.all_bytes, b";".join(operand.shape_bytes for operand in operands))[:24],
+                digest(own.cost_bytes, b";".join(operand.shape_bytes for operand in operands))[:24],
                 operation_counts(op.proto, own.shape, [operand.shape for operand in operands], self.index),
                 own.attributes[:16] if op.proto.opcode in COLLECTIVES else "",
                 self._lines.of(op.proto),

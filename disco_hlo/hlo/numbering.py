@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from disco_hlo.hlo.attributes import attribute_digest, is_callback, structural_shape
+from disco_hlo.hlo.attributes import attribute_digest, cost_digest, is_callback, structural_shape
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, flatten
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS
@@ -37,6 +37,8 @@ class Structure:
     attributes: str
     """Their digest."""
     all_bytes: bytes
+    cost_bytes: bytes
+    """What of that its time depends on."""
 
 
 class Structures:
@@ -53,8 +55,11 @@ class Structures:
             shape = structural_shape(proto)
             shape_bytes = _shape_bytes(shape)
             attributes = attribute_digest(proto, self.digests)
-            all_bytes = b"\0".join((proto.opcode.encode(), shape_bytes, attributes.encode()))
-            found = self._known[position] = Structure(shape, shape_bytes, attributes, all_bytes)
+            all_bytes, cost_bytes = (
+                b"\0".join((proto.opcode.encode(), shape_bytes, one.encode()))
+                for one in (attributes, cost_digest(proto, self.digests))
+            )
+            found = self._known[position] = Structure(shape, shape_bytes, attributes, all_bytes, cost_bytes)
         return found
 
 
