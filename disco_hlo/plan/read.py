@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.names import named_once
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, runs, source_kernels
@@ -31,11 +32,13 @@ def read(source: CanonicalModule) -> Strategy:
     for name, group in kernels.groups.items():
         token_of[name] = f"g{len(groups)}" if is_listed(group) else f"n{group.nodes[0]}"
         groups += [group] if is_listed(group) else []
-    units = unit_graph(graph, Strategy(tuple(groups), buckets))
     asynchronous = graph.backend == "gpu"
     order = _order(source, kernels, token_of, bucket_of)
-    order = _in_time(units, order, asynchronous) if kernels.changed else order
-    found = normal_form(graph, Strategy(tuple(groups), buckets, order))
+    named = named_once(graph, Strategy(tuple(groups), buckets, order))
+    if kernels.changed or named.groups != tuple(groups):
+        order = _in_time(unit_graph(graph, named), named.order, asynchronous)
+        named = replace(named, order=order)
+    found = normal_form(graph, named)
     try:
         check_order(unit_graph(graph, found), found.order, asynchronous)
     except IllegalStrategyError:

@@ -106,3 +106,22 @@ def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
     assert intercept(*looping(), enacted) is None
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"jit_looping_step runs as XLA compiles it: {SENTENCE}")
+
+
+def test_a_step_that_xla_computes_wrongly_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """XLA:CPU updates a row in place by what it cuts out across both: it reads what it has just written."""
+
+    def cutting_step(x: Any, row: Any) -> Any:
+        x = jnp.tanh(x)
+        return jax.lax.dynamic_update_slice(x.reshape(2, 8), x[1:9].reshape(1, 8) * 2, (row, 0))
+
+    arguments = jnp.arange(16.0) / 8, 0
+    settings = Settings(search=True, directory=tmp_path, module="jit_cutting_step")
+    with caplog.at_level(logging.WARNING, "disco_hlo"):
+        assert (
+            intercept(jax.jit(cutting_step), arguments, lambda r: steps.training_step(r, settings), 1) is None
+        )
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("jit_cutting_step runs as XLA compiles it, whose numbers may be wrong: ")
