@@ -66,7 +66,9 @@ def _kept(
     where it is none that computes the same.
 
     Whoever reads a bitcast waits for its owner; in the search that is the owner of the value itself. And of an op that
-    the search has given to another group, or to this one, there is one owner (:func:`_take_over`, :func:`_idle`).
+    the search has given to another group, or to this one, there is one owner (:func:`_take_over`, :func:`_idle`). A
+    group that computes a value and reads a bitcast of it from outside waits for whoever makes that; in the search it
+    reads its own.
     """
     if set(owned).isdisjoint(group.nodes):  # it owned bitcasts alone
         return None
@@ -74,7 +76,10 @@ def _kept(
     nodes = {*owned, *(x for x in bitcasts.intersection(group.nodes) if shown[x] in owned)}
     used, pending = set(nodes), [*nodes]
     while pending:
-        read = computed.intersection(graph.nodes[pending.pop()].operands) - used
+        operands = graph.nodes[pending.pop()].operands
+        if any(x in bitcasts and x not in computed and shown[x] in computed for x in operands):
+            return None
+        read = computed.intersection(operands) - used
         used |= read
         pending += read
     if used != computed:

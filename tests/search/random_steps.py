@@ -17,11 +17,14 @@ _UNARY = ("exponential", "exponential", "exponential", "negate", "copy", "transp
           "slice", "gather", "concatenate", "bitcast")  # fmt: skip
 
 
-def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool = True) -> Graph:
+def random_step(
+    random: Random, count: int, *, backend: str = "cpu", ties: bool = True, turned: bool = False
+) -> Graph:
     """A graph of about ``count`` ops, with gradients that are reduced and applied to parameters.
 
     Args:
         ties: whether to add pairs that must run in order, and buffers that are overwritten.
+        turned: whether half of the matmuls are also shown by bitcasts.
     """
     nodes: list[Node] = []
 
@@ -47,8 +50,10 @@ def random_step(random: Random, count: int, *, backend: str = "cpu", ties: bool 
             result, dimensions = _result(random, opcode, shape)
             kind = Kind.FREE if opcode == "bitcast" else Kind.FUSIBLE
             values.append(add(opcode, result, (operand,), kind, dimensions=dimensions))
-        elif draw < 0.84:
+        elif draw < (0.86 if turned else 0.84):
             values.append(add("dot", random.choice(_SHAPES), (operand, random.choice(values)), Kind.FIXED))
+            if turned and random.random() < 0.5:
+                values.append(add("bitcast", nodes[values[-1]].shape, (values[-1],), Kind.FREE))
         elif draw < 0.87:
             values.append(add("scatter", shape, (operand, scalar, random.choice(values)), Kind.FIXED))
         else:
