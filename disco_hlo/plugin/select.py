@@ -1,15 +1,15 @@
 """Which of the modules a training script compiles is its training step.
 
 The rule: more than one device, at least one all-reduce of a computed value, more than a single op, neither an
-evaluation nor an initialization, the largest such module so far. An evaluation all-reduces single numbers alone, its
-loss and accuracy; an initialization makes the parameters, so it takes none.
+evaluation nor an initialization, the largest such module so far. An evaluation returns single numbers alone, its loss
+and accuracy; an initialization makes the parameters, so it takes none.
 ``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
 ``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from disco_hlo.hlo.graph import Graph, Kind, Shape
@@ -35,7 +35,7 @@ class ModuleFacts:
     inner_collective_count: int = 0
     """Collectives inside loops and branches, where they stay."""
     numbers_only: bool = False
-    """Whether every collective is an all-reduce of one number, as a loss is."""
+    """Whether all results are single numbers, as a loss is."""
     keys_only: bool = False
     """Whether all arguments are single numbers and random keys."""
 
@@ -60,10 +60,7 @@ def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -
         all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
         instruction_count=len(graph),
         inner_collective_count=inner_collective_count,
-        numbers_only=all(
-            graph.nodes[node].opcode == "all-reduce" and graph.nodes[node].shape.element_count == 1
-            for node in graph.all_reduces
-        ),
+        numbers_only=all(array.element_count == 1 for array in _arrays(graph.nodes[graph.root].shape)),
         keys_only=all(_is_number_or_key(node.shape) for node in graph.nodes if node.kind is Kind.PARAMETER),
     )
 
@@ -103,8 +100,8 @@ def _unlike_a_step(facts: ModuleFacts) -> str:
     """What a module that could be a step by its collectives does instead; empty where nothing says so."""
     if facts.keys_only:
         return "takes nothing but single numbers and random keys, as an initialization does"
-    if facts.numbers_only and not facts.inner_collective_count:
-        return "all-reduces nothing but single numbers, as an evaluation does"
+    if facts.numbers_only:
+        return "returns nothing but single numbers, as an evaluation does"
     return ""
 
 
@@ -120,6 +117,13 @@ def outside_loops(facts: ModuleFacts) -> str:
         "must stand outside of lax.scan and while_loop: one step a call, gradients averaged after the loop, layers "
         "unrolled"
     )
+
+
+def _arrays(shape: Shape) -> Iterator[Shape]:
+    if shape.dtype != "tuple":
+        yield shape
+    for element in shape.elements:
+        yield from _arrays(element)
 
 
 def _is_number_or_key(shape: Shape) -> bool:

@@ -87,7 +87,7 @@ def test_what_would_not_be_done_in_time_is_left_out_and_one_line_says_so(
     assert waves == [[DEFAULT, PLAN], [PLAN_BUCKETS, "plan 2"], ["plan 3", ONE_BUCKET]]
     assert left == [name for name in NAMES if name != NO_FUSION]
     assert [record.getMessage() for record in caplog.records] == [
-        "a module of this step compiles for 40 s: the time (DISCO_BUDGET_S) does not do for no fusion"
+        "not compiled, as there is no time left for it (DISCO_BUDGET_S; one takes 40 s): no fusion"
     ]
 
 

@@ -60,9 +60,9 @@ def compile_finalists(
 
 def _leave_out(session: Session, trials: list[Trial], late: list[Trial], each_s: float) -> None:
     session.say(
-        "a module of this step compiles for %.0f s: the time (DISCO_BUDGET_S) does not do for %s",
+        "not compiled, as there is no time left for it (DISCO_BUDGET_S; one takes %.0f s): %s",
         each_s,
-        ", ".join(trial.name for trial in late),
+        "; ".join(trial.name for trial in late),
     )
     names = {trial.name for trial in late}
     trials[:] = [trial for trial in trials if trial.name not in names]
