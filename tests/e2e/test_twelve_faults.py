@@ -26,8 +26,9 @@ import pytest
 
 from disco_hlo.plan.bans import Bans
 from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses
 from tests.e2e.faults import MEASURED_RUN
-from tests.e2e.jobs import LIMIT_S, Job, Started
+from tests.e2e.jobs import LIMIT_S, Job, Run, Started, run_of
 from tests.known_times import know_all
 
 # What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
@@ -63,7 +64,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.fault}, rank {self.rank}, {self.phase}".replace(" ", "-")
+        return f"{self.fault}-rank-{self.rank}-{self.phase}".replace(" ", "-")
 
 
 DIES, STOPS = "dies_at:{}", "stops_at:{}"
@@ -101,6 +102,7 @@ class Watched:
         self.codes: dict[str, int] = {}
         self.ended_s: dict[str, float] = {}
         self._row = row
+        self.folder = started.folder
         self._readers: list[threading.Thread] = []
         for number, process in enumerate(started.processes):
             self.read(str(number), process)
@@ -213,7 +215,7 @@ def run(row: Row, job: Job, folder: Path) -> Watched:
     return watched
 
 
-def check(row: Row, watched: Watched, job: Job) -> None:
+def check(row: Row, watched: Watched, job: Job, alone: list[Run]) -> None:
     said = watched.text()
     assert watched.fault_s, said
     # The two lines of ours that end a job.
@@ -223,6 +225,8 @@ def check(row: Row, watched: Watched, job: Job) -> None:
         assert any(words in said for words in row.ended_by) or row.ended_by == (MPI_ENDS,), said
     else:
         assert set(watched.codes.values()) == {0}, said
+        for rank, default in enumerate(alone):
+            assert_same_losses(run_of(watched.folder, rank), default)
     for slot in job.directory.glob("*/*"):
         assert Bans(slot).all() == []
         assert len(list(slot.glob("died-*"))) <= 1
@@ -257,9 +261,9 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Row], J
 
 @pytest.mark.parametrize("row", [one for one in TWELVE + MORE if one.quick], ids=lambda row: row.name)
 def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path
+    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
-    _let_happen(row, planned, tmp_path)
+    _let_happen(row, planned, tmp_path, alone)
 
 
 @pytest.mark.slow
@@ -268,16 +272,16 @@ def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
 )
 @pytest.mark.parametrize("row", [one for one in TWELVE + MORE if not one.quick], ids=lambda row: row.name)
 def test_a_fault_that_lasts_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path
+    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
-    _let_happen(row, planned, tmp_path)
+    _let_happen(row, planned, tmp_path, alone)
 
 
-def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path) -> None:
+def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path, alone: list[Run]) -> None:
     job = planned(row)
     with small_disk(job.directory) if row.fault == "disk full" else contextlib.nullcontext():
         if row.phase != "enact":
             know_all(job.directory, devices=2, processes=2)
         watched = run(row, job, folder)
         report(row, watched)
-        check(row, watched, job)
+        check(row, watched, job, alone)
