@@ -43,6 +43,7 @@ ELASTIC = {"JAX_ENABLE_RECOVERABILITY": "1"}
 JAX_ENDS = "the JAX distributed service detected fatal errors"
 GLOO_ENDS = "Gloo all-reduce failed"
 MPI_ENDS = "mpiexec"
+AGAIN = "again"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ TWELVE = (
     Row("restarted", 1, "search", DIES, restarted=True, own=ELASTIC, ended_by=(JAX_ENDS, GLOO_ENDS)),
     Row("restarted", 0, "measure", DIES, restarted=True, ended_by=(JAX_ENDS,)),
     Row("disk full", 0, "search", "disk_fills_at:{}", mpi=True),
-    Row("plan directory gone", 0, "enact", "directory_gone_at:{}", quick=True),
+    Row("plan directory gone", 0, "enact", "directory_gone_at:{}"),
     Row("clock moved", 1, "profile", f"clock_moves_at:{{}}:{-DAY}", quick=True),
     Row("coordinator gone", 0, "search", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,), quick=True),
 )
@@ -86,7 +87,7 @@ MORE = (
     Row("killed", 1, "search", DIES, own=ELASTIC, ended_by=(GLOO_ENDS,)),
     Row("stopped", 1, "search", STOPS),
     Row("plan directory gone", 0, "profile", "directory_gone_at:{}"),
-    Row("plan directory gone", 0, "search", "directory_gone_at:{}"),
+    Row("plan directory gone", 0, "search", "directory_gone_at:{}", quick=True),
     Row("plan directory gone", 0, "measure", "directory_gone_at:{}"),
     Row("clock moved", 1, "measure", f"clock_moves_at:{{}}:{40 * DAY}"),
     Row("coordinator gone", 0, "measure", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,)),
@@ -104,6 +105,7 @@ class Watched:
         self._row = row
         self.folder = started.folder
         self._readers: list[threading.Thread] = []
+        self._count = len(started.processes)
         for number, process in enumerate(started.processes):
             self.read(str(number), process)
 
@@ -129,10 +131,15 @@ class Watched:
             threading.Timer(STOPPED_S, os.kill, (pid, signal.SIGCONT)).start()
 
     def wait(self) -> None:
+        """Until all have ended; one that was started again, and finds nobody, waits for five minutes of jax's own."""
         end = time.monotonic() + LIMIT_S
-        for reader in self._readers:
+        for reader in self._readers[: self._count]:
             reader.join(max(0.0, end - time.monotonic()))
             assert not reader.is_alive(), self.text()
+
+    def read_to_the_end(self) -> None:
+        for reader in self._readers:
+            reader.join(LIMIT_S)
 
     def text(self) -> str:
         return "\n".join(
@@ -145,7 +152,7 @@ class Watched:
         given_up = ("runs as XLA compiles it", "executes module")
         ours = [at for at, line in self.lines if "disco: " in line]
         last = [at for at, line in self.lines if any(words in line for words in given_up)]
-        end = last[-1] if last else max(self.ended_s.values())
+        end = last[-1] if last else max(at for name, at in self.ended_s.items() if name != AGAIN)
         moments = [self.over_s, *(at for at in ours if self.over_s < at < end), max(end, self.over_s)]
         return max(after - before for before, after in itertools.pairwise(moments))
 
@@ -188,7 +195,7 @@ def started_again(watched: Watched, job: Started, row: Row) -> None:
         text=True, start_new_session=True,
     )  # fmt: skip
     job.processes.append(again)
-    watched.read("again", again)
+    watched.read(AGAIN, again)
 
 
 def run(row: Row, job: Job, folder: Path) -> Watched:
@@ -212,6 +219,7 @@ def run(row: Row, job: Job, folder: Path) -> Watched:
         for process in started.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+        watched.read_to_the_end()
     return watched
 
 
