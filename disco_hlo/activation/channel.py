@@ -112,7 +112,9 @@ class Deadline:
 
 def silence(timeout_s: float, gone: bool) -> str:
     """What ranks did that are missing, as the rest of a sentence."""
-    return "gave no more signs of life" if gone else f"did not answer within {timeout_s:g} s"
+    if gone:
+        return "did not answer: a rank is dead or stood still"
+    return f"did not answer within {timeout_s:g} s"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -121,9 +121,9 @@ def test_rank_0_and_one_that_is_alone_give_no_signs() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nobody_waits_for_a_rank_that_is_gone(rank: int) -> None:
     channel = KvChannel(rank, 3, "job", MemoryStore(), lambda: True)
-    with pytest.raises(GoneError, match="of 3 gave no more signs of life"):
+    with pytest.raises(GoneError, match="of 3 did not answer: a rank is dead or stood still"):
         channel.all_gather(b"", tag="t", timeout_s=LONG_S)
-    assert settle(channel, "", LONG_S, tag="s").endswith("of 3 gave no more signs of life")
+    assert settle(channel, "", LONG_S, tag="s").endswith("of 3 did not answer: a rank is dead or stood still")
     outcome = agree(channel, Proposal("a" * 64, "b" * 64), LONG_S)
     assert not outcome.enact
-    assert outcome.reason.endswith("of 3 gave no more signs of life")
+    assert outcome.reason.endswith("of 3 did not answer: a rank is dead or stood still")

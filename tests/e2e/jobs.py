@@ -72,7 +72,7 @@ class Started:
             self.kill()
         found = [process.returncode for process in self.processes]
         assert found == list(codes or [0] * len(found)), "\n".join(errors)
-        return [_run(self.folder, self.first + rank) for rank in range(self.ranks)]
+        return [run_of(self.folder, self.first + rank) for rank in range(self.ranks)]
 
     def kill(self) -> None:
         for process in self.processes:
@@ -81,7 +81,8 @@ class Started:
             process.communicate()
 
 
-def _run(folder: Path, rank: int) -> Run:
+def run_of(folder: Path, rank: int) -> Run:
+    """What a rank left of its training in ``folder``."""
     report = json.loads((folder / f"{rank}.json").read_text())
     modules = tuple(path.read_bytes() for path in sorted(folder.glob(f"{rank}-*.pb")))
     assert modules, "the step was not found among the executables"
@@ -109,7 +110,7 @@ class Job:
         folder = self._fresh_folder()
         command = [*_observe(folder), "--each", str(plans), str(HERE / "train.py"), *arguments]
         Started([_popen(command, self._environment(2, environment))], folder, 0).finish()
-        return {path.name: _run(folder / path.name, 0) for path in plans.iterdir()}
+        return {path.name: run_of(folder / path.name, 0) for path in plans.iterdir()}
 
     def start(self, *arguments: str, fault: str = "", **environment: str) -> Started:
         """As :meth:`train`, not waited for."""

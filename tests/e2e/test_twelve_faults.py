@@ -26,8 +26,9 @@ import pytest
 
 from disco_hlo.plan.bans import Bans
 from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses
 from tests.e2e.faults import MEASURED_RUN
-from tests.e2e.jobs import LIMIT_S, Job, Started
+from tests.e2e.jobs import LIMIT_S, Job, Run, Started, run_of
 from tests.known_times import know_all
 
 # What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
@@ -42,6 +43,7 @@ ELASTIC = {"JAX_ENABLE_RECOVERABILITY": "1"}
 JAX_ENDS = "the JAX distributed service detected fatal errors"
 GLOO_ENDS = "Gloo all-reduce failed"
 MPI_ENDS = "mpiexec"
+AGAIN = "again"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.fault}, rank {self.rank}, {self.phase}".replace(" ", "-")
+        return f"{self.fault}-rank-{self.rank}-{self.phase}".replace(" ", "-")
 
 
 DIES, STOPS = "dies_at:{}", "stops_at:{}"
@@ -77,7 +79,7 @@ TWELVE = (
     Row("restarted", 1, "search", DIES, restarted=True, own=ELASTIC, ended_by=(JAX_ENDS, GLOO_ENDS)),
     Row("restarted", 0, "measure", DIES, restarted=True, ended_by=(JAX_ENDS,)),
     Row("disk full", 0, "search", "disk_fills_at:{}", mpi=True),
-    Row("plan directory gone", 0, "enact", "directory_gone_at:{}", quick=True),
+    Row("plan directory gone", 0, "enact", "directory_gone_at:{}"),
     Row("clock moved", 1, "profile", f"clock_moves_at:{{}}:{-DAY}", quick=True),
     Row("coordinator gone", 0, "search", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,), quick=True),
 )
@@ -85,7 +87,7 @@ MORE = (
     Row("killed", 1, "search", DIES, own=ELASTIC, ended_by=(GLOO_ENDS,)),
     Row("stopped", 1, "search", STOPS),
     Row("plan directory gone", 0, "profile", "directory_gone_at:{}"),
-    Row("plan directory gone", 0, "search", "directory_gone_at:{}"),
+    Row("plan directory gone", 0, "search", "directory_gone_at:{}", quick=True),
     Row("plan directory gone", 0, "measure", "directory_gone_at:{}"),
     Row("clock moved", 1, "measure", f"clock_moves_at:{{}}:{40 * DAY}"),
     Row("coordinator gone", 0, "measure", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,)),
@@ -101,7 +103,9 @@ class Watched:
         self.codes: dict[str, int] = {}
         self.ended_s: dict[str, float] = {}
         self._row = row
+        self.folder = started.folder
         self._readers: list[threading.Thread] = []
+        self._count = len(started.processes)
         for number, process in enumerate(started.processes):
             self.read(str(number), process)
 
@@ -127,10 +131,15 @@ class Watched:
             threading.Timer(STOPPED_S, os.kill, (pid, signal.SIGCONT)).start()
 
     def wait(self) -> None:
+        """Until all have ended; one that was started again, and finds nobody, waits for five minutes of jax's own."""
         end = time.monotonic() + LIMIT_S
-        for reader in self._readers:
+        for reader in self._readers[: self._count]:
             reader.join(max(0.0, end - time.monotonic()))
             assert not reader.is_alive(), self.text()
+
+    def read_to_the_end(self) -> None:
+        for reader in self._readers:
+            reader.join(LIMIT_S)
 
     def text(self) -> str:
         return "\n".join(
@@ -143,7 +152,7 @@ class Watched:
         given_up = ("runs as XLA compiles it", "executes module")
         ours = [at for at, line in self.lines if "disco: " in line]
         last = [at for at, line in self.lines if any(words in line for words in given_up)]
-        end = last[-1] if last else max(self.ended_s.values())
+        end = last[-1] if last else max(at for name, at in self.ended_s.items() if name != AGAIN)
         moments = [self.over_s, *(at for at in ours if self.over_s < at < end), max(end, self.over_s)]
         return max(after - before for before, after in itertools.pairwise(moments))
 
@@ -186,7 +195,7 @@ def started_again(watched: Watched, job: Started, row: Row) -> None:
         text=True, start_new_session=True,
     )  # fmt: skip
     job.processes.append(again)
-    watched.read("again", again)
+    watched.read(AGAIN, again)
 
 
 def run(row: Row, job: Job, folder: Path) -> Watched:
@@ -210,10 +219,11 @@ def run(row: Row, job: Job, folder: Path) -> Watched:
         for process in started.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+        watched.read_to_the_end()
     return watched
 
 
-def check(row: Row, watched: Watched, job: Job) -> None:
+def check(row: Row, watched: Watched, job: Job, alone: list[Run]) -> None:
     said = watched.text()
     assert watched.fault_s, said
     # The two lines of ours that end a job.
@@ -223,6 +233,8 @@ def check(row: Row, watched: Watched, job: Job) -> None:
         assert any(words in said for words in row.ended_by) or row.ended_by == (MPI_ENDS,), said
     else:
         assert set(watched.codes.values()) == {0}, said
+        for rank, default in enumerate(alone):
+            assert_same_losses(run_of(watched.folder, rank), default)
     for slot in job.directory.glob("*/*"):
         assert Bans(slot).all() == []
         assert len(list(slot.glob("died-*"))) <= 1
@@ -257,9 +269,9 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Row], J
 
 @pytest.mark.parametrize("row", [one for one in TWELVE + MORE if one.quick], ids=lambda row: row.name)
 def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path
+    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
-    _let_happen(row, planned, tmp_path)
+    _let_happen(row, planned, tmp_path, alone)
 
 
 @pytest.mark.slow
@@ -268,16 +280,16 @@ def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
 )
 @pytest.mark.parametrize("row", [one for one in TWELVE + MORE if not one.quick], ids=lambda row: row.name)
 def test_a_fault_that_lasts_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path
+    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
-    _let_happen(row, planned, tmp_path)
+    _let_happen(row, planned, tmp_path, alone)
 
 
-def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path) -> None:
+def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path, alone: list[Run]) -> None:
     job = planned(row)
     with small_disk(job.directory) if row.fault == "disk full" else contextlib.nullcontext():
         if row.phase != "enact":
             know_all(job.directory, devices=2, processes=2)
         watched = run(row, job, folder)
         report(row, watched)
-        check(row, watched, job)
+        check(row, watched, job, alone)

@@ -74,14 +74,16 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
     """Nobody waits in its all-reduce: that failed because nobody is there."""
 
     def all_gather(*_: Any, **__: Any) -> list[bytes]:
-        raise GoneError("ran: rank 1 of 2 gave no more signs of life")
+        raise GoneError("ran: rank 1 of 2 did not answer: a rank is dead or stood still")
 
     session: Any = SimpleNamespace(channel=SimpleNamespace(all_gather=all_gather), timeout_s=1.0)
 
     def run() -> None:
         raise RuntimeError("connection closed by peer")
 
-    with pytest.raises(GoneError, match="rank 1 of 2 gave no more signs of life") as raised:
+    with pytest.raises(
+        GoneError, match="rank 1 of 2 did not answer: a rank is dead or stood still"
+    ) as raised:
         lockstep.run_on_all(session, "a run", run)
     assert is_shared(raised.value)
 

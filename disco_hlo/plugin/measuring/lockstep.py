@@ -84,12 +84,14 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
     reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
     try:
         answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
-    except GoneError as silence:
-        # Nobody waits in an all-reduce: what failed here is what the others' death does to one.
-        raise shared(silence) from failure
     except ActivationError as silence:
-        if failure is None or isinstance(failure, ActivationError):
-            raise
+        # Where ranks are gone, nobody waits in an all-reduce: what failed here is what their death does to one. But one
+        # that stood still goes on later, and would come to an all-reduce that had no room on this rank.
+        alike = isinstance(failure, ActivationError) or (
+            isinstance(silence, GoneError) and not _lacked_memory(failure)
+        )
+        if failure is None or alike:
+            raise shared(silence) from failure
         _end_job(session, what, reason, silence)
     if failure is not None:
         raise shared(failure)
@@ -98,6 +100,10 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
         raise shared(ActivationError(f"{what}: {listed}"))
     return result  # type: ignore[return-value]  # it ran
+
+
+def _lacked_memory(failure: Exception | None) -> bool:
+    return isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
 
 
 def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
