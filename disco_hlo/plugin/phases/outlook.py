@@ -4,7 +4,7 @@ takes."""
 from __future__ import annotations
 
 from disco_hlo.compiled import is_cached
-from disco_hlo.estimator import analytic
+from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import compared
 from disco_hlo.plugin.session import Session
@@ -28,7 +28,7 @@ def looks(session: Session) -> int:
 
 def say_what_predicting_takes(session: Session) -> None:
     """A line before the first prediction on a machine: the step is simulated only once that code is compiled."""
-    if not all(is_cached(module.__name__) for module in (analytic, engine)):
+    if not all(map(is_cached, (DeviceModel.__module__, engine.__name__))):
         session.say(
             "compiling the code that predicts step times, once on this machine: up to a minute or two"
         )
