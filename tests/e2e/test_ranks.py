@@ -137,7 +137,7 @@ def test_a_plan_that_is_wrong_on_one_rank_is_enacted_by_none(shared: Job, alone:
     edited(lambda plan: plan.update(measured=None))(slot_of(shared.directory))
     runs = shared.train_ranks(ENABLE_SEARCH="0", each=[{}, {"fault": "one_element_off"}])
     reason = "output 0 differs from XLA's default at [0"
-    assert_all_default(runs, alone, reason, reason)
+    assert_all_default(runs, alone, reason)
 
 
 @pytest.mark.product_only

@@ -209,7 +209,8 @@ def _compared(
         guard = functools.partial(_guarded, session, slot, digest, "run")
         compare_first(session, step, proposed.plan, executable, guard)
     except Exception as error:
-        LOGGER.warning(
+        LOGGER.log(
+            logging.WARNING if session.leads else logging.DEBUG,
             "%s runs as XLA compiles it: its plan %s, and is not enacted before it is compared with XLA's default: %s; "
             "%s", name, why, one_line(error), advice_after(error),
         )  # fmt: skip
