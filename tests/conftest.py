@@ -66,6 +66,7 @@ LONGEST_FIRST = (
     "e2e/test_one_rank_fails.py",
     "e2e/test_structure.py",
     "e2e/test_second_look.py",
+    "e2e/test_twelve_faults.py",
     "scripts/test_sample_fused_ops.py",
     "scripts/test_bench_structure.py",
     "e2e/test_bad_plans.py",

@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.product_only]
 STAGES = {"profile": "profile-unfused", "search": "search", "measure": MEASURED_RUN, "enact": "enact"}
 LONG = bool(os.environ.get("TWELVE_FAULTS"))
 MOST_S = 60.0
-STOPPED_S = 60.0
+STOPPED_S = 58.0
+"""After 60 s without an answer gRPC, and jax with it, may give the coordinator up (docs/cluster.md)."""
 DAY = 86400
 ELASTIC = {"JAX_ENABLE_RECOVERABILITY": "1"}
 JAX_ENDS = "the JAX distributed service detected fatal errors"

@@ -469,7 +469,10 @@ def test_a_servers_clock_that_is_set_takes_no_lock_away_from_who_lives(
     really = json.loads(lock.path.read_bytes())
     offset_ns, now_ns = int(age_s * 1e9), locks.server_now_ns
     monkeypatch.setattr(locks, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
-    lock.path.write_text(json.dumps(really | {"machine": "elsewhere", "host": "elsewhere", "pid": 1}))
+    elsewhere = lock.path.with_name("elsewhere")
+    elsewhere.write_text(json.dumps(really | {"machine": "elsewhere", "host": "elsewhere", "pid": 1}))
+    # At once: a renewer that finds half of it takes the lock for lost.
+    elsewhere.replace(lock.path)
     with pytest.raises(PlanError, match="process 1 on elsewhere"):
         slot.search_lock().acquire()
     lock.remove()
