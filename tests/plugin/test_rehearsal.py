@@ -37,8 +37,8 @@ def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.Monkey
     found: list[Found] = []
     find = rehearsal.find
 
-    def noting(*args: Any) -> Found:
-        found.append(find(*args))
+    def noting(*args: Any, **options: Any) -> Found:
+        found.append(find(*args, **options))
         return found[0]
 
     monkeypatch.setattr(rehearsal, "find", noting)
