@@ -15,6 +15,7 @@ from disco_hlo.search.boundary.state import written_group
 from disco_hlo.errors import CircleError, DiscoError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.names import named_once
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.simulator.build import build
@@ -64,7 +65,7 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
         for groups in product(*choices):
             real = tuple(group for group in groups if group is not None)
             for chosen in buckets:
-                strategy = Strategy(real, chosen)
+                strategy = named_once(graph, Strategy(real, chosen))
                 if groups_with_own_copies(graph, real):
                     continue
                 try:
