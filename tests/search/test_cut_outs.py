@@ -231,4 +231,7 @@ def test_the_clock_is_the_simulators_for_the_plan_of_a_search(model: str) -> Non
     found = search(graph, costs, costs.machine, start=default, settings=chosen)
     built = build(graph, found.strategy, costs, costs.machine)
     assert cut_outs(built)
-    assert found.trace[-1].cost_ns == found.predicted_ns == simulate(built.problem).makespan_ns
+    assert found.predicted_ns == simulate(built.problem).makespan_ns
+    # A kernel that would read a value by two names takes the bitcast in only when the plan is written (plan.names); the
+    # search looks at it without, and that is all they may differ by (docs/limits.md). Measured: 4e-6 and 2e-5.
+    assert abs(found.trace[-1].cost_ns - found.predicted_ns) <= 1e-4 * found.predicted_ns
