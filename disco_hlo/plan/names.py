@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from disco_hlo.hlo.graph import Graph, Kind, once_per_graph
+from disco_hlo.plan.ownership import listed_members
 from disco_hlo.plan.strategy import Group, Strategy
 
 
@@ -18,9 +19,13 @@ def named_once(graph: Graph, strategy: Strategy) -> Strategy:
     """The same strategy, whose kernels read each value under one name.
 
     A kernel of whose nodes every reader has its own now is left out.
+
+    Raises:
+        IllegalStrategyError: a group or bucket names what the graph does not have.
     """
     if not _values_with_names(graph):
         return strategy
+    listed_members(graph, strategy)  # it refuses nodes that do not exist
     groups = [_with_bitcasts(graph, group) for group in strategy.groups]
     owned = {node for group in groups for node in group.nodes}
     alone = [node for node in _read_by_two_names(graph) if node not in owned]

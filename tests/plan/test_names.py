@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.names import named_once
 from disco_hlo.plan.strategy import Group, Strategy
@@ -34,3 +37,9 @@ def test_a_kernel_that_nothing_ever_read_stays_to_be_refused() -> None:
     useless = Group((3,))
     found = named_once(_step(), Strategy((useless, Group((4,), (3,)))))
     assert found.groups == (useless, Group((4,), (2, 3)))
+
+
+@pytest.mark.parametrize("group", [Group((-1, 4)), Group((4, 2**40)), Group((4,), (-1,))])
+def test_a_node_that_does_not_exist_is_refused(group: Group) -> None:
+    with pytest.raises(IllegalStrategyError, match="but the graph has nodes 0 to 5"):
+        named_once(_step(), Strategy((group,)))

@@ -65,7 +65,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         monkeypatch.setattr(
             traced_modules, "runner_with", lambda _session, trial, _inputs, _first: trial.name
         )
-        monkeypatch.setattr(traced_modules, "marked", lambda _session, _trial: contextlib.nullcontext())
+        monkeypatch.setattr(
+            traced_modules, "marked", lambda _session, _trial, _stage: contextlib.nullcontext()
+        )
         monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
         monkeypatch.setattr(traced_modules, "module_name", lambda executed: executed)
         module = traceable(session(), Trial("step", None, 0))

@@ -22,9 +22,11 @@ def doubling(links: int) -> Program:
 
 def test_a_chain_that_reads_each_link_twice_is_evaluated_once_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     program, evaluated = doubling(30), []
-    real = literals._result
+    real = literals.computed_value
     monkeypatch.setattr(
-        literals, "_result", lambda instruction, operands: evaluated.append(1) or real(instruction, operands)
+        literals,
+        "computed_value",
+        lambda instruction, operands: evaluated.append(1) or real(instruction, operands),
     )
     last = next(i for i in program.instructions if i.name == "x30")
     found = evaluate(program, last, partition=3)
