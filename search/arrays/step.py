@@ -22,7 +22,15 @@ from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.gpu_facts import gpu_facts
 from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names, rewriting
-from disco_hlo.hlo.legality import LIMITS, element_count, keeps_own_buffer, reads_per_element
+from disco_hlo.hlo.legality import (
+    FEW_READS,
+    LIMITS,
+    MOST_WORK,
+    REPETITION,
+    element_count,
+    keeps_own_buffer,
+    reads_per_element,
+)
 from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
 
 UNSUPPORTED = ("stochastic-convert",)
@@ -56,7 +64,8 @@ class Step(NamedTuple):
     where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
     """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's
-    rules hold; how many kernels in ``special`` are larger than any other may be, and how many ops each owns."""
+    rules hold; how often a kernel may read what it reads (``hlo.legality``); how many kernels in ``special`` are
+    larger than any other may be, and how many ops each owns."""
 
 
 def build_step(graph: Graph) -> Step:
@@ -103,7 +112,9 @@ def build_step(graph: Graph) -> Step:
     is_gpu = graph.backend == "gpu"
     if is_gpu:
         _add_gpu_facts(graph, node)
-    bounds = np.array([limits.operands_and_results, limits.emissions, limits.reductions, is_gpu, 0], np.int64)
+    # Given, not compiled in: code that is kept does not notice a change of what lies outside of its package.
+    of_backend = (limits.operands_and_results, limits.emissions, limits.reductions, is_gpu)
+    bounds = np.array([*of_backend, REPETITION, FEW_READS, MOST_WORK, 0], np.int64)
     return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), bounds)
 
 

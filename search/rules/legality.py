@@ -15,7 +15,6 @@ from disco_hlo.search.rules.legality_gpu import is_gpu_kernel
 from disco_hlo.search.rules.neighbours import gather_members, sort_runs
 
 from disco_hlo.compiled import inner
-from disco_hlo.hlo.legality import FEW_READS, MOST_WORK, REPETITION
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1
@@ -39,7 +38,10 @@ EMISSIONS_LIMIT: Final = 1
 REDUCTIONS_LIMIT: Final = 2
 GPU_RULES: Final = 3
 """1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
-LARGE_KERNELS: Final = 4
+REPETITION_LIMIT: Final = 4
+FEW_READS_LIMIT: Final = 5
+MOST_WORK_LIMIT: Final = 6
+LARGE_KERNELS: Final = 7
 """How many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns, ascending, follows."""
 
 
@@ -276,9 +278,9 @@ def _evaluates_too_much(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     alone = 0
     for i in range(count):
         x = w.members[i]
-        alone = min(MOST_WORK, alone + g.element_count[x] * max(1, g.reads_per_element[x]))
+        alone = min(g.limits[MOST_WORK_LIMIT], alone + g.element_count[x] * max(1, g.reads_per_element[x]))
         w.evaluated[x] = g.element_count[x] if w.value[x] else 0
-    most, total = max(FEW_READS, REPETITION * alone), 0
+    most, total = max(g.limits[FEW_READS_LIMIT], g.limits[REPETITION_LIMIT] * alone), 0
     for i in range(count - 1, -1, -1):
         x = w.members[i]
         own, reads, elementwise = w.evaluated[x], g.reads_per_element[x], g.flags[x] & at.ELEMENTWISE
