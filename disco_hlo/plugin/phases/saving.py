@@ -50,10 +50,10 @@ def save_interrupted(outcome: Outcome) -> None:
     """Save the search's best so far, unless it promises nothing or would replace a measured plan."""
     session, slot, found = outcome.session, outcome.slot, outcome.found
     goes_on = "this run goes on with XLA's default"
-    if found.prediction.plan_ns >= found.prediction.default_ns:
-        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
-    elif _is_measured(slot):
+    if _is_measured(slot):
         session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
+    elif found.prediction.plan_ns >= found.prediction.default_ns:
+        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
     elif save(outcome, _searched(outcome.trials)):
         session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
 
