@@ -18,6 +18,10 @@ from itertools import pairwise
 from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.contexts import Scratch, make_scratch
 from disco_hlo.estimator.kernel_cost import kernels_ns, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
@@ -35,10 +39,6 @@ from disco_hlo.estimator.kernel_tables import (
     array_of,
     structure,
 )
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled
-from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps

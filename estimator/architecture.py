@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disco_hlo.estimator import feature_spec as spec
-
 from disco_hlo.errors import DiscoError
+from disco_hlo.estimator import feature_spec as spec
 
 POOLINGS = ("sum", "mean", "max", "work", "bytes")
 """Ways to make one embedding of many: ``work`` and ``bytes`` are sums weighted by the node's share of the estimate."""

@@ -7,9 +7,10 @@ numbers, standardised; ridge regression to log(time / estimate).
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.encoding import Batch
-from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 

@@ -24,10 +24,10 @@ from math import log2
 from statistics import median
 
 import numpy as np
+
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, device_arrays, element_ns
 from disco_hlo.estimator.kernel_cost import kernel_work, streaming_ns
 from disco_hlo.estimator.kernel_tables import array_of
-
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 
 STREAMING_OPCODES = frozenset({

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from disco_hlo.estimator import kernel_tables as at
-from disco_hlo.estimator.kernel_tables import KernelTables, Structure
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
+from disco_hlo.estimator import kernel_tables as at
+from disco_hlo.estimator.kernel_tables import KernelTables, Structure
 
 MAXIMUM_CONTEXTS: Final = 8
 """Contexts followed per value; XLA's code duplication guard allows no more. Beyond, work counts, but

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from disco_hlo.estimator.samples import FusedOp
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 1

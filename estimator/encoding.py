@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.contexts import COUNT, FIRST, NODE, Scratch, enter, enter_read, place_of
 from disco_hlo.estimator.kernel_cost import nested, streaming_ns
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.estimator.relations import edge_rows, relation_of
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled, inner
 
 _IS_READ: Final = spec.NODE.index("is_read")
 _IS_RESULT: Final = spec.NODE.index("is_result")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from disco_hlo.estimator import feature_spec as spec
 from numpy.typing import NDArray
+
+from disco_hlo.estimator import feature_spec as spec
 
 Floats = NDArray[np.float64]
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.analytic import AnalyticModel
@@ -29,8 +31,6 @@ from disco_hlo.estimator.encoding import (
     room,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables, array_of
-from numpy.typing import NDArray
-
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph, Node
 

@@ -13,6 +13,9 @@ from itertools import chain
 from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import GraphFeatures, Kernels
 from disco_hlo.estimator.features import graph_features, kernels_of
@@ -20,9 +23,6 @@ from disco_hlo.estimator.grouping import members_and_results
 from disco_hlo.estimator.known import new_space, nothing_known, row_digests, times_ns, with_room
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.flat_graph import flat_users
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.kernel_times import FusedOps

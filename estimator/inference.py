@@ -12,6 +12,9 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
 from disco_hlo.estimator.encoding import Batch
@@ -31,9 +34,6 @@ from disco_hlo.estimator.lanes import (
     total,
 )
 from disco_hlo.estimator.network import Array, Network
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled, inner
 
 _SUM: Final = POOLINGS.index("sum")
 _MEAN: Final = POOLINGS.index("mean")

@@ -13,6 +13,9 @@ thousands of kernels a second.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.contexts import (
     COUNT,
@@ -28,9 +31,6 @@ from disco_hlo.estimator.contexts import (
     place_of,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled, inner
 
 
 @compiled

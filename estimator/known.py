@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.contexts import Scratch
 from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernel, new_batch, room
 from disco_hlo.estimator.inference import Room, dense, embed_kernel, room_for
 from disco_hlo.estimator.network import Network
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled, inner
 
 _NODE: Final = len(spec.NODE)
 _EDGE: Final = len(spec.EDGE)

@@ -15,11 +15,12 @@ import dgl
 import dgl.ops
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.encoding import Batch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 RANGE_MARGIN = 0.2
 """How far, as a difference of logarithms, a prediction may lie outside of what training saw."""

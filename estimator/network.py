@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
 from disco_hlo.estimator.lanes import LANES
 from disco_hlo.estimator.weights import Weights
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 
 Array = NDArray[np.float32]
 

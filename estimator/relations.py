@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator import kernel_tables as at
 from disco_hlo.estimator.contexts import Scratch, place_of
 from disco_hlo.estimator.kernel_tables import KernelTables
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import inner
 
 if TYPE_CHECKING:
     from disco_hlo.estimator.encoding import Batch, GraphFeatures, Values

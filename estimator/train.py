@@ -23,11 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from disco_hlo.estimator.architecture import Architecture
-from disco_hlo.estimator.features import joined, selected
-from disco_hlo.estimator.model import FusedOpNet, GraphBatch
-from disco_hlo.estimator.training_data import Indices, Split, TrainingData
-from disco_hlo.estimator.weights import Weights
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -35,6 +30,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.estimator.architecture import Architecture
+from disco_hlo.estimator.features import joined, selected
+from disco_hlo.estimator.model import FusedOpNet, GraphBatch
+from disco_hlo.estimator.training_data import Indices, Split, TrainingData
+from disco_hlo.estimator.weights import Weights
 from disco_hlo.regular_file import read_regular
 
 PAPER_FLOOR_US = 1e-3

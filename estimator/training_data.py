@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from disco_hlo.estimator import feature_spec as spec
-from disco_hlo.estimator.analytic import DeviceModel
-from disco_hlo.estimator.architecture import Architecture
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.regular_file import read_regular
 
 FORMAT = "disco-hlo fused-op estimator"

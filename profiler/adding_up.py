@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from statistics import median
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import InstructionTimes, instruction_times, time_in
 from disco_hlo.profiler.trace import Trace
-
-from disco_hlo.errors import ProfileError
 
 
 def stretch(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from disco_hlo.profiler.words import SIDE_BY_SIDE, either, load, plus, spread, store, turned
 
 from disco_hlo.compiled import inner
+from disco_hlo.profiler.words import SIDE_BY_SIDE, either, load, plus, spread, store, turned
 
 BLOCK_WORDS: Final = 16
 """Words of 8 bytes in a block."""

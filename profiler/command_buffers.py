@@ -18,11 +18,10 @@ from difflib import Match, SequenceMatcher
 from functools import lru_cache
 from itertools import takewhile
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.intervals import length_ns
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import by_place, is_transfer, span
-
-from disco_hlo.errors import ProfileError
 
 KERNELS, TRANSFERS, MEMSETS = "kernels", "transfers", "memsets"
 _LEAST_NAMED = 0.98

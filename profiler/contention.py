@@ -21,15 +21,15 @@ from statistics import mean, median
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.evenness import computed_ns, uneven
 from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.losses import MOST, MOST_OF_PRODUCTS, believed, slow_downs
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import Moved, by_place, is_transfer, moved_ns, moving, numbered, span
-from numpy.typing import NDArray
-
-from disco_hlo.errors import ProfileError
 
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""

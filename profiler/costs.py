@@ -12,12 +12,6 @@ from typing import Protocol
 from weakref import ref
 
 import numpy as np
-from disco_hlo.profiler.corrections import NONE, Corrections
-from disco_hlo.profiler.holds import AT_ONCE_NS, LEAST_NS
-from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
-from disco_hlo.profiler.profile import OpTime, Profile, merged
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import ProfileError
@@ -25,6 +19,12 @@ from disco_hlo.hlo.flat_graph import chosen_lists, flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind, Node
 from disco_hlo.hlo.kernel_times import FusedOps, KernelTimes, TellsReadsApart, UnitTimes
 from disco_hlo.hlo.opcodes import PRODUCTS
+from disco_hlo.profiler.corrections import NONE, Corrections
+from disco_hlo.profiler.holds import AT_ONCE_NS, LEAST_NS
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.kernel_keys import KeyTexts, kernel_keys, key_texts
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, results_of, triton_emitter
+from disco_hlo.profiler.profile import OpTime, Profile, merged
 
 _TIMED = (Kind.FUSIBLE, Kind.FIXED)
 """What takes time as a single op."""

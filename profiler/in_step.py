@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.checks import Checker
-
-from disco_hlo.errors import ProfileError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.intervals import Interval, covered_ns, length_ns, merged
 from disco_hlo.profiler.trace import Execution, Trace
-
-from disco_hlo.errors import ProfileError
 
 MINIMUM_RUNS = 3
 """Fewer runs give no spread worth the name."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from disco_hlo.profiler.blake2b import BLOCK_WORDS, blake2b, eight_blake2b
-from disco_hlo.profiler.words import SIDE_BY_SIDE
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.profiler.blake2b import BLOCK_WORDS, blake2b, eight_blake2b
+from disco_hlo.profiler.words import SIDE_BY_SIDE
 
 KEY_BYTES: Final = 12
 """Length of the digest in a kernel's key."""

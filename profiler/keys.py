@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.profile import OpTime, merged
-
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind, is_cloned
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.profile import OpTime, merged
 
 _COLLECTIVE_KERNEL = "__triton_collective"
 """XLA:GPU's kernels for small all-reduces and all-gathers."""

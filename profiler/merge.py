@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, OpTime, Profile, merged
-
-from disco_hlo.errors import ProfileError
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:

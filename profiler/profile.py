@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_total_of
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.regular_file import read_regular
 
 FORMAT = "disco-hlo profile"

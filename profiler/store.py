@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
-
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 2

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from disco_hlo.profiler.instructions import Span, spans
-from disco_hlo.profiler.keys import owners
-from disco_hlo.profiler.trace import Trace
 from msgspec import Meta, Struct
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.profiler.instructions import Span, spans
+from disco_hlo.profiler.keys import owners
+from disco_hlo.profiler.trace import Trace
 from disco_hlo.regular_file import unzipped
 
 FORMAT = "disco-hlo timelines"

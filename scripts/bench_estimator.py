@@ -21,18 +21,18 @@ from checkout import ROOT, find_package
 find_package()
 
 import numpy as np  # noqa: E402
+
 from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth  # noqa: E402
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.plan.read import read  # noqa: E402
+from disco_hlo.plugin.costing import costs_of, machine_of  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.profile import load  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
 from disco_hlo.search.methods import backtracking, island, joint  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
 from disco_hlo.search.warm import warm_up  # noqa: E402
-
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
-from disco_hlo.plan.read import read  # noqa: E402
-from disco_hlo.plugin.costing import costs_of, machine_of  # noqa: E402
 
 PROFILE = ROOT / "disco_hlo" / "data" / "profiles" / "nvidia-h200-staged.json"
 MODULE = ROOT / "tests" / "data" / "h200_transformer_default.hlo.pb.gz"

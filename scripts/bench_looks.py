@@ -23,14 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from disco_hlo.profiler.corrections import NONE, corrections
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
-from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
-from disco_hlo.profiler.profile import OpTime, Profile, load
-from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.run import search
-from disco_hlo.search.warm import warm_up
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.canonical import canonicalize
@@ -41,6 +33,14 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of, seen_kernels
 from disco_hlo.plugin.phases.second_look import estimates_ns
+from disco_hlo.profiler.corrections import NONE, corrections
+from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
+from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
+from disco_hlo.profiler.profile import OpTime, Profile, load
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel
 from disco_hlo.simulator.timeline import simulate

@@ -24,10 +24,9 @@ from checkout import find_package
 
 find_package()
 
+from disco_hlo.errors import ProfileError  # noqa: E402
 from disco_hlo.profiler import trace as tracing  # noqa: E402
 from disco_hlo.profiler.command_buffers import Lane, all_names, lane_of, refusal  # noqa: E402
-
-from disco_hlo.errors import ProfileError  # noqa: E402
 
 FORMS = ("scan", "unrolled")
 WITHOUT = {"xla_gpu_enable_command_buffer": ""}

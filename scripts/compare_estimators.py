@@ -27,10 +27,6 @@ ANALYTICAL, TRAINED = "analytical estimate", "trained network"
 
 def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Figures of one model: predicted and measured step times by estimator."""
-    from disco_hlo.profiler.costs import MeasuredCosts
-    from disco_hlo.search.api import SearchSettings
-    from disco_hlo.search.run import search
-    from disco_hlo.search.warm import warm_up
     from evaluation import step as steps
 
     from disco_hlo.plan.read import read
@@ -45,6 +41,10 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
     from disco_hlo.plugin.settings import Settings
+    from disco_hlo.profiler.costs import MeasuredCosts
+    from disco_hlo.search.api import SearchSettings
+    from disco_hlo.search.run import search
+    from disco_hlo.search.warm import warm_up
 
     settings = Settings(search=True, directory=args.out, seed=args.seed)
     request = steps.request_of(model, args.size)

@@ -18,18 +18,17 @@ from checkout import ROOT, find_package
 
 find_package()
 
+from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
-from disco_hlo.profiler.keys import group_key  # noqa: E402
-
-from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plugin.xla import compiles, jaxlink  # noqa: E402
+from disco_hlo.profiler.keys import group_key  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""

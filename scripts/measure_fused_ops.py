@@ -24,9 +24,8 @@ from draw_fused_ops import Config, say  # first: it finds the packages
 
 import numpy as np  # isort: skip
 
-from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
-
 from disco_hlo.errors import IllegalStrategyError, ProfileError, UnsupportedError
+from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.pack import PackedKernel
 from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler, load_per_core

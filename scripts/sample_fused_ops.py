@@ -25,11 +25,11 @@ from draw_fused_ops import Config, drawn_mark, prepare, read_config, say  # firs
 
 import msgspec  # isort: skip
 
-from disco_hlo.estimator.dataset import Dataset
-from disco_hlo.profiler.profile import host_cpu_kind
 from measure_fused_ops import Measuring, cores
 
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.profiler.profile import host_cpu_kind
 
 CRASHES_ALLOWED = 40
 _OUT_OF_TIME = 3

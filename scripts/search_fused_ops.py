@@ -16,22 +16,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from checkout import ROOT
-from disco_hlo.estimator.gnn import GnnModel
-from disco_hlo.estimator.samples import FusedOp
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.keys import GROUP_PREFIX
-from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.boundary.finalists import kernels_of
-from disco_hlo.search.run import search
 
 from disco_hlo.cli.costs import costs_for
+from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.phases.ranking import searchable
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.keys import GROUP_PREFIX
+from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.boundary.finalists import kernels_of
+from disco_hlo.search.run import search
 
 PROFILE = ROOT / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
 """What ops take, as far as it knows them; no kernel of it is believed, so that all are estimated."""

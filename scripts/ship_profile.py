@@ -24,15 +24,14 @@ from checkout import find_package
 
 find_package()
 
-from disco_hlo.profiler.costs import fused_key  # noqa: E402
-from disco_hlo.profiler.merge import merge  # noqa: E402
-from disco_hlo.profiler.profile import Contention, Profile, load, save  # noqa: E402
-
 from disco_hlo.errors import DiscoError, ProfileError  # noqa: E402
 from disco_hlo.hlo.canonical import canonicalize  # noqa: E402
 from disco_hlo.hlo.graph import Kind  # noqa: E402
 from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
+from disco_hlo.profiler.costs import fused_key  # noqa: E402
+from disco_hlo.profiler.merge import merge  # noqa: E402
+from disco_hlo.profiler.profile import Contention, Profile, load, save  # noqa: E402
 
 MODULE = "module.hlo.pb.gz"
 _LARGEST_MODULE = 512 << 20

@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from disco_hlo.search.api import SearchSettings
 from searching.results import RESULTS
 from searching.steps import FIXTURE, Case, count_processor_seconds
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
+from disco_hlo.search.api import SearchSettings
 
 SWEEP = RESULTS.with_name("search_sweep.json")
 ALPHAS = (1.0, 1.05, 1.1)

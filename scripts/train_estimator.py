@@ -23,6 +23,8 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import evaluation
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.baselines import Ridge, pooled
@@ -33,8 +35,6 @@ from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.network import network as compiled_network
 from disco_hlo.estimator.training_data import Split, TrainingData, load, model_split, noise, random_split
 from disco_hlo.estimator.weights import load_file, save_file
-
-from disco_hlo.errors import DiscoError, ProfileError
 
 try:
     from disco_hlo.estimator import train as training

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
-from disco_hlo.search.optimizer_state import Update, find_update
 
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import Unit
+from disco_hlo.search.optimizer_state import Update, find_update
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import Timeline, simulate

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from disco_hlo.compiled import can_be_ready, is_ready, note_ready
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods.child import environment
 from disco_hlo.search.methods.island import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
-
-from disco_hlo.compiled import can_be_ready, is_ready, note_ready
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))

@@ -6,14 +6,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
-from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link, Platform, host_cpu_kind
-from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.plugin.measuring.microbenchmarks import as_times
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link, Platform, host_cpu_kind
+from disco_hlo.profiler.store import ProfileStore
 
 PLATFORM = Platform(host_cpu_kind(), "cpu", "", jax.__version__, version("jaxlib"))
 CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e11, noise=0.01)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from disco_hlo.profiler.profile import Profile
-
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
@@ -24,6 +22,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.profiler.profile import Profile
 from evaluation import links, measure, step
 from evaluation.bounds import bounds_of
 from evaluation.compiling import Compiled, possible, try_row

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.keys import owners
-
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
@@ -17,6 +14,8 @@ from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buc
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.keys import owners
 from evaluation.predicting import what_ran
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError
 from evaluation.step import Files

@@ -7,11 +7,6 @@ from collections import defaultdict
 from collections.abc import Container, Sequence
 from typing import Any
 
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.intervals import length_ns, merged
-from disco_hlo.profiler.trace import Execution
-from disco_hlo.profiler.transfers import by_place, span
-
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
@@ -21,6 +16,10 @@ from disco_hlo.plugin.measuring.step_time import at_once_of, waited_for_ns
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.intervals import length_ns, merged
+from disco_hlo.profiler.trace import Execution
+from disco_hlo.profiler.transfers import by_place, span
 from evaluation.record import OK, Record
 
 TRACED_RUNS = 3

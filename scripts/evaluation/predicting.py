@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from disco_hlo.profiler.in_step import InStep, counted
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -26,6 +25,7 @@ from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.profiler.in_step import InStep, counted
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation.bounds import lowest_of

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from disco_hlo.profiler.merge import merge
-from disco_hlo.profiler.profile import Profile
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -35,6 +33,8 @@ from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.phases.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.profiler.merge import merge
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from evaluation import step

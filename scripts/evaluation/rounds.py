@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from disco_hlo.profiler.trace import Trace
-
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
@@ -18,6 +16,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.winner import winning
 from disco_hlo.plugin.session import Session
+from disco_hlo.profiler.trace import Trace
 from evaluation import measure
 from evaluation.compiling import Compiled
 from evaluation.record import FAILED, Record

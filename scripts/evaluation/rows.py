@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from disco_hlo.search.schedule import with_order
-
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
@@ -17,6 +15,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.phases.beside import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
+from disco_hlo.search.schedule import with_order
 from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
 from evaluation.strategies import check, combined_up_to, random_strategy

@@ -17,12 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.profile import OpTime, Profile
-from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.profiler.profile import save as save_profile
-from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.profiler.trace import Trace
 
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import DiscoError
@@ -40,6 +34,12 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.profiler.profile import load as load_profile
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 

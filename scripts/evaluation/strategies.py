@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from disco_hlo.search.schedule import with_order
-
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
@@ -16,6 +14,7 @@ from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import CostModel, MachineModel
 
 

@@ -17,11 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from disco_hlo.profiler.instructions import instruction_times
-from disco_hlo.profiler.keys import keyed_times, owners
-from disco_hlo.profiler.profile import OpTime, Profile
-from disco_hlo.search.schedule import best_buckets, with_order
-
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.read import read, repeats
@@ -35,6 +30,10 @@ from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler.instructions import instruction_times
+from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.search.schedule import best_buckets, with_order
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
 from evaluation.predicting import predicted

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from disco_hlo.profiler.profile import Profile
-
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.strategy import Strategy
@@ -22,6 +20,7 @@ from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler.profile import Profile
 from evaluation import measure
 from evaluation.record import FAILED, NO_TIME, Record
 

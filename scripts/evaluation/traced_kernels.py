@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from disco_hlo.profiler.intervals import Interval, covered_ns, merged
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
-
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.profiler.intervals import Interval, covered_ns, merged
+from disco_hlo.profiler.trace import Execution, Trace
+from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
 
 TRANSFER = "transfer"
 KINDS = ("while", "custom-call", "convolution", "dot", "scatter", "gather", "sort", "reduce")

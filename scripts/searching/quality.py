@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.run import search
 
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.report.predict import lower_bound
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.run import search
 from searching.results import RESULTS, is_done, record
 from searching.speed import EVERYTHING
 from searching.steps import Case, cases, count_processor_seconds, since_s

@@ -11,13 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods import backtracking, island
 from disco_hlo.search.methods.climber import Climber
-
-from disco_hlo.plan.baselines import unfused
 from searching.results import is_done, record
 from searching.steps import Case, cases, count_processor_seconds, since_s
 

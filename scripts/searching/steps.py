@@ -11,7 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from disco_hlo.cli.costs import Costs, costs_for
 from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
@@ -19,11 +23,6 @@ from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods import backtracking, island, joint
 from disco_hlo.search.run import search
 from disco_hlo.search.warm import warm_up
-
-from disco_hlo.cli.costs import Costs, costs_for
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 

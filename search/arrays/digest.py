@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
-from disco_hlo.search.arrays.rng import mix
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import flat_lists
+from disco_hlo.search.arrays.rng import mix
 
 _OWNED: Final = 1
 _COPY: Final = 2

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.rng import mixed
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
@@ -32,6 +30,8 @@ from disco_hlo.hlo.legality import (
     reads_per_element,
 )
 from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.rng import mixed
 
 UNSUPPORTED = ("stochastic-convert",)
 """Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""

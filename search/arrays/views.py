@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final, NamedTuple
 
-from disco_hlo.search.arrays import layout as at
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -19,6 +18,7 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from disco_hlo.compiled import compiled
+from disco_hlo.search.arrays import layout as at
 
 _POINTER: Final = types.CPointer(types.int64)
 

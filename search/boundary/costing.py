@@ -9,6 +9,13 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled
+from disco_hlo.hlo.flat_graph import ascending, chosen_lists, flat_graph, flat_lists
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
+from disco_hlo.plan.strategy import Group
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
 from disco_hlo.search.arrays.digest import result_share, signature_digests
@@ -17,13 +24,6 @@ from disco_hlo.search.arrays.table import Table, claim, find, new_table, with_ro
 from disco_hlo.search.boundary.entries import look_up
 from disco_hlo.search.boundary.state import Given, written_group
 from disco_hlo.search.times.pricing import COPY, INSIDE, RESULT, learn, listed, new_unknown
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled
-from disco_hlo.hlo.flat_graph import ascending, chosen_lists, flat_graph, flat_lists
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
-from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import (
     MAX_TOTAL,
     CostModel,

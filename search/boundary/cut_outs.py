@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from disco_hlo.hlo.flat_graph import flat_graph, grouped
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.units import UnitGraph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import lone_digest
 from disco_hlo.search.arrays.step import Step
@@ -20,10 +24,6 @@ from disco_hlo.search.boundary.state import (
     is_lone,
     written_group,
 )
-
-from disco_hlo.hlo.flat_graph import flat_graph, grouped
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.units import UnitGraph
 from disco_hlo.simulator.build import cuts_gradient
 
 Uncut = tuple[int, int, int]

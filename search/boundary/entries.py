@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from disco_hlo.compiled import compiled
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import roll_back
 from disco_hlo.search.arrays.views import open_views
@@ -15,8 +17,6 @@ from disco_hlo.search.times.ready_queue import ready_queue
 from disco_hlo.search.times.running_sums import catch_up, count_all, open_segments
 from disco_hlo.search.times.segments import segments_ns
 from disco_hlo.search.times.timeline import order_ns
-
-from disco_hlo.compiled import compiled
 
 
 @compiled

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, new_scratch
 from disco_hlo.search.arrays.step import Step, build_step
 from disco_hlo.search.boundary.cut_outs import Uncut, uncut_by_given, with_uncut
@@ -13,12 +19,6 @@ from disco_hlo.search.boundary.entries import digests_of
 from disco_hlo.search.boundary.state import Given, Signature, from_strategy, given, signatures
 from disco_hlo.search.rules.legality import LARGE_KERNELS
 from disco_hlo.search.rules.results import count_results
-from numpy.typing import NDArray
-
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
 
 
 @dataclass(frozen=True)

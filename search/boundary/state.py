@@ -6,10 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, empty_state, new_scratch
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.moves.arrange import heads_by_position
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
@@ -19,6 +15,10 @@ from disco_hlo.hlo.legality import keeps_own_buffer
 from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, empty_state, new_scratch
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.moves.arrange import heads_by_position
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
 """Fusible nodes that a group owns and duplicates: what a group is to the search."""

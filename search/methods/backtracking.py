@@ -10,6 +10,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import (
     Dropped,
     Finalist,
@@ -34,10 +38,6 @@ from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods import explore as ex
 from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
 from disco_hlo.search.moves.proposals import METHODS
-
-from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.costs import CostModel, MachineModel

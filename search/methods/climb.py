@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, fresh_stamp, has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
@@ -29,8 +30,6 @@ from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew
 from disco_hlo.search.times.pricing import has_place, price_changed
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, catch_up, open_segments
 from disco_hlo.search.times.segments import segments_ns
-
-from disco_hlo.compiled import compiled, inner
 from disco_hlo.simulator.costs import MAX_TOTAL
 
 # Climb.control

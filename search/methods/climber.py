@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
 from disco_hlo.search.arrays.rng import mix, seeded
@@ -22,10 +26,6 @@ from disco_hlo.search.moves.proposals import KINDS
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.search.times.timeline import new_stage
-from numpy.typing import NDArray
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.costs import CostModel, MachineModel
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import roll_back
 from disco_hlo.search.arrays.rng import draw
@@ -18,8 +19,6 @@ from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, add_candidat
 from disco_hlo.search.moves.proposals import make_move, random_apply
 from disco_hlo.search.times.pricing import price_changed
 from disco_hlo.search.times.ready_queue import ready_queue
-
-from disco_hlo.compiled import compiled, inner
 from disco_hlo.simulator.costs import MAX_TOTAL
 
 # control

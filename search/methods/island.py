@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.legal import Kernel
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import Dropped, Finalist, Improvement, SearchSettings
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state
@@ -32,11 +36,6 @@ from disco_hlo.search.moves.proposals import (
     UNFUSE,
 )
 from disco_hlo.search.undisturbed import without_collector
-
-from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import Kernel
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate

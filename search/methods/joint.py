@@ -15,6 +15,9 @@ from collections import deque
 from dataclasses import replace
 from functools import cached_property
 
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import (
     Dropped,
     Finalist,
@@ -30,10 +33,6 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.child import Children
 from disco_hlo.search.methods.island import Island, Report, reports
 from disco_hlo.search.undisturbed import without_collector
-
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CostModel, MachineModel
 from disco_hlo.simulator.timeline import simulate

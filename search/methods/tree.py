@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State
-from disco_hlo.search.arrays.views import address_of, pointer_to
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State
+from disco_hlo.search.arrays.views import address_of, pointer_to
 
 # Tree.number
 CURRENT: Final = 0

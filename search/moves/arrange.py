@@ -12,13 +12,13 @@ import heapq
 from typing import Any, Final
 
 import numpy as np
+
+from disco_hlo.compiled import compiled
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import note_change, retire
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-
-from disco_hlo.compiled import compiled
 
 _KEY: Final = 1 << 40
 

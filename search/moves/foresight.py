@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from disco_hlo.compiled import inner
+from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot
 from disco_hlo.search.rules.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
 from disco_hlo.search.rules.neighbours import gather_members, is_read_inside, sort_runs
-
-from disco_hlo.compiled import inner
-from disco_hlo.hlo import gpu_facts as fact
 
 
 @inner

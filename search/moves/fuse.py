@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.moves.foresight import never_joined
@@ -14,8 +15,6 @@ from disco_hlo.search.rules.legality import most_owned
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import join
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sight
-
-from disco_hlo.compiled import inner
 
 
 @inner

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.rules.neighbours import successors
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import join
-
-from disco_hlo.compiled import inner
 
 
 @inner

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import PRODUCERS, fresh_stamp, has_room
 from disco_hlo.search.arrays.rng import draw
@@ -19,8 +21,6 @@ from disco_hlo.search.moves.reorder import reorder
 from disco_hlo.search.moves.split import hand_over, split
 from disco_hlo.search.moves.unfuse import stays, unfuse
 from disco_hlo.search.rules.neighbours import mark_copies, predecessors, successors
-
-from disco_hlo.compiled import inner
 
 FUSE: Final = 0
 DUPLICATE: Final = 1

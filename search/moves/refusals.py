@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import REFUSALS, fresh_stamp, put
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.moves.absorb import absorbers
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, SIBLING, UNFUSE
-
-from disco_hlo.compiled import inner
 
 NO_KEY: Final = 0
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room
 from disco_hlo.search.rules.ordering import shift
-
-from disco_hlo.compiled import inner
 
 
 @inner

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.moves.merge import merge
 from disco_hlo.search.rules.ordering import reseat
 from disco_hlo.search.rules.results import join, part
-
-from disco_hlo.compiled import inner
 
 
 @inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, holds_copy, roll_back
 from disco_hlo.search.moves.foresight import never_without
@@ -11,8 +12,6 @@ from disco_hlo.search.rules.legality import may_own
 from disco_hlo.search.rules.ordering import reseat
 from disco_hlo.search.rules.results import part, read_again
 from disco_hlo.search.rules.upkeep import all_stand, drop_idle_copies, fell_at_sight
-
-from disco_hlo.compiled import inner
 
 
 @inner

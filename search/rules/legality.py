@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS, fresh_stamp
 from disco_hlo.search.arrays.digest import special_slot
 from disco_hlo.search.rules.legality_gpu import is_gpu_kernel
 from disco_hlo.search.rules.neighbours import gather_members, sort_runs
-
-from disco_hlo.compiled import inner
 
 LEGAL: Final = 0
 NOT_FUSIBLE: Final = 1

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import fresh_stamp
-
 from disco_hlo.compiled import inner
 from disco_hlo.hlo import gpu_facts as fact
 from disco_hlo.hlo.legality_gpu import MAXIMUM_REDUCTIONS
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import fresh_stamp
 
 _LOOP: Final = 0
 _REDUCTION: Final = 1

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     add_copies,
@@ -24,8 +26,6 @@ from disco_hlo.search.arrays.board import (
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.rules.neighbours import gather_members, mark_computing, sort_runs
-
-from disco_hlo.compiled import compiled, inner
 
 
 @inner

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     MAXIMUM_MEMBERS,
@@ -21,9 +24,6 @@ from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.table import claim, find
 from disco_hlo.search.rules.legality import add_bitcasts
 from disco_hlo.search.rules.neighbours import count_waits, gather_members
-from numpy.typing import NDArray
-
-from disco_hlo.compiled import compiled, inner
 
 
 class Unknown(NamedTuple):

@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.rules.neighbours import mark_computing
 
 from disco_hlo.compiled import inner
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.rules.neighbours import mark_computing
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
 
 _FEW: Final = 24

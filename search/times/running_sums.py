@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import put
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.views import address_of, pointer_to
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import stretches
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import put
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import address_of, pointer_to
 from disco_hlo.simulator.costs import MachineModel, Pace
 
 BLOCK: Final = 64

@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+
+from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import NOWHERE, cut_slot
 from disco_hlo.search.times.running_sums import (
@@ -36,8 +38,6 @@ from disco_hlo.search.times.running_sums import (
     compute_ns,
 )  # fmt: skip
 from disco_hlo.search.times.timeline import has_product, hold_ns
-
-from disco_hlo.compiled import inner
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, NOT_YET, TAIL
 

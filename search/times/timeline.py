@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import NOWHERE, cut_slot
-from disco_hlo.search.rules.neighbours import predecessors, successors
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import NOWHERE, cut_slot
+from disco_hlo.search.rules.neighbours import predecessors, successors
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.engine import Memo, Tables, evaluate
 

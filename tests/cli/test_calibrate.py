@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disco_hlo.profiler.profile import Contention, load
 
 from disco_hlo.cli.calibrate import _facts, _print
+from disco_hlo.profiler.profile import Contention, load
 from tests.cli.conftest import Disco
 from tests.report import plans
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from disco_hlo.profiler.profile import Contention
 from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.cli.costs import Link, costs_for, formula
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.profiler.profile import Contention
 from disco_hlo.simulator.costs import HoldsTransfers, holds_ns
 from tests.report import plans
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from disco_hlo.profiler.profile import to_json
 
+from disco_hlo.profiler.profile import to_json
 from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
 from tests.report import plans

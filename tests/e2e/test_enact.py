@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import jax
 import pytest
-from disco_hlo.profiler.timeline import FILE_NAME, decode
 
+from disco_hlo.profiler.timeline import FILE_NAME, decode
 from tests.e2e.executed import assert_same_losses, difference, is_ours, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 

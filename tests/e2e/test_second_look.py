@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Callable
 
 import pytest
-from disco_hlo.profiler.costs import fused_key
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
+from disco_hlo.profiler.costs import fused_key
 from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device

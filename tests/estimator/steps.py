@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.weights import Weights, expected_shapes
-
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 
 DATA = Path(__file__).parents[1] / "data"

@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.features import encode, graph_features, kernels_of
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, single_ops
-
 from tests.estimator.steps import DATA, transformer
 
 CONFIG = {"bandwidth": 2e12, "flops": 2e13}

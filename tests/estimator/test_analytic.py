@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, first_alike
-from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, first_alike
+from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 from tests.estimator.kernels import f32, graph_of
 
 # 1 ns a byte, 1 ns a flop

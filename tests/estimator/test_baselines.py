@@ -1,8 +1,8 @@
 """The linear model on pooled features."""
 
 import numpy as np
-from disco_hlo.estimator.baselines import Ridge, pooled
 
+from disco_hlo.estimator.baselines import Ridge, pooled
 from tests.estimator.test_features import MANY
 
 

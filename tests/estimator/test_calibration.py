@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import MeasuredKernel, calibrated, measured_ops
-
 from tests.estimator.kernels import f32, graph_of
 
 BASE = DeviceModel(1e10, 1e12, hoists=True)

@@ -4,10 +4,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from disco_hlo.estimator.dataset import Dataset, Measurement
-from disco_hlo.estimator.samples import FusedOp
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.estimator.dataset import Dataset, Measurement
+from disco_hlo.estimator.samples import FusedOp
 
 PAIR = FusedOp((3, 4), (4,))
 WIDE = FusedOp((3, 4, 5, 300), (4, 5), "triton", '{"num_warps":"4"}')

@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
 from disco_hlo.estimator.evaluation import (
     by_decade,
     by_op_type,
@@ -11,9 +15,6 @@ from disco_hlo.estimator.evaluation import (
     kendall_tau,
     summary,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import kendalltau
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:

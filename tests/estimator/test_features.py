@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of, selected
 from disco_hlo.estimator.kernel_cost import kernel_ns
 from disco_hlo.estimator.samples import Grower, Growth
-from hypothesis import given
-from hypothesis import strategies as st
-
 from disco_hlo.hlo.graph import Graph
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, transformer

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.gnn import GnnModel, estimator_for
 from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.known import digests
 from disco_hlo.estimator.network import network
-
-from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group

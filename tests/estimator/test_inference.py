@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.encoding import Batch
@@ -9,8 +11,6 @@ from disco_hlo.estimator.features import selected
 from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights
-
-from disco_hlo.errors import ProfileError
 from tests.estimator.steps import SMALL, random_weights
 from tests.estimator.test_features import MANY
 

@@ -1,12 +1,12 @@
 """From members to times in one go, and the table of what was computed before."""
 
 import numpy as np
+
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
 from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.known import Known, digests, new_space, nothing_known, times_ns, with_room
 from disco_hlo.estimator.network import network
-
 from disco_hlo.plan.read import read
 from tests.estimator.steps import DEVICE, random_weights, transformer
 from tests.estimator.test_features import MANY

@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 import pytest
+
 from disco_hlo.estimator import lanes as wide
 
 LANES = wide.LANES

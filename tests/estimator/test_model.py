@@ -9,6 +9,7 @@ if sys.version_info >= (3, 12):
     pytest.skip("DGL has no wheel past Python 3.11; the 3.11 leg runs this", allow_module_level=True)
 
 import torch
+
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.features import selected
@@ -17,7 +18,6 @@ from disco_hlo.estimator.model import FusedOpNet, GraphBatch
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.train import imported
 from disco_hlo.estimator.weights import expected_shapes
-
 from tests.estimator.steps import random_weights
 from tests.estimator.test_features import MANY
 from tests.estimator.test_inference import WIDE

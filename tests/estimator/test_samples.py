@@ -1,8 +1,8 @@
 """Random fused ops: all legal, all like what a search would make, and the same for the same seed."""
 
 import pytest
-from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, readers, single_ops
 
+from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, readers, single_ops
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.legality import external_reads, group_refusal
 from tests.estimator.kernels import f32, graph_of

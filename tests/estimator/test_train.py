@@ -11,6 +11,8 @@ if sys.version_info >= (3, 12):
     pytest.skip("DGL has no wheel past Python 3.11; the 3.11 leg runs this", allow_module_level=True)
 
 import torch
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.train import (
@@ -24,8 +26,6 @@ from disco_hlo.estimator.train import (
 )
 from disco_hlo.estimator.training_data import TrainingData, load, random_split
 from disco_hlo.estimator.weights import to_bytes
-
-from disco_hlo.errors import ProfileError
 from tests.estimator import synthetic
 
 SMALL = Architecture(layers=2, heads=2, width=16, dense=(16, 8))

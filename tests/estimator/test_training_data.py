@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.training_data import TrainingData, label_ns, load, model_split, noise, random_split
-
-from disco_hlo.errors import ProfileError
 from tests.estimator import synthetic
 
 

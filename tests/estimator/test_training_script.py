@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import load_file
-
 from tests.estimator import synthetic
 
 if sys.version_info >= (3, 12):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
-from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.run import search
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
 from disco_hlo.simulator.costs import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import Bench

@@ -9,9 +9,8 @@ from pathlib import Path
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.training_data import load
 from disco_hlo.estimator.weights import load_file
-from disco_hlo.profiler.store import ProfileStore
-
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.profiler.store import ProfileStore
 from tests.mutate import mutations as change
 from tests.mutate.corpus import LINK, PLATFORM
 

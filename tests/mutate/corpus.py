@@ -10,12 +10,6 @@ from pathlib import Path
 
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.samples import FusedOp
-from disco_hlo.profiler.allreduce import SweepPoint, fit
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, to_json
-from disco_hlo.profiler.store import ProfileStore, StepTime
-from disco_hlo.profiler.timeline import MeasuredStep
-from disco_hlo.profiler.timeline import encode as encode_timelines
-
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
@@ -35,6 +29,11 @@ from disco_hlo.plan.plan import (
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
 from disco_hlo.plugin.phases.capture_record import encode as encode_record
+from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, to_json
+from disco_hlo.profiler.store import ProfileStore, StepTime
+from disco_hlo.profiler.timeline import MeasuredStep
+from disco_hlo.profiler.timeline import encode as encode_timelines
 
 _DATA = Path(__file__).parents[1] / "data"
 CPU_MODULE = _DATA / "cases" / "search_never_returns.hlo.pb"

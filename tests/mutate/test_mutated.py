@@ -82,9 +82,8 @@ def test_a_profile_that_is_no_file_is_refused(disco: Disco, tmp_path: Path, kind
 
 
 def test_neither_settings_nor_a_store_is_read_from_a_device(tmp_path: Path) -> None:
-    from disco_hlo.profiler.store import ProfileStore
-
     from disco_hlo.plugin.settings import Settings
+    from disco_hlo.profiler.store import ProfileStore
 
     with pytest.raises(DiscoError, match="/dev/zero: it is not a regular file"):
         Settings.from_environment({"DISCO_CONFIG": "/dev/zero", "ENABLE_SEARCH": "1", "HOME": str(tmp_path)})

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disco_hlo.profiler.costs import fused_key, group_times
-from disco_hlo.profiler.instructions import InstructionTimes
 from jaxlib import _hlo
 
 from disco_hlo.errors import IllegalStrategyError
@@ -27,6 +25,8 @@ from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
+from disco_hlo.profiler.costs import fused_key, group_times
+from disco_hlo.profiler.instructions import InstructionTimes
 
 DATA = Path(__file__).parents[1] / "data"
 UNWRAPPED = {

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
-from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Contention, Profile, load
-
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.profile import Contention, Profile, load
 from tests.estimator.steps import transformer
 
 PROFILES = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles"

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
-from disco_hlo.profiler.profile import Contention, Link
-from disco_hlo.profiler.trace import Execution, Trace
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import ProfileError
@@ -23,6 +21,8 @@ from disco_hlo.plugin.measuring.links import (
 )
 from disco_hlo.plugin.measuring.microbenchmarks import contention_as_times, contention_in, is_constant
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from disco_hlo.profiler.profile import Contention, Link
+from disco_hlo.profiler.trace import Execution, Trace
 
 
 def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

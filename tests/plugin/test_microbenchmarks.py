@@ -3,12 +3,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import microbenchmarks
 from disco_hlo.plugin.measuring.microbenchmarks import as_times, constants_in, gap_as_times, is_constant
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link
 
 NVLINK, SOCKETS = Link(2, 1, "nvlink"), Link(2, 1, "sockets")
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)

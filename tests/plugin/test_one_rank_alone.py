@@ -9,11 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
-from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ProfileError
@@ -31,6 +26,11 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
+from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
 from tests.steps.intercept import intercept
 

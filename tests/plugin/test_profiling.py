@@ -11,13 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
-from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -38,6 +31,13 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
+from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
 from tests.steps.intercept import intercept
 

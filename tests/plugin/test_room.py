@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disco_hlo.search.schedule import with_order
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
@@ -22,6 +21,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.simulator.costs import CPU, GPU
 from tests.search.cost_models import ResultCosts

@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disco_hlo.search import warm
-from disco_hlo.search.api import Dropped, SearchSettings
-from disco_hlo.search.methods import island
-from disco_hlo.search.schedule import with_order
 
 from disco_hlo.cli.costs import costs_for
 from disco_hlo.errors import IllegalStrategyError
@@ -20,6 +16,10 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.phases import searching
 from disco_hlo.plugin.phases.ranking import ranked, searchable
 from disco_hlo.plugin.phases.searching import Budget, Searched, search_within
+from disco_hlo.search import warm
+from disco_hlo.search.api import Dropped, SearchSettings
+from disco_hlo.search.methods import island
+from disco_hlo.search.schedule import with_order
 
 pytestmark = pytest.mark.product_only
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disco_hlo.profiler.costs import MeasuredCosts, fused_key
-from disco_hlo.profiler.profile import OpTime, load
 
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group
 from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.phases.second_look import Look, estimates_ns, unknown_kernels, with_kernels
+from disco_hlo.profiler.costs import MeasuredCosts, fused_key
+from disco_hlo.profiler.profile import OpTime, load
 from tests.estimator.steps import transformer
 
 PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"

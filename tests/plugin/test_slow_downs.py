@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Contention, Link, Profile, load
-from disco_hlo.profiler.store import ProfileStore
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
@@ -20,6 +16,10 @@ from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up, larger
 from disco_hlo.plugin.measuring.step_traces import step_profile
+from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.profile import Contention, Link, Profile, load
+from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 

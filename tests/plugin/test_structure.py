@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.profile import Platform, Profile
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
@@ -35,6 +33,8 @@ from disco_hlo.plugin.structure import (
 )
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.profile import Platform, Profile
 from tests.hlo.test_transfers_gpu import STEP
 from tests.steps import models
 from tests.steps.intercept import intercept

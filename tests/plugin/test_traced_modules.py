@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from disco_hlo.profiler.trace import Trace
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
@@ -25,6 +24,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
 )
+from disco_hlo.profiler.trace import Trace
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 said: list[str] = []

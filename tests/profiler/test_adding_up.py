@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.instructions import InstructionTimes, instruction_times, time_in
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace
-
-from disco_hlo.errors import ProfileError
 
 
 def ran(op: str, run: int, start: int, end: int, track: str = "worker 1") -> Execution:

@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import (
     AllReduceFit,
     LinePiece,
@@ -13,10 +17,6 @@ from disco_hlo.profiler.allreduce import (
     sweep,
     sweep_sizes,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.errors import ProfileError
 
 SIZES = sweep_sizes()
 

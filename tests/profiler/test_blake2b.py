@@ -5,6 +5,7 @@ from hashlib import blake2b as expected
 import numba
 import numpy as np
 import pytest
+
 from disco_hlo.profiler.blake2b import blake2b, eight_blake2b
 
 DIGEST = 12

@@ -1,9 +1,9 @@
 """Device constants from handed-in measurements."""
 
 import pytest
-from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 
 
 def test_rates_are_recovered():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.command_buffers import Lane, _lanes, _named_lanes, with_names
 from disco_hlo.profiler.contention import launch_gap_ns
 from disco_hlo.profiler.instructions import instruction_times
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace
-
-from disco_hlo.errors import ProfileError
 
 Row = tuple[str, str, int, int]
 """Instruction, kernel, start and end in us."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.contention import bucket_totals_ns, contention, gap_in_step_ns, launch_gap_ns
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import least, moved_ns
-
-from disco_hlo.errors import ProfileError
 
 
 def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trace:

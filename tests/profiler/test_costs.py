@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
 from disco_hlo.profiler.corrections import Corrections
 from disco_hlo.profiler.costs import MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import OpTime, Platform, Profile
-
-from disco_hlo.errors import ProfileError
 from tests.profiler.test_keys import TWO_LAYERS
 
 PLATFORM = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")

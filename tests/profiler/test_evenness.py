@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.profiler.evenness import computed_ns, uneven
-
 from tests.profiler.test_command_buffers import trace
 
 H100S = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from disco_hlo.profiler.holds import holds
 from disco_hlo.profiler.trace import Execution, Trace
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.in_step import (
     InStep,
@@ -12,10 +16,6 @@ from disco_hlo.profiler.in_step import (
     with_latency_of,
     with_total_of,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from disco_hlo.errors import ProfileError
 
 POINT = SweepPoint(1000, 3000, 10, 9)
 SWEPT = AllReduceFit((LinePiece(0, 1.0, 2000.0), LinePiece(5000, 2.0, 4000.0)), (POINT,), 0.0, 0.0)

@@ -4,6 +4,8 @@ import gzip
 from pathlib import Path
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import (
     InstructionTimes,
     Overlap,
@@ -14,8 +16,6 @@ from disco_hlo.profiler.instructions import (
     spans,
 )
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
-
-from disco_hlo.errors import ProfileError
 
 DATA = Path(__file__).parent / "data"
 

@@ -6,13 +6,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from disco_hlo.profiler import kernel_keys as kernel_keys_module
-from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.profiler import kernel_keys as kernel_keys_module
+from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
 from tests.search.random_steps import random_step
 
 

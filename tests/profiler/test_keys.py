@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
-from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.keys import group_key, keyed_times, owners, results_of
-from disco_hlo.profiler.profile import OpTime
-
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.hlo.proto import Instruction, Module, serialize
+from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.keys import group_key, keyed_times, owners, results_of
+from disco_hlo.profiler.profile import OpTime
 
 F32 = Shape("f32", (64, 64), (1, 0))
 

@@ -5,6 +5,8 @@ import os
 from dataclasses import replace
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
 from disco_hlo.profiler.in_step import InStep, in_the_step
 from disco_hlo.profiler.profile import (
@@ -20,8 +22,6 @@ from disco_hlo.profiler.profile import (
     save,
     to_json,
 )
-
-from disco_hlo.errors import ProfileError
 
 H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
 FIT = AllReduceFit(

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.instructions import instruction_times

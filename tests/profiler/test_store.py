@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+
+from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.profile import Link, OpTime, Platform
 from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
-
-from disco_hlo.errors import ProfileError
 
 CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
 LINK = Link(2, 2, "gloo")

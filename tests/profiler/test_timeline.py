@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
-from disco_hlo.profiler.trace import Execution, Trace
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
+from disco_hlo.profiler.trace import Execution, Trace
 from tests.report import plans
 from tests.steps import models
 from tests.steps.intercept import intercept

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from disco_hlo.profiler.trace import RUN_MARK, Execution, RunWindow, collect, read
 from jax.profiler import ProfileData
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.trace import RUN_MARK, Execution, RunWindow, collect, read
 
 DATA = Path(__file__).parent / "data"
 

@@ -8,8 +8,6 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from disco_hlo.profiler.allreduce import SweepPoint, fit
-from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
 from msgspec import structs
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -33,6 +31,8 @@ from disco_hlo.plan.plan import (
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
 from tests.steps import models
 from tests.steps.intercept import intercept
 

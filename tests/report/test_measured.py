@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 
+from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.traces import chrome_trace
 from tests.report.test_page import content

@@ -14,9 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Platform, Profile
 from evaluation import cell, running, step
 from evaluation.links import prepare
 from evaluation.predicting import predict_cell
@@ -36,6 +33,9 @@ from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.profile import Platform, Profile
 from tests.steps import models
 from tests.steps.intercept import intercept
 

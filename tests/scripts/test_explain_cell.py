@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.trace import Execution, Trace
 from evaluation import explaining
 from evaluation.explaining import _section, _sizes
 from evaluation.record import CellName
@@ -19,6 +17,8 @@ from evaluation.traced_kernels import ELEMENTWISE, TRANSFER, Loss, Piece, drift,
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.trace import Execution, Trace
 from tests.plan.small_graphs import graph
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "explain_cell.py"

@@ -10,9 +10,9 @@ from pathlib import Path
 import draw_fused_ops
 import pytest
 import sample_fused_ops
+
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.samples import is_plain
-
 from disco_hlo.hlo.canonical import canonicalize
 
 ROOT = Path(__file__).parents[2]

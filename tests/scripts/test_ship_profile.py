@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import ship_profile
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, load, save
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
+from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, load, save
 
 MODULE = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, copy_state, new_scratch
-from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import make_one, schedule
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import members_of, to_strategy
-from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal
@@ -19,6 +12,13 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import bucket_refusal
 from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import State, copy_state, new_scratch
+from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.entries import make_one, schedule
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.boundary.state import members_of, to_strategy
+from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
 from tests.search.cost_models import TrafficCosts
 

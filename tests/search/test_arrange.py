@@ -6,12 +6,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import copy_state
-from disco_hlo.search.arrays.step import transfers_before
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.moves.arrange import list_order, regroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,6 +13,12 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.schedule import list_schedule
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import copy_state
+from disco_hlo.search.arrays.step import transfers_before
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.moves.arrange import list_order, regroup
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate

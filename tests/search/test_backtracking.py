@@ -10,14 +10,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from disco_hlo.search.api import SearchResult, SearchSettings
-from disco_hlo.search.run import search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
 from disco_hlo.simulator.timeline import simulate

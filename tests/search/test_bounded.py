@@ -7,6 +7,10 @@ from random import Random
 
 import numpy as np
 import pytest
+
+from disco_hlo.compiled import compiled
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays.rng import seeded
 from disco_hlo.search.arrays.table import Table, claim, find, new_table
@@ -20,10 +24,6 @@ from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.search.moves.proposals import _random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
-
-from disco_hlo.compiled import compiled
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step

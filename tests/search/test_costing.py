@@ -6,18 +6,18 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
-from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
+from disco_hlo.search.boundary.costing import UnitCosts
+from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
+from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import GPU
 from disco_hlo.simulator.timeline import simulate

@@ -10,7 +10,17 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.cli.costs import Costs, costs_for
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.flat_graph import flat_graph
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
@@ -21,16 +31,6 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.moves.proposals import SPLIT, UNFUSE
 from disco_hlo.search.run import search
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.cli.costs import Costs, costs_for
-from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import GPU, PPM, LinearPieces
 from disco_hlo.simulator.timeline import simulate

@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from disco_hlo.compiled import compiled
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.read import read
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import new_scratch, roll_back
 from disco_hlo.search.arrays.rng import draw, seeded
@@ -21,11 +26,6 @@ from disco_hlo.search.rules.legality import most_owned
 from disco_hlo.search.rules.ordering import reseat, settle
 from disco_hlo.search.rules.results import join, part, read_again, recompute
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, drop_idle_copies
-
-from disco_hlo.compiled import compiled
-from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import read
 
 ROOT = Path(__file__).parents[2]
 KINDS = np.array([FUSE, SIBLING, UNFUSE, DUPLICATE])

@@ -16,12 +16,6 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.boundary.starts import Starts, prepare
-from disco_hlo.search.methods import child, island, joint
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
-from disco_hlo.search.run import search
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +26,12 @@ from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
+from disco_hlo.search.boundary.starts import Starts, prepare
+from disco_hlo.search.methods import child, island, joint
+from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
+from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, LinearPieces, MachineModel
 from disco_hlo.simulator.step_bound import bound_of_kernels

@@ -5,6 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.legality import group_refusal
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import empty_state, new_scratch
 from disco_hlo.search.arrays.step import build_step, is_active
@@ -13,12 +19,6 @@ from disco_hlo.search.boundary.state import given as kept_of
 from disco_hlo.search.boundary.state import own, written_group
 from disco_hlo.search.rules.legality import LEGAL, TOO_MANY_EVALUATIONS
 from disco_hlo.search.rules.results import count_results
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.hlo.legality import group_refusal
-from disco_hlo.plan.baselines import unfused
 from tests.search.random_steps import random_step
 
 

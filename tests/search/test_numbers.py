@@ -6,8 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import undo
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
@@ -18,6 +16,8 @@ from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import undo
 from disco_hlo.simulator.costs import CPU
 from tests.search.states import Bench
 from tests.steps import models

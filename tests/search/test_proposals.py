@@ -7,6 +7,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.compiled import compiled
+from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import copy_state
 from disco_hlo.search.arrays.rng import seeded
@@ -14,11 +19,6 @@ from disco_hlo.search.arrays.views import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of
 from disco_hlo.search.moves.proposals import FUSE, REORDER, random_move
 from disco_hlo.search.rules.neighbours import mark_copies, predecessors
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.compiled import compiled
-from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.simulator.costs import GPU
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_topological

@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays.table import new_table
-from disco_hlo.search.methods.explore import evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
+from disco_hlo.search.arrays.table import new_table
+from disco_hlo.search.methods.explore import evaluate
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate

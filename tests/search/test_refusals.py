@@ -6,15 +6,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_hlo.compiled import compiled
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.boundary.entries import undo
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, UNFUSE, make_move
 from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew, was_refused
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from disco_hlo.compiled import compiled
 from disco_hlo.simulator.costs import GPU
 from tests.search.random_steps import random_step
 from tests.search.states import Bench

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from disco_hlo.search.schedule import best_buckets, contiguous_buckets
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_hlo.search.schedule import best_buckets, contiguous_buckets
 from disco_hlo.simulator.costs import GPU
 from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice

@@ -7,16 +7,16 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
-from disco_hlo.search.moves.proposals import FUSE, REORDER
-from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
-from disco_hlo.search.times.timeline import new_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
+from disco_hlo.search.moves.proposals import FUSE, REORDER
+from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from disco_hlo.search.optimizer_state import Update, find_update
-from disco_hlo.search.sharding_advice import sentence, sharding_advice
 from msgspec import structs
 
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.search.optimizer_state import Update, find_update
+from disco_hlo.search.sharding_advice import sentence, sharding_advice
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 from tests.search.steps import chain
 from tests.simulator.cost_models import TableCosts

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from disco_hlo.cli.costs import costs_for
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.verify import verify
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays.board import new_scratch
@@ -18,13 +25,6 @@ from disco_hlo.search.boundary.state import signatures, to_strategy
 from disco_hlo.search.rules.legality import LEGAL
 from disco_hlo.search.run import search
 from disco_hlo.search.times.timeline import new_stage
-
-from disco_hlo.cli.costs import costs_for
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
-from disco_hlo.plan.verify import verify
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate

@@ -8,8 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from disco_hlo.search.boundary.finalists import kernels_of
-from disco_hlo.search.boundary.state import Signature, members_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +22,8 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.phases.ranking import searchable
+from disco_hlo.search.boundary.finalists import kernels_of
+from disco_hlo.search.boundary.state import Signature, members_of
 from disco_hlo.simulator.costs import CPU, MachineModel
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal

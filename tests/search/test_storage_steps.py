@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.run import search
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
 from disco_hlo.simulator.costs import CPU
 from tests.plan.test_storage_steps import assert_same_numbers, intercepted
 from tests.search.cost_models import HashedCosts

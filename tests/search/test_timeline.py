@@ -6,15 +6,15 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import run_order
-from disco_hlo.search.boundary.state import to_strategy
-from disco_hlo.search.times.timeline import new_stage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.boundary.entries import run_order
+from disco_hlo.search.boundary.state import to_strategy
+from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate

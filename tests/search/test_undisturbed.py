@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+
 from disco_hlo.search.undisturbed import without_collector
 
 
