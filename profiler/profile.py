@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
+from disco_hlo.hlo.cost_model import Line, LinearPieces
+from disco_hlo.profiler.allreduce import AllReduceFit, SweepPoint
 from disco_hlo.profiler.checks import Checker
 from disco_hlo.profiler.in_step import InStep, in_step_of, in_the_step, with_total_of
 from disco_hlo.regular_file import read_regular
@@ -117,13 +118,14 @@ class Profile:
     """And in as few buckets as can be (CPU), or in XLA's own, every other one of them taken apart, each alone (GPU)."""
 
     @property
-    def transfers(self) -> AllReduceFit | None:
+    def transfers(self) -> LinearPieces | None:
         """The all-reduce lines of this step: the swept ones, moved to what all-reduces took in it."""
         if self.all_reduce is None:
             return None
+        swept = self.all_reduce.line
         if self.platform.backend == "gpu":
-            return self.all_reduce if self.together is None else with_total_of(self.together, self.all_reduce)
-        return in_the_step(self.all_reduce, self.in_step, self.together)
+            return swept if self.together is None else with_total_of(self.together, swept)
+        return in_the_step(swept, self.in_step, self.together)
 
     def __post_init__(self) -> None:
         check = Checker("the profile")
@@ -219,7 +221,7 @@ def to_json(profile: Profile) -> str:
 
 def _fit_body(fit: AllReduceFit) -> dict[str, Any]:
     return {
-        "pieces": [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in fit.pieces],
+        "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in fit.line.lines],
         "points": [
             [point.size_bytes, point.median_ns, point.spread_ns, point.samples] for point in fit.points
         ],
@@ -333,17 +335,17 @@ def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
     if body is None:
         return None
     body = check.record(body, "all_reduce")
-    pieces: list[LinePiece] = []
+    pieces: list[Line] = []
     for index, row in enumerate(check.rows(body.get("pieces"), "all_reduce.pieces")):
         where = f"all_reduce.pieces[{index}]"
         start, slope, base = check.row(row, 3, where)
-        piece = LinePiece(
+        piece = Line(
             check.integer(start, where, minimum=0),
             check.number(slope, where, minimum=0.0),
             check.number(base, where),
         )
         ascending = piece.from_bytes > pieces[-1].from_bytes if pieces else piece.from_bytes == 0
-        if not ascending or piece.ns_per_byte * piece.from_bytes + piece.base_ns < 0:
+        if not ascending or piece.ns_per_byte * piece.from_bytes + piece.offset_ns < 0:
             check.fail(where, "pieces start at 0 bytes, ascend, and predict no negative time")
         pieces.append(piece)
     if not pieces:
@@ -362,7 +364,7 @@ def _fit_of(body: Any, check: Checker) -> AllReduceFit | None:
         check.number(body.get(name), f"all_reduce.{name}", minimum=0.0)
         for name in ("median_error", "maximum_error")
     )
-    return AllReduceFit(tuple(pieces), tuple(points), *errors)
+    return AllReduceFit(LinearPieces(tuple(pieces)), tuple(points), *errors)
 
 
 def _contention_of(body: Any, check: Checker) -> Contention | None:

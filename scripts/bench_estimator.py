@@ -21,10 +21,13 @@ from checkout import ROOT, find_package
 find_package()
 
 import numpy as np  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
 
 from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.hlo.cost_model import CostModel, Kernels  # noqa: E402
+from disco_hlo.hlo.graph import Graph  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plugin.costing import costs_of, machine_of  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
@@ -39,38 +42,29 @@ MODULE = ROOT / "tests" / "data" / "h200_transformer_default.hlo.pb.gz"
 BATCH = 256
 
 
-class Clocked:
+class Clocked(CostModel):
     """An estimator, and the processor time that it took."""
 
-    def __init__(self, estimator: Any) -> None:
+    def __init__(self, estimator: CostModel) -> None:
         self.estimator = estimator
         self.seconds = 0.0
         self.asked = 0
 
-    def nodes_ns(self, graph: Any) -> Any:
-        """See ``AnalyticModel``."""
-        return self.estimator.nodes_ns(graph)
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """The estimator's."""
+        return self.estimator.op_ns(graph)
 
-    def groups_ns(self, graph: Any, groups: Any) -> Any:
-        """See ``AnalyticModel``."""
-        return self._clocked(len(groups), self.estimator.groups_ns, graph, groups)
-
-    def kernels_ns(self, graph: Any, member_at: Any, *rest: Any) -> Any:
-        """See ``AnalyticModel``."""
-        return self._clocked(len(member_at) - 1, self.estimator.kernels_ns, graph, member_at, *rest)
-
-    def _clocked(self, count: int, ask: Any, *arguments: Any) -> Any:
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """The estimator's."""
         started = time.process_time()
-        answer = ask(*arguments)
+        answer = self.estimator.kernels_ns(graph, kernels)
         self.seconds += time.process_time() - started
-        self.asked += count
+        self.asked += len(kernels)
         return answer
 
-
-def flat(lists: list[tuple[int, ...]]) -> tuple[Any, Any]:
-    """(where each list begins, all of them in a row)."""
-    starts = np.concatenate([[0], np.cumsum([len(ids) for ids in lists])]).astype(np.int64)
-    return starts, np.array([id_ for ids in lists for id_ in ids], np.int64)
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """The estimator's."""
+        return self.estimator.read_classes(graph)
 
 
 def per_kernel_us(model: Any, source: CanonicalModule, ops: list[FusedOp]) -> dict[str, float]:
@@ -80,9 +74,9 @@ def per_kernel_us(model: Any, source: CanonicalModule, ops: list[FusedOp]) -> di
         spent = []
         for first in range(0, len(ops) - BATCH + 1, BATCH):
             some = ops[first : first + BATCH]
-            lists = (*flat([op.members for op in some]), *flat([op.results for op in some]))
+            kernels = Kernels.of_lists([op.members for op in some], [op.results for op in some])
             started = time.process_time()
-            model.kernels_ns(source.graph, *lists)
+            model.kernels_ns(source.graph, kernels)
             spent.append(1e6 * (time.process_time() - started) / BATCH)
         found[name] = round(float(np.median(spent)), 2)
     return found

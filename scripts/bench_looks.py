@@ -18,7 +18,6 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,23 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.cost_model import CostModel, Kernels
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import FusedOps
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of, seen_kernels
 from disco_hlo.plugin.phases.second_look import estimates_ns
 from disco_hlo.profiler.corrections import NONE, corrections
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
-from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, Profile, load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.search.warm import warm_up
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel
 from disco_hlo.simulator.timeline import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,38 +47,25 @@ FIXTURE = ROOT / "tests" / "data" / "h200_transformer_default.hlo.pb.gz"
 LOOKS = 2
 
 
-class Mistaken:
+class Mistaken(CostModel):
     """An estimator whose figures for fused kernels are off by a factor that depends on the kernel alone."""
 
-    def __init__(self, right: Estimator, graph: Graph, error: float, seed: int) -> None:
-        self._right, self._texts = right, key_texts(graph)
-        self._error, self._seed = error, seed
+    def __init__(self, right: CostModel, error: float, seed: int) -> None:
+        self._right, self._error, self._seed = right, error, seed
         self._factors: dict[str, float] = {}
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Ops alone are told as they are."""
-        return self._right.nodes_ns(graph)
+        return self._right.op_ns(graph)
 
-    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
-        """As :class:`~disco_hlo.profiler.costs.Estimator` has it, with the error."""
-        keys = [fused_key(graph, group).removeprefix(GROUP_PREFIX) for group in groups]
-        return self._wrong(self._right.groups_ns(graph, groups), keys)
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """With the error."""
+        factors = np.array([self._factor(key) for key in kernel_keys(graph, kernels)])
+        return np.maximum(1, np.rint(self._right.kernels_ns(graph, kernels) * factors)).astype(np.int64)
 
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """As :class:`~disco_hlo.profiler.costs.Estimator` has it, with the error."""
-        times = self._right.kernels_ns(graph, member_at, members, result_at, results)
-        return self._wrong(times, kernel_keys(self._texts, member_at, members, result_at, results))
-
-    def _wrong(self, times: NDArray[np.int64], keys: Sequence[str]) -> NDArray[np.int64]:
-        factors = np.array([self._factor(key) for key in keys])
-        return np.maximum(1, np.rint(times * factors)).astype(np.int64)
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """As the estimator has them."""
+        return self._right.read_classes(graph)
 
     def _factor(self, key: str) -> float:
         if key not in self._factors:
@@ -112,7 +96,7 @@ class Experiment:
         plans: list[Strategy] = []
         profile, default_ns = self.profile, self._step_ns(self.xla, self.truth)
         for _ in range(1 + LOOKS):
-            mistaken = Mistaken(self.truth.estimator, self.graph, self.error, seed)
+            mistaken = Mistaken(self.truth.estimator, self.error, seed)
             known = seen_kernels(profile, self.graph, mistaken, (self.xla, *plans))
             told = MeasuredCosts(profile, mistaken, corrections(self.graph, known) if learning else NONE)
             result = search(self.graph, told, self.machine, start=self.xla, settings=self.settings)
@@ -135,15 +119,8 @@ class Experiment:
 
     def _looked_at(self, profile: Profile, plan: Strategy) -> Profile:
         takes_ns = estimates_ns(self.truth, self.graph, plan).tolist()
-        units = unit_graph(self.graph, plan)
-        new: dict[str, int] = {}
-        for i, group in enumerate(plan.groups):
-            results = [value.node for value in units.values_of[units.index[f"g{i}"]]]
-            key = group_key(self.graph, (*group.nodes, *group.duplicates), results)
-            if group.kind == "triton":
-                key = fused_key(self.graph, group)
-            if key not in profile.ops:
-                new[key] = i
+        keys = kernel_keys(self.graph, unit_graph(self.graph, plan).kernels)
+        new = {key: i for i, key in enumerate(keys) if key not in profile.ops}
         ops = {key: OpTime(takes_ns[i], 0, 1) for key, i in new.items()}
         return replace(profile, ops={**profile.ops, **ops})
 

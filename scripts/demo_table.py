@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from disco_hlo.plan.plan import Candidate, Line, Plan
+from disco_hlo.hlo.cost_model import Line
+from disco_hlo.plan.plan import Candidate, Plan
 
 ALLOWED_LOSS_DIFFERENCE = 1e-4
 DEFAULT = "XLA default"

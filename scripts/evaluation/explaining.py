@@ -119,7 +119,7 @@ def _sizes(graph: Graph, alone: Sequence[Piece], lines: AllReduceFit) -> str:
     for one in alone:
         if one.what == TRANSFER:
             size_bytes = sum(graph.transfer_bytes(node) for node in one.nodes)
-            swept_ns = float(lines.predict_ns([size_bytes])[0])
+            swept_ns = float(lines.line([size_bytes])[0])
             by_octave[max(10, size_bytes.bit_length())].append((swept_ns, one.length_ns))
     text = [
         "\n## transfers alone, in the profile's step\n",

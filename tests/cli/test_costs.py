@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disco_hlo.cli.costs import Link, costs_for, formula
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.profiler.profile import Contention
-from disco_hlo.simulator.costs import HoldsTransfers, holds_ns
+from disco_hlo.simulator.costs import holds_ns
 from tests.report import plans
 
 
@@ -86,9 +86,8 @@ def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
     holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
     costs = costs_for(graph, holds, "NVIDIA H200")
-    assert isinstance(costs, HoldsTransfers)
-    held_ns, whole_ns = holds_ns(costs, graph, costs.nodes_ns(graph)), costs.nodes_ns(graph)
+    held_ns, whole_ns = holds_ns(costs, graph, costs.op_ns(graph)), costs.op_ns(graph)
     assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
     assert (held_ns > 0).sum() > 50
     estimated = costs_for(graph, None, "NVIDIA A100")
-    assert not holds_ns(estimated, graph, estimated.nodes_ns(graph)).any()
+    assert not holds_ns(estimated, graph, estimated.op_ns(graph)).any()

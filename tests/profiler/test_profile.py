@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece, SweepPoint
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.profiler.allreduce import AllReduceFit, SweepPoint
 from disco_hlo.profiler.in_step import InStep, in_the_step
 from disco_hlo.profiler.profile import (
     Contention,
@@ -25,7 +26,7 @@ from disco_hlo.profiler.profile import (
 
 H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
 FIT = AllReduceFit(
-    (LinePiece(0, 0.0, 9_000.0), LinePiece(1 << 20, 0.007, 12_500.5)),
+    LinearPieces.of((0, 0.0, 9_000.0), (1 << 20, 0.007, 12_500.5)),
     (SweepPoint(1024, 9_000, 20, 9), SweepPoint(1 << 22, 41_000, 90, 9)),
     0.004,
     0.01,
@@ -81,20 +82,20 @@ def test_profiles_of_earlier_versions_know_less_of_the_step():
 
 def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
     profile = replace(PROFILE, platform=replace(H200, backend="cpu"))
-    assert replace(profile, in_step=None, together=None).transfers == FIT
+    assert replace(profile, in_step=None, together=None).transfers == FIT.line
     found = replace(profile, together=None).transfers
     assert found is not None
     # 4 x 9000 swept, 34000 in the step: 500 less each
-    assert [piece.base_ns for piece in found.pieces] == [8_500.0, 12_000.5]
-    assert profile.transfers == in_the_step(FIT, profile.in_step, profile.together)
+    assert [line.offset_ns for line in found.lines] == [8_500.0, 12_000.5]
+    assert profile.transfers == in_the_step(FIT.line, profile.in_step, profile.together)
     assert replace(profile, all_reduce=None).transfers is None
 
 
 def test_transfers_on_a_gpu_are_as_much_slower_as_those_of_the_step():
-    assert replace(PROFILE, together=None).transfers == FIT
+    assert replace(PROFILE, together=None).transfers == FIT.line
     slower = replace(PROFILE, together=InStep(((4288, 2),), 27_000, 300, 12)).transfers
     assert slower is not None
-    assert [piece.base_ns for piece in slower.pieces] == [13_500.0, 18_750.75]
+    assert [line.offset_ns for line in slower.lines] == [13_500.0, 18_750.75]
 
 
 def test_equal_profiles_give_equal_text():

@@ -15,6 +15,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import say_not_kept
 from disco_hlo.plugin.measuring.microbenchmarks import (
@@ -30,8 +31,8 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
 )
 from disco_hlo.profiler.allreduce import SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore, StepTime
 
@@ -222,8 +223,7 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
         node.key for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     }  # fmt: skip
-    fused = {fused_key(graph, group) for group in xla.groups}
-    return single | fused
+    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels)}
 
 
 def transfer_sizes(source: CanonicalModule) -> list[int]:
