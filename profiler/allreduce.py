@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import Line, LinearPieces, never_falls
+from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive, Spread
 
 MAXIMUM_PIECES = 3
 MINIMUM_POINTS = 3
@@ -37,15 +39,14 @@ _NEIGHBOURS = 3
 """On either side of a point by size: their usual time is the least that its error is relative to."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
+class SweepPoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Repeated measurement of one message size."""
 
-    size_bytes: int
-    median_ns: int
-    spread_ns: int
+    size_bytes: Bytes
+    median_ns: Positive
+    spread_ns: Nanoseconds
     """Median absolute deviation."""
-    samples: int
+    samples: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class AllReduceFit:
     line: LinearPieces
     """Never falls with size."""
     points: tuple[SweepPoint, ...]
-    median_error: float
+    median_error: Spread
     """Median over the points of abs(predicted - measured) / measured."""
-    maximum_error: float
+    maximum_error: Spread
 
     def residuals(self) -> tuple[tuple[int, float], ...]:
         """(size in bytes, (predicted - measured) / measured) of every point."""

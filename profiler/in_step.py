@@ -16,24 +16,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.checks import Checker
+from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive
 
 
 @dataclass(frozen=True, slots=True)
 class InStep:
     """What the all-reduces of one step take in it."""
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[Bytes, Positive], ...]
     """(bytes, how many of that size), by ascending size, as they are transferred."""
-    total_ns: int
+    total_ns: Positive
     """All of them together, in one run of the step."""
-    spread_ns: int
+    spread_ns: Nanoseconds
     """Median absolute deviation."""
-    samples: int
+    samples: Positive
 
     def __post_init__(self) -> None:
         counts = [count for _, count in self.sizes]
@@ -106,26 +105,6 @@ def _predicted_ns(step: InStep, lines: LinearPieces) -> int:
     """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
     each_ns = lines([size for size, _ in step.sizes]).tolist()
     return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
-
-
-def in_step_of(body: Any, check: Checker, name: str = "in_step") -> InStep | None:
-    """From a profile's JSON form, where it goes by ``name``."""
-    if body is None:
-        return None
-    body = check.record(body, name)
-    sizes = []
-    for index, row in enumerate(check.rows(body.get("sizes"), f"{name}.sizes")):
-        where = f"{name}.sizes[{index}]"
-        size, count = check.row(row, 2, where)
-        sizes.append((check.integer(size, where, minimum=0), check.integer(count, where, minimum=1)))
-    if not _ascend(sizes):
-        check.fail(f"{name}.sizes", "expected at least one size, each once, ascending")
-    return InStep(
-        tuple(sizes),
-        check.integer(body.get("total_ns"), f"{name}.total_ns", minimum=1),
-        check.integer(body.get("spread_ns"), f"{name}.spread_ns", minimum=0),
-        check.integer(body.get("samples"), f"{name}.samples", minimum=1),
-    )
 
 
 def _ascend(sizes: Sequence[tuple[int, int]]) -> bool:

@@ -92,7 +92,7 @@ def triton_emitter(config: str) -> str:
 class Line(Struct, frozen=True, forbid_unknown_fields=True):
     """T = ``ns_per_byte`` * bytes + ``offset_ns`` from ``from_bytes`` up to the next line."""
 
-    from_bytes: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    from_bytes: Annotated[int, Meta(ge=0, lt=1 << 62)]
     ns_per_byte: Annotated[float, Meta(ge=0)]
     offset_ns: float
     """May be negative as long as no time is."""

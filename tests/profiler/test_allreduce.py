@@ -1,11 +1,10 @@
 """The all-reduce sweep and its piecewise fit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import LinearPieces
