@@ -20,7 +20,6 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.contexts import Scratch, make_scratch
 from disco_hlo.estimator.kernel_cost import kernels_ns, streaming_ns
@@ -45,7 +44,6 @@ from disco_hlo.hlo.graph import Graph, Kind, Node
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -123,14 +121,13 @@ class AnalyticModel(CostModel):
 
     def _op_ns(self, graph: Graph, tables: KernelTables, scratch: Scratch) -> NDArray[np.int64]:
         times = np.zeros(len(graph), np.int64)
-        first, kind = first_alike(graph), flat_graph(graph).kind
-        firsts = first == np.arange(len(graph))
-        alone = np.flatnonzero(firsts & (kind == Kind.FUSIBLE))
+        kind = flat_graph(graph).kind
+        alone = np.flatnonzero(kind == Kind.FUSIBLE)
         place = np.arange(alone.size + 1)
         times[alone] = _whole_times(tables, Kernels.of_arrays(place, alone, place, alone), scratch)
-        for x in np.flatnonzero(firsts & (kind == Kind.FIXED)).tolist():
+        for x in np.flatnonzero(kind == Kind.FIXED).tolist():
             times[x] = _whole(self._library_call_ns(graph, graph.nodes[x], tables))
-        return times[first]
+        return times
 
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         """Time of each kernel, ``[len(kernels)]``."""
@@ -160,45 +157,6 @@ def _whole_times(tables: KernelTables, kernels: Kernels, scratch: Scratch) -> ND
     times = np.zeros(len(kernels), np.float64)
     kernels_ns(tables, kernels.flat, scratch, times)
     return np.maximum(np.rint(times), 1).astype(np.int64)
-
-
-def first_alike(graph: Graph) -> NDArray[np.int64]:
-    """For each node the first one that takes as long, ``[nodes]``: of equal key, reading its operands through
-    equal bitcasts, whose way through memory becomes the reader's (see ``kernel_tables``)."""
-    flat = flat_graph(graph)
-    sights = _sights(flat.first, flat.kind, flat.is_bitcast, flat.is_cloned, flat.operand_at, flat.operand)
-    _, first, like = np.unique(sights, return_index=True, return_inverse=True)
-    found: NDArray[np.int64] = first[like]
-    return found
-
-
-@compiled
-def _sights(
-    first: NDArray[np.int64],
-    kind: NDArray[np.int64],
-    is_bitcast: NDArray[np.bool_],
-    is_cloned: NDArray[np.bool_],
-    operand_at: NDArray[np.int64],
-    operand: NDArray[np.int64],
-) -> NDArray[np.uint64]:
-    """For each node a hash of what its time goes by."""
-    found = np.empty(first.size, np.uint64)
-    reader, number = np.full(first.size, -1), np.zeros(first.size, np.int64)
-    for node in range(first.size):
-        sight = (np.uint64(first[node]) * _ODD + np.uint64(kind[node])) * _ODD
-        numbered = 0
-        for e in range(operand_at[node], operand_at[node + 1]):
-            x = operand[e]
-            while is_bitcast[x]:  # ends: operands come first
-                sight = ((sight ^ (sight >> np.uint64(32))) + np.uint64(first[x]) + np.uint64(1)) * _ODD
-                x = operand[operand_at[x]]
-            if reader[x] != node:
-                reader[x], number[x] = node, numbered
-                numbered += 1
-            own = np.uint64(2 * number[x] + is_cloned[x])
-            sight = ((sight ^ (sight >> np.uint64(29))) ^ (own << np.uint64(32))) * _ODD
-        found[node] = sight
-    return found
 
 
 def element_ns(node: Node, device: DeviceModel) -> float:

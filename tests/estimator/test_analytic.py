@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, first_alike
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 from disco_hlo.hlo.cost_model import Kernels
 from tests.estimator.kernels import f32, graph_of
@@ -85,16 +85,3 @@ def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
     lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
     assert lengths[:4].tolist() == [0, 2, 2, 0]
     assert found.edge[found.node[OPERANDS_AT, 2]] == 0
-
-
-def test_nodes_that_read_through_another_bitcast_are_not_alike():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("bitcast", f32(32), (0,)),
-        ("negate", f32(32), (1,)),
-        ("parameter", f32(32), ()),
-        ("negate", f32(32), (3,)),
-        ("bitcast", f32(32), (0,)),
-        ("negate", f32(32), (5,)),
-    )
-    assert first_alike(graph)[[2, 4, 6]].tolist() == [2, 4, 2]
