@@ -46,8 +46,8 @@ class KnownTimes:
         self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
         """By kind and place."""
         self._read()
-        for kind, place in ((DeviceFacts, ""), (LinkFacts, place_of(link))):
-            self._known(kind, place)
+        self._known(DeviceFacts, "")
+        self._known(LinkFacts, place_of(link))
 
     def _read(self) -> None:
         def read(store: ProfileStore) -> None:
