@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
 from weakref import ref
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
@@ -46,22 +48,26 @@ TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
 
 
+_Number = Annotated[float, Meta(ge=0, le=1e18)]
+"""A rate, a size or a time."""
+
+
 @dataclass(frozen=True)
 class DeviceModel:
     """A device as the analytical estimate sees it."""
 
-    memory_bandwidth: float
+    memory_bandwidth: _Number
     """Bytes read plus written per second, from main memory."""
-    flops_per_s: float
+    flops_per_s: _Number
     """Of a large matrix multiplication."""
     hoists: bool
     """Whether loop-invariant values inside a kernel move out of its inner loops (XLA:CPU)."""
-    shortest_kernel_ns: float = 0.0
-    streaming: tuple[tuple[float, float], ...] = ()
+    shortest_kernel_ns: _Number = 0.0
+    streaming: tuple[tuple[_Number, _Number], ...] = ()
     """Measured (bytes moved, ns) of streaming kernels, both ascending: caches make it no line."""
-    strided_ns: float = 0.0
+    strided_ns: _Number = 0.0
     """Extra time to read one element across the memory's grain."""
-    element_ns: Mapping[str, float] = field(default_factory=dict)
+    element_ns: Mapping[str, _Number] = field(default_factory=dict)
     """Measured time of one evaluation by opcode; for the rest flops over the flop rate."""
 
     def __post_init__(self) -> None:
