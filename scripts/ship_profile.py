@@ -90,9 +90,9 @@ def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> li
     if fitted is None:
         problems.append("there is no all-reduce sweep")
     else:
-        for piece in fitted.pieces:
+        for piece in fitted.line.lines:
             print(
-                f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.base_ns:.0f} ns"
+                f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.offset_ns:.0f} ns"
             )
         print(f"  residuals: median {fitted.median_error:.3f}, largest {fitted.maximum_error:.3f}")
         if fitted.median_error > args.fit:
