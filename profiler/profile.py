@@ -232,11 +232,15 @@ def from_json(text: str, source: str = "the profile") -> Profile:
     """Parse JSON text of :func:`to_json`. ``source`` names the file in the messages."""
     try:
         raw: Any = msgspec.json.decode(text)
-        found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
-        if found != (FORMAT, VERSION):
-            raise ProfileError(
-                f"expected a {FORMAT} of version {VERSION}, got format {found[0]!r:.80}, version {found[1]!r:.80}"
-            )
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ProfileError(f"{source} is not JSON: {error}") from None
+    found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
+    if found != (FORMAT, VERSION):
+        raise ProfileError(
+            f"{source}: expected a {FORMAT} of version {VERSION}, got format {found[0]!r:.80}, "
+            f"version {found[1]!r:.80}; measure again or name another file"
+        )
+    try:
         return msgspec.convert(raw, Profile)
-    except (msgspec.MsgspecError, DiscoError, RecursionError, UnicodeError) as error:
+    except (msgspec.ValidationError, DiscoError) as error:
         raise ProfileError(f"{source}: {error}; measure again or name another file") from None

@@ -203,7 +203,7 @@ class ProfileStore(SqliteFile):
         try:
             return msgspec.convert(values, kind)
         except msgspec.ValidationError as error:
-            raise self._wrong(where, error) from None
+            raise self._wrong(f"{where} {values!r:.80}", error) from None
 
     def _wrong(self, where: str, error: Exception) -> ProfileError:
         return ProfileError(f"{self.path}: {where}: {error}; measure again or name another file")
