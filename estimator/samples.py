@@ -13,8 +13,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind, is_cloned
-from disco_hlo.hlo.legality import external_reads, group_refusal, is_joinable
+from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.rows import is_joinable
+from disco_hlo.hlo.graph import Graph, Kind, external_reads, is_cloned
 
 
 @dataclass(frozen=True, slots=True)

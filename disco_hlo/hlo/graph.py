@@ -15,7 +15,7 @@ This module knows no protobuf and no XLA: it is data. ``canonical.py`` builds it
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import TypeVar
@@ -116,6 +116,12 @@ class Node:
 def is_cloned(node: Node) -> bool:
     """Whether the node is a scalar constant, which every kernel carries its own copy of."""
     return node.kind is Kind.CONSTANT and not node.shape.dims and node.shape.dtype != "tuple"
+
+
+def external_reads(graph: Graph, inside: Collection[int]) -> list[int]:
+    """Nodes that a kernel of these reads from outside, ascending; scalar constants, which it has itself, left out."""
+    read = {operand for member in inside for operand in graph.nodes[member].operands}
+    return sorted(x for x in read.difference(inside) if not is_cloned(graph.nodes[x]))
 
 
 @dataclass(frozen=True)

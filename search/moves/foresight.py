@@ -5,7 +5,7 @@ takes longer than all else. What two units would be together, and what is left o
 from the units as they are: the kernel is looked up among the verdicts by its hash, or judged, before anything is
 written; making it then finds the verdict. Where duplicates would change hands as well the move is let pass, to be
 made and judged as ever. Of what a unit would be that recomputes more, only the number of ops is looked at, and
-whether a reduction would be left that no block of threads does (``hlo.legality_gpu``). Kernels of XLA's own stand
+whether a reduction would be left that no block of threads does (``core.legality_gpu``). Kernels of XLA's own stand
 whatever the rules say.
 """
 
@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import inner
-from disco_hlo.hlo import gpu_facts as fact
+from disco_hlo.core.gpu_facts import CHAIN
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.rows import HAS_HEROES
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, holds_copy
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot
-from disco_hlo.search.rules.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
+from disco_hlo.search.rules.legality import UNJUDGED, judge, known_verdict
 from disco_hlo.search.rules.neighbours import gather_members, is_read_inside, sort_runs
 
 
@@ -223,7 +226,7 @@ def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 @inner
 def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
     """Whether no kernel of two units returns all of row ``results``, in one loop or beside the first reduction."""
-    if not g.limits[GPU_RULES]:
+    if not g.limits[HAS_HEROES]:
         return False
     first, one_loop = -1, True
     for i in range(results):
@@ -238,7 +241,7 @@ def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
         if g.reduction[x] >= 0:
             if g.reduction[x] != g.reduction[first]:
                 return True
-        elif not g.gpu_flags[x] & fact.CHAIN and g.loop[x] != g.operand_loop[first]:
+        elif not g.gpu_flags[x] & CHAIN and g.loop[x] != g.operand_loop[first]:
             return True  # a chain may begin with a reduction of its own
     return False
 
