@@ -64,7 +64,7 @@ REASONS: dict[int, str] = {
     REDUCED_TWICE: "{0:op} reduces what was already reduced in the same kernel",
     SHARED_MEMORY: "{0} bytes of shared memory, more than {1}",
 }
-"""What users read. In braces stand the numbers that :func:`refuse` noted: nodes, with how they are named, and counts."""
+"""What users read. In braces stand the numbers that :func:`refuse` noted: nodes, as they are named, and counts."""
 
 
 def refuse(w: Any, reason: Any, first: Any, second: Any, third: Any) -> Any:
