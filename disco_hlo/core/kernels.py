@@ -57,9 +57,10 @@ def group_refusal(
         kind: the emitter, as in ``plan.strategy.Group``. XLA chooses between its own by what is inside.
     """
     g, w = plain_rows(graph), kernel(members, results)
-    reason = results_refusal(g, w, len(results))
+    tiled = kind == "triton"
+    reason = results_refusal(g, w, len(results), tiled)
     if reason == LEGAL:
-        reason = kernel_refusal(g, w, len(w.members), len(results), _INSIDE, kind == "triton")
+        reason = kernel_refusal(g, w, len(w.members), len(results), _INSIDE, tiled)
     return None if reason == LEGAL else sentence(graph, reason, w.about)
 
 

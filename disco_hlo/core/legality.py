@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.core.gpu_facts import SAME_PLACE, SCATTER
-from disco_hlo.core.legality_gpu import gpu_refusal
+from disco_hlo.core.legality_gpu import gpu_refusal, gpu_results_refusal
 from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.core.reasons import (
     DEAD_MEMBER,
@@ -63,12 +63,17 @@ MOST_READS: Final = 1 << 60
 """What a kernel reads is counted no further: twice as much still fits a number."""
 
 
-def results_refusal(g: Any, w: Any, results: Any) -> Any:
-    """Why no kernel returns so many nodes in row ``results``, whatever it computes; ``LEGAL`` where one may."""
+def results_refusal(g: Any, w: Any, results: Any, tiled: Any) -> Any:
+    """Why no kernel returns so many nodes in row ``results``, whatever it computes; ``LEGAL`` where one may.
+
+    ``tiled`` as for :func:`kernel_refusal`.
+    """
     if results == 0:
         return refuse(w, NO_RESULT, 0, 0, 0)
-    if results == 1 or g.limits[HAS_HEROES]:
+    if results == 1 or tiled:
         return LEGAL
+    if g.limits[HAS_HEROES]:
+        return gpu_results_refusal(g, w, results)
     first = w.results[0]
     for i in range(results):
         x = w.results[i]

@@ -65,6 +65,33 @@ _NOBODY: Final = -1
 _SEVERAL: Final = -2
 
 
+def gpu_results_refusal(g: Any, w: Any, results: Any) -> Any:
+    """What can be told of several results alone: beside one that a block reduces, all others are reduced alike, are of
+    the loop that goes over what is reduced, or may stand behind a reduction of their own."""
+    first = -1
+    for i in range(results):
+        if first == -1 and g.reduction[w.results[i]] >= 0:
+            first = w.results[i]
+    if first == -1:
+        return LEGAL
+    for i in range(results):
+        x = w.results[i]
+        if g.reduction[x] >= 0:
+            if g.reduction[x] != g.reduction[first]:
+                return refuse(w, REDUCED_BESIDE, first, 0, 0)
+        elif not g.gpu_flags[x] & CHAIN and g.loop[x] != g.operand_loop[first]:
+            return refuse(w, REDUCED_BESIDE, first, 0, 0)
+    return LEGAL
+
+
+def must_be_returned(g: Any, x: Any) -> bool:
+    """Whether a kernel that computes a node must return it: a reduction by blocks behind which no chain of ops stands,
+    so that it is no result's hero."""
+    if g.reduction[x] < 0 or not g.gpu_flags[x] & LONG_REDUCE:
+        return False
+    return not any(g.gpu_flags[g.edge[e]] & CHAIN for e in range(g.users_at[x], g.users_at[x + 1]))
+
+
 def gpu_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     """Why XLA:GPU may not run the members as one kernel, ``LEGAL`` where it may; arguments as for ``kernel_refusal``.
 

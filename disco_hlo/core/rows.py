@@ -92,19 +92,27 @@ def rows(graph: Graph) -> Rows:
     alike = flat.of_key
     examples = [graph.nodes[x] for x in flat.example.tolist()]
     lists = ((flat.operand_at, flat.operand), flat_users(graph), _buffers(graph))
-    begins = np.cumsum([0, *(items.size for _, items in lists)])
+    begins = np.cumsum([0, *(items.size for _, items in lists)]).tolist()
+    gpu = _gpu_rows(graph)
     flags = _flags_of_keys(graph, examples)[alike]
     flags[flat.is_cloned] |= CLONED
     return Rows(
-        flags,
-        shapes.of_key[alike],
-        shapes.geometry[shapes.of_key][alike],
-        np.array([element_count(x) for x in examples], np.int64)[alike],
-        np.array([reads_per_element(graph, x) for x in examples], np.int64)[alike],
-        *_gpu_rows(graph),
-        *(begin + at for begin, (at, _) in zip(begins, lists, strict=False)),
-        np.concatenate([items for _, items in lists]),
-        _limits(graph),
+        flags=flags,
+        shape=shapes.of_key[alike],
+        geometry=shapes.geometry[shapes.of_key][alike],
+        element_count=np.array([element_count(x) for x in examples], np.int64)[alike],
+        reads_per_element=np.array([reads_per_element(graph, x) for x in examples], np.int64)[alike],
+        gpu_flags=gpu.flags,
+        reduction=gpu.reduction,
+        transpose=gpu.transpose,
+        loop=gpu.loop,
+        operand_loop=gpu.operand_loop,
+        shared_bytes=gpu.shared_bytes,
+        operands_at=begins[0] + lists[0][0],
+        users_at=begins[1] + lists[1][0],
+        buffers_at=begins[2] + lists[2][0],
+        edge=np.concatenate([items for _, items in lists]),
+        limits=_limits(graph),
     )
 
 

@@ -73,9 +73,8 @@ UNCUT: Final = 1 << 20
 """``UNCUT_AT`` has something of it."""
 ORDERED: Final = 1 << 21
 """Something must run behind it though it does not read it."""
-BLOCK_ALONE: Final = 1 << 22
-"""A reduction that XLA:GPU has done by blocks of threads, and behind which no chain of ops stands: a kernel that
-computes it must return it."""
+MUST_BE_RETURNED: Final = 1 << 22
+"""``core.legality_gpu.must_be_returned``"""
 PRODUCT: Final = 1 << 23
 """A matrix product, a convolution or what else libraries compute."""
 

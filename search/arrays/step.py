@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.core.gpu_facts import CHAIN, LONG_REDUCE
+from disco_hlo.core.legality_gpu import must_be_returned
 from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
@@ -79,9 +79,9 @@ def build_step(graph: Graph) -> Step:
     node[at.KEY, :count] = flat.of_key
     node[at.MIXED, :count] = mixed(np.arange(count))
     node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
-    for x in np.flatnonzero((read.reduction >= 0) & (read.gpu_flags & LONG_REDUCE != 0)).tolist():
-        if not any(read.gpu_flags[user] & CHAIN for user in graph.users[x]):
-            node[at.FLAGS, x] |= at.BLOCK_ALONE
+    for x in np.flatnonzero(read.reduction >= 0).tolist():
+        if must_be_returned(read, x):
+            node[at.FLAGS, x] |= at.MUST_BE_RETURNED
     return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), np.append(read.limits, 0))
 
 

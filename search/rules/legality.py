@@ -121,7 +121,7 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
     for i in range(count):
         if not g.flags[w.members[i]] & at.FUSIBLE:
             return STAYS_ALONE
-    reason = results_refusal(g, w, results)
+    reason = results_refusal(g, w, results, False)
     if reason != LEGAL:
         return reason
     count, stamp = add_bitcasts(g, w, count)
