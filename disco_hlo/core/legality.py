@@ -17,40 +17,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from disco_hlo.core.gpu_facts import SAME_PLACE, SCATTER
+from disco_hlo.core import gpu_facts as fact
+from disco_hlo.core import reasons as why
+from disco_hlo.core import rows as at
 from disco_hlo.core.legality_gpu import gpu_refusal, gpu_results_refusal
 from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import (
-    DEAD_MEMBER,
-    LEGAL,
-    NO_GENERATOR,
-    NO_RESULT,
-    NOT_FUSIBLE,
-    ONLY_BITCASTS,
-    OWN_BUFFER_COPY,
-    RESULT_SHAPES,
-    SEVERAL_RESULTS,
-    SHARED_BUFFER,
-    TOO_MANY_EMISSIONS,
-    TOO_MANY_EVALUATIONS,
-    TOO_MANY_OPERANDS,
-    TOO_MANY_REDUCTIONS,
-    refuse,
-)
-from disco_hlo.core.rows import (
-    BITCAST,
-    CLONED,
-    ELEMENTWISE,
-    EMISSIONS_LIMIT,
-    HAS_HEROES,
-    JOINS,
-    NOT_GENERATED,
-    OPERANDS_LIMIT,
-    OWN_BUFFER,
-    REDUCE,
-    REDUCTIONS_LIMIT,
-    SINGLE_RESULT,
-)
+from disco_hlo.core.reasons import LEGAL, refuse
 
 REPETITION: Final = 100
 """How many times as much as its ops by themselves one kernel may read. Of XLA's own kernels (Triton's aside, which keep
@@ -69,18 +41,18 @@ def results_refusal(g: Any, w: Any, results: Any, tiled: Any) -> Any:
     ``tiled`` as for :func:`kernel_refusal`.
     """
     if results == 0:
-        return refuse(w, NO_RESULT, 0, 0, 0)
+        return refuse(w, why.NO_RESULT, 0, 0, 0)
     if results == 1 or tiled:
         return LEGAL
-    if g.limits[HAS_HEROES]:
+    if g.limits[at.HAS_HEROES]:
         return gpu_results_refusal(g, w, results)
     first = w.results[0]
     for i in range(results):
         x = w.results[i]
         if g.shape[x] != g.shape[first]:
-            return refuse(w, RESULT_SHAPES, first, x, 0)
-        if g.flags[x] & SINGLE_RESULT:
-            return refuse(w, SEVERAL_RESULTS, 0, 0, 0)
+            return refuse(w, why.RESULT_SHAPES, first, x, 0)
+        if g.flags[x] & at.SINGLE_RESULT:
+            return refuse(w, why.SEVERAL_RESULTS, 0, 0, 0)
     return LEGAL
 
 
@@ -99,7 +71,7 @@ def kernel_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any, tiled: 
             made here; it computes nothing again.
     """
     reason = _member_refusal(g, w, count, results, stamp, tiled)
-    if reason == LEGAL and g.limits[HAS_HEROES] and not tiled:
+    if reason == LEGAL and g.limits[at.HAS_HEROES] and not tiled:
         reason = gpu_refusal(g, w, count, results, stamp)
     if reason == LEGAL:
         reason = _size_refusal(g, w, count, results, stamp)
@@ -130,17 +102,17 @@ def _member_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any, tiled:
             used = w.inside[g.edge[e]] == stamp
             e += 1
         if not used:
-            return refuse(w, DEAD_MEMBER, x, 0, 0)
+            return refuse(w, why.DEAD_MEMBER, x, 0, 0)
         flags = g.flags[x]
-        if not flags & JOINS:
-            return refuse(w, NOT_FUSIBLE, x, 0, 0)
-        if flags & OWN_BUFFER:
-            return refuse(w, OWN_BUFFER_COPY, x, 0, 0)
-        if flags & NOT_GENERATED and not tiled:
-            return refuse(w, NO_GENERATOR, x, 0, 0)
-        if flags & BITCAST:
+        if not flags & at.JOINS:
+            return refuse(w, why.NOT_FUSIBLE, x, 0, 0)
+        if flags & at.OWN_BUFFER:
+            return refuse(w, why.OWN_BUFFER_COPY, x, 0, 0)
+        if flags & at.NOT_GENERATED and not tiled:
+            return refuse(w, why.NO_GENERATOR, x, 0, 0)
+        if flags & at.BITCAST:
             bitcasts += 1
-    return refuse(w, ONLY_BITCASTS, 0, 0, 0) if bitcasts == count else LEGAL
+    return refuse(w, why.ONLY_BITCASTS, 0, 0, 0) if bitcasts == count else LEGAL
 
 
 def _size_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
@@ -149,18 +121,18 @@ def _size_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
     operands = reductions = 0
     for i in range(count):
         x = w.members[i]
-        if g.flags[x] & REDUCE:
+        if g.flags[x] & at.REDUCE:
             reductions += 1
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
-            if w.inside[operand] == stamp or w.mark[operand] == seen or g.flags[operand] & CLONED:
+            if w.inside[operand] == stamp or w.mark[operand] == seen or g.flags[operand] & at.CLONED:
                 continue
             w.mark[operand] = seen
             operands += 1
-    if operands + results > g.limits[OPERANDS_LIMIT]:
-        return refuse(w, TOO_MANY_OPERANDS, operands + results, g.limits[OPERANDS_LIMIT], 0)
-    if reductions > g.limits[REDUCTIONS_LIMIT]:
-        return refuse(w, TOO_MANY_REDUCTIONS, reductions, g.limits[REDUCTIONS_LIMIT], 0)
+    if operands + results > g.limits[at.OPERANDS_LIMIT]:
+        return refuse(w, why.TOO_MANY_OPERANDS, operands + results, g.limits[at.OPERANDS_LIMIT], 0)
+    if reductions > g.limits[at.REDUCTIONS_LIMIT]:
+        return refuse(w, why.TOO_MANY_REDUCTIONS, reductions, g.limits[at.REDUCTIONS_LIMIT], 0)
     return LEGAL
 
 
@@ -174,9 +146,9 @@ def _emission_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> A
     for i in range(count - 1, -1, -1):
         x = w.members[i]
         written = max(1, w.value[x])
-        if written > g.limits[EMISSIONS_LIMIT]:
-            return refuse(w, TOO_MANY_EMISSIONS, x, written, g.limits[EMISSIONS_LIMIT])
-        elementwise = g.flags[x] & ELEMENTWISE
+        if written > g.limits[at.EMISSIONS_LIMIT]:
+            return refuse(w, why.TOO_MANY_EMISSIONS, x, written, g.limits[at.EMISSIONS_LIMIT])
+        elementwise = g.flags[x] & at.ELEMENTWISE
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if w.inside[operand] != stamp:
@@ -204,7 +176,7 @@ def _evaluation_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) ->
     together = 0
     for i in range(count - 1, -1, -1):
         x = w.members[i]
-        own, reads, elementwise = w.evaluated[x], g.reads_per_element[x], g.flags[x] & ELEMENTWISE
+        own, reads, elementwise = w.evaluated[x], g.reads_per_element[x], g.flags[x] & at.ELEMENTWISE
         work = own * max(1, reads) if own <= MOST_READS // max(1, reads) else MOST_READS
         together = min(MOST_READS, together + work)
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
@@ -216,7 +188,7 @@ def _evaluation_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) ->
             before = w.evaluated[operand]
             w.evaluated[operand] = max(before, added) if elementwise else min(MOST_READS, before + added)
     if together > max(FEW_READS, REPETITION * alone):
-        return refuse(w, TOO_MANY_EVALUATIONS, together, alone, 0)
+        return refuse(w, why.TOO_MANY_EVALUATIONS, together, alone, 0)
     return LEGAL
 
 
@@ -224,12 +196,12 @@ def _inplace_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
     """A kernel that overwrites a buffer may read it only at the element it is about to write."""
     for i in range(count):
         writer = w.members[i]
-        if g.gpu_flags[writer] & SCATTER:
+        if g.gpu_flags[writer] & fact.SCATTER:
             continue
         for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
             elsewhere = _reads_elsewhere(g, w, g.edge[e], writer, stamp)
             if elsewhere >= 0:
-                return refuse(w, SHARED_BUFFER, writer, g.edge[e], elsewhere)
+                return refuse(w, why.SHARED_BUFFER, writer, g.edge[e], elsewhere)
     return LEGAL
 
 
@@ -245,14 +217,15 @@ def _reads_elsewhere(g: Any, w: Any, buffer: Any, writer: Any, stamp: Any) -> An
             user = g.edge[e]
             if w.inside[user] != stamp or w.mark[user] == touched:
                 continue
-            if g.limits[HAS_HEROES]:
+            if g.limits[at.HAS_HEROES]:
                 in_place = (
-                    g.gpu_flags[user] & SAME_PLACE != 0 and g.element_count[user] == g.element_count[buffer]
+                    g.gpu_flags[user] & fact.SAME_PLACE != 0
+                    and g.element_count[user] == g.element_count[buffer]
                 )
-            elif x == buffer and g.flags[user] & BITCAST:
+            elif x == buffer and g.flags[user] & at.BITCAST:
                 continue  # another name of the buffer, which is looked at for itself
             else:
-                in_place = g.flags[user] & ELEMENTWISE != 0 and g.geometry[user] == g.geometry[writer]
+                in_place = g.flags[user] & at.ELEMENTWISE != 0 and g.geometry[user] == g.geometry[writer]
             if not in_place:
                 return user
             w.mark[user] = touched

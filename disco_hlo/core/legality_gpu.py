@@ -26,35 +26,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from disco_hlo.core.gpu_facts import (
-    CHAIN,
-    CONCATENATE,
-    LONG_REDUCE,
-    LOOP_PRODUCER,
-    MOVES,
-    NESTED_TRANSPOSE,
-    RACE_FREE,
-    SCATTER,
-    WEB,
-)
+from disco_hlo.core import gpu_facts as fact
+from disco_hlo.core import reasons as why
+from disco_hlo.core import rows as at
 from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import (
-    LEGAL,
-    MOVED_BEFORE,
-    NO_LOOP,
-    OTHER_LOOPS,
-    OTHER_ORDER,
-    REDUCED_BESIDE,
-    REDUCED_INSIDE,
-    REDUCED_TWICE,
-    SCATTER_BESIDE,
-    SCATTERED_INSIDE,
-    SHARED_MEMORY,
-    TRANSPOSED_BESIDE,
-    TUPLE_BESIDE,
-    refuse,
-)
-from disco_hlo.core.rows import REDUCE, SHARED_BYTES_LIMIT, TUPLE
+from disco_hlo.core.reasons import LEGAL, refuse
 
 _LOOP: Final = 0
 _REDUCTION: Final = 1
@@ -78,18 +54,18 @@ def gpu_results_refusal(g: Any, w: Any, results: Any) -> Any:
         x = w.results[i]
         if g.reduction[x] >= 0:
             if g.reduction[x] != g.reduction[first]:
-                return refuse(w, REDUCED_BESIDE, first, 0, 0)
-        elif not g.gpu_flags[x] & CHAIN and g.loop[x] != g.operand_loop[first]:
-            return refuse(w, REDUCED_BESIDE, first, 0, 0)
+                return refuse(w, why.REDUCED_BESIDE, first, 0, 0)
+        elif not g.gpu_flags[x] & fact.CHAIN and g.loop[x] != g.operand_loop[first]:
+            return refuse(w, why.REDUCED_BESIDE, first, 0, 0)
     return LEGAL
 
 
 def must_be_returned(g: Any, x: Any) -> bool:
     """Whether a kernel that computes a node must return it: a reduction by blocks behind which no chain of ops stands,
     so that it is no result's hero."""
-    if g.reduction[x] < 0 or not g.gpu_flags[x] & LONG_REDUCE:
+    if g.reduction[x] < 0 or not g.gpu_flags[x] & fact.LONG_REDUCE:
         return False
-    return not any(g.gpu_flags[g.edge[e]] & CHAIN for e in range(g.users_at[x], g.users_at[x + 1]))
+    return not any(g.gpu_flags[g.edge[e]] & fact.CHAIN for e in range(g.users_at[x], g.users_at[x + 1]))
 
 
 def gpu_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
@@ -103,16 +79,16 @@ def gpu_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:
         flags |= g.flags[x]
         gpu_flags |= g.gpu_flags[x]
         shared_bytes += g.shared_bytes[x]
-        long_reductions += g.gpu_flags[x] & LONG_REDUCE != 0
-    if shared_bytes > g.limits[SHARED_BYTES_LIMIT]:
-        return refuse(w, SHARED_MEMORY, shared_bytes, g.limits[SHARED_BYTES_LIMIT], 0)
+        long_reductions += g.gpu_flags[x] & fact.LONG_REDUCE != 0
+    if shared_bytes > g.limits[at.SHARED_BYTES_LIMIT]:
+        return refuse(w, why.SHARED_MEMORY, shared_bytes, g.limits[at.SHARED_BYTES_LIMIT], 0)
     find_heroes(g, w, count, results, stamp)
     reason = _emitter_refusal(g, w, count, results, long_reductions)
     if reason == LEGAL and results > 1:
         reason = _loop_refusal(g, w, results)
         if reason == LEGAL:
-            reason = _producing_result_refusal(g, w, count, results, stamp, gpu_flags & MOVES != 0)
-    if reason == LEGAL and (flags & TUPLE or gpu_flags & SCATTER):
+            reason = _producing_result_refusal(g, w, count, results, stamp, gpu_flags & fact.MOVES != 0)
+    if reason == LEGAL and (flags & at.TUPLE or gpu_flags & fact.SCATTER):
         reason = _single_result_refusal(g, w, count, results, stamp)
     if reason == LEGAL and long_reductions > 1:
         reason = _nested_reduction_refusal(g, w, count)
@@ -123,7 +99,7 @@ def is_input_fusion(g: Any, w: Any, results: Any) -> Any:
     """Whether a result comes from a block reduction, a tiled transpose or a scatter; the heroes are found."""
     for i in range(results):
         hero = w.heroes[i]
-        if g.gpu_flags[hero] & SCATTER or _is_by_block(g, w.results[i], hero):
+        if g.gpu_flags[hero] & fact.SCATTER or _is_by_block(g, w.results[i], hero):
             return True
     return False
 
@@ -135,9 +111,9 @@ def find_heroes(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> None:
     reduces = transposes = concatenates = False
     for i in range(count):
         x = w.members[i]
-        reduces = reduces or g.flags[x] & REDUCE != 0
+        reduces = reduces or g.flags[x] & at.REDUCE != 0
         transposes = transposes or g.transpose[x] >= 0
-        concatenates = concatenates or g.gpu_flags[x] & CONCATENATE != 0
+        concatenates = concatenates or g.gpu_flags[x] & fact.CONCATENATE != 0
     for i in range(results):
         w.heroes[i] = _NOBODY
     if transposes or concatenates:
@@ -149,13 +125,13 @@ def find_heroes(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> None:
     for i in range(results):
         if w.heroes[i] == _NOBODY:
             start = _behind_chain(g, w, w.results[i], stamp) if reduces else w.results[i]
-            w.heroes[i] = start if g.flags[start] & REDUCE else w.results[i]
+            w.heroes[i] = start if g.flags[start] & at.REDUCE else w.results[i]
 
 
 def _behind_chain(g: Any, w: Any, result: Any, stamp: Any) -> Any:
     start = result
     # Ends: operands come first.
-    while g.gpu_flags[start] & CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
+    while g.gpu_flags[start] & fact.CHAIN and w.inside[g.edge[g.operands_at[start]]] == stamp:
         start = g.edge[g.operands_at[start]]
     return start
 
@@ -166,7 +142,7 @@ def _find_web_ends(g: Any, w: Any, count: Any, stamp: Any) -> None:
         w.value[w.members[i]] = 1
     for i in range(count - 1, -1, -1):
         x = w.members[i]
-        if g.gpu_flags[x] & WEB and w.value[x]:
+        if g.gpu_flags[x] & fact.WEB and w.value[x]:
             continue
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             if w.inside[g.edge[e]] == stamp:
@@ -179,9 +155,9 @@ def _find_heroes_behind_web(g: Any, w: Any, count: Any, results: Any, transposes
     for i in range(count):
         x = w.members[i]
         hero = _NOBODY
-        if (g.transpose[x] >= 0) if transposes else (g.gpu_flags[x] & CONCATENATE != 0):
+        if (g.transpose[x] >= 0) if transposes else (g.gpu_flags[x] & fact.CONCATENATE != 0):
             hero = x
-        elif g.gpu_flags[x] & WEB:
+        elif g.gpu_flags[x] & fact.WEB:
             for e in range(g.operands_at[x], g.operands_at[x + 1]):
                 operand = g.edge[e]
                 if w.inside[operand] == stamp and behind[operand] != _NOBODY and behind[operand] != hero:
@@ -194,7 +170,7 @@ def _find_heroes_behind_web(g: Any, w: Any, count: Any, results: Any, transposes
 
 
 def _is_real_reduction(g: Any, result: Any, hero: Any) -> Any:
-    return g.reduction[hero] >= 0 and (hero == result or g.gpu_flags[hero] & RACE_FREE != 0)
+    return g.reduction[hero] >= 0 and (hero == result or g.gpu_flags[hero] & fact.RACE_FREE != 0)
 
 
 def _is_by_block(g: Any, result: Any, hero: Any) -> Any:
@@ -250,9 +226,9 @@ def _emitter_refusal(g: Any, w: Any, count: Any, results: Any, long_reductions: 
     for i in range(results):
         hero = w.heroes[i]
         if _is_real_reduction(g, w.results[i], hero) and chosen != _REDUCTION:
-            return refuse(w, REDUCED_BESIDE, hero, 0, 0)
+            return refuse(w, why.REDUCED_BESIDE, hero, 0, 0)
         if results > 1 and g.transpose[hero] >= 0 and chosen != _TRANSPOSE:
-            return refuse(w, TRANSPOSED_BESIDE, hero, 0, 0)
+            return refuse(w, why.TRANSPOSED_BESIDE, hero, 0, 0)
     if long_reductions == 0:
         return LEGAL
     by_block = fresh_stamp(w)
@@ -260,8 +236,8 @@ def _emitter_refusal(g: Any, w: Any, count: Any, results: Any, long_reductions: 
         w.mark[w.heroes[i]] = by_block if chosen == _REDUCTION else 0
     for i in range(count):
         x = w.members[i]
-        if g.reduction[x] >= 0 and g.gpu_flags[x] & LONG_REDUCE and w.mark[x] != by_block:
-            return refuse(w, REDUCED_INSIDE, x, 0, 0)
+        if g.reduction[x] >= 0 and g.gpu_flags[x] & fact.LONG_REDUCE and w.mark[x] != by_block:
+            return refuse(w, why.REDUCED_INSIDE, x, 0, 0)
     return LEGAL
 
 
@@ -277,9 +253,9 @@ def _loop_refusal(g: Any, w: Any, results: Any) -> Any:
         if i == 0:
             first = loop
         if loop != first:
-            return refuse(w, OTHER_LOOPS, w.results[0], result, 0)
-        if by_block and g.gpu_flags[result] & NESTED_TRANSPOSE:
-            return refuse(w, OTHER_ORDER, result, 0, 0)
+            return refuse(w, why.OTHER_LOOPS, w.results[0], result, 0)
+        if by_block and g.gpu_flags[result] & fact.NESTED_TRANSPOSE:
+            return refuse(w, why.OTHER_ORDER, result, 0, 0)
     return LEGAL
 
 
@@ -293,10 +269,10 @@ def _producing_result_refusal(g: Any, w: Any, count: Any, results: Any, stamp: A
             goes_on = goes_on or w.inside[g.edge[e]] == stamp
         if not goes_on:
             continue
-        if not g.gpu_flags[result] & LOOP_PRODUCER or _is_real_reduction(g, result, hero):
-            return refuse(w, NO_LOOP, result, 0, 0)
+        if not g.gpu_flags[result] & fact.LOOP_PRODUCER or _is_real_reduction(g, result, hero):
+            return refuse(w, why.NO_LOOP, result, 0, 0)
         if moves and w.value[result] >= 0:
-            return refuse(w, MOVED_BEFORE, w.value[result], result, 0)
+            return refuse(w, why.MOVED_BEFORE, w.value[result], result, 0)
     return LEGAL
 
 
@@ -304,7 +280,7 @@ def _find_moving(g: Any, w: Any, count: Any, stamp: Any) -> None:
     """Row ``value``: of what a member needs inside, itself included, one that moves elements; -1: nothing does."""
     for i in range(count):
         x = w.members[i]
-        mover, e = x if g.gpu_flags[x] & MOVES else -1, g.operands_at[x]
+        mover, e = x if g.gpu_flags[x] & fact.MOVES else -1, g.operands_at[x]
         while mover < 0 and e < g.operands_at[x + 1]:  # ends: e goes up
             mover = w.value[g.edge[e]] if w.inside[g.edge[e]] == stamp else -1
             e += 1
@@ -315,18 +291,18 @@ def _single_result_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any)
     for i in range(count):
         x = w.members[i]
         is_alone = results == 1 and w.results[0] == x
-        if g.flags[x] & TUPLE and not is_alone:
-            return refuse(w, TUPLE_BESIDE, x, 0, 0)
-        if not g.gpu_flags[x] & SCATTER:
+        if g.flags[x] & at.TUPLE and not is_alone:
+            return refuse(w, why.TUPLE_BESIDE, x, 0, 0)
+        if not g.gpu_flags[x] & fact.SCATTER:
             continue
-        if g.flags[x] & TUPLE or not is_alone:
-            return refuse(w, SCATTER_BESIDE, x, 0, 0)
+        if g.flags[x] & at.TUPLE or not is_alone:
+            return refuse(w, why.SCATTER_BESIDE, x, 0, 0)
         updated = g.edge[g.operands_at[x]]
         inside = w.inside[updated] == stamp
         for e in range(g.users_at[updated], g.users_at[updated + 1]):
             inside = inside or (g.edge[e] != x and w.inside[g.edge[e]] == stamp)
         if inside:
-            return refuse(w, SCATTERED_INSIDE, updated, x, 0)
+            return refuse(w, why.SCATTERED_INSIDE, updated, x, 0)
     return LEGAL
 
 
@@ -337,9 +313,9 @@ def _nested_reduction_refusal(g: Any, w: Any, count: Any) -> Any:
         after = False
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             after = after or w.mark[g.edge[e]] == reduced
-        if g.gpu_flags[x] & LONG_REDUCE:
+        if g.gpu_flags[x] & fact.LONG_REDUCE:
             if after:
-                return refuse(w, REDUCED_TWICE, x, 0, 0)
+                return refuse(w, why.REDUCED_TWICE, x, 0, 0)
             after = True
         if after:
             w.mark[x] = reduced
