@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, fused, leaves
+from disco_hlo.plan.check_pairs import Body, behind, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
 from disco_hlo.plan.check_values import Step, Values
 
@@ -24,17 +24,28 @@ class Kernels:
     def may_write_over(self, step: Step, places: Sequence[tuple[int, int]], result: int, body: Body) -> bool:
         """Whether XLA may put a result over an array that is read at several places, and that would be wrong.
 
-        It looks at one place alone. Kernels write over what they read at one place element by element, library calls
-        and collectives over particular operands. A sort has copied each operand to its result before it begins.
+        It looks at the first place of each name that the array has, and of names that differ by bitcasts at one alone.
+        Kernels write over what they read at one place element by element, library calls and collectives over
+        particular operands. A sort has copied each operand to its result before it begins.
         """
         opcode = step.instruction.opcode
         if opcode == "sort":
             return False
         fits = [self.reads_what_it_writes(step, place, leaf, result, body) for place, leaf in places]
-        if opcode == "fusion":
-            reads = self._fused_reads(step.instruction)
-            return not all(fits) and any(reads.may_be_shared(place) for place, _ in places)
-        return not all(fits) and (opcode in ELEMENTWISE or any(fits))
+        if all(fits):
+            return False
+        if opcode != "fusion":
+            return opcode in ELEMENTWISE or any(fits)
+        reads = self._fused_reads(step.instruction)
+        numbers = step.instruction.operand_ids
+        first = {numbers[place]: (place, leaf) for place, leaf in reversed(places)}
+        shared = [reads.may_be_shared(place) for place, _ in first.values()]
+        homes = {
+            (home[0].id, home[1]) if home is not None and home[0].opcode != "bitcast" else None
+            for home in (behind(body, body.by_id[name], at[1], "opt-barrier") for name, at in first.items())
+        }
+        is_seen = len(homes) == 1 and None not in homes
+        return all(shared) if is_seen else any(shared)
 
     def _fused_reads(self, fusion: Message) -> FusedReads:
         kernel = fused(fusion, self._bodies)
