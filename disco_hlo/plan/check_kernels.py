@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_pairs import Body, behind, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
-from disco_hlo.plan.check_values import Step, Values
+from disco_hlo.plan.check_values import NOTHING, Step, Values
 
 
 class Kernels:
@@ -64,6 +64,8 @@ class Kernels:
         """
         instruction = step.instruction
         opcode = instruction.opcode
+        if sources := self._sorted(step):
+            return sources[result] == self._values.itself(step.operands[place][leaf])
         wanted = (place, leaf, result)
         if any(one[:3] == wanted and (one.is_declared or opcode != "fusion") for one in step.pairs):
             return True
@@ -74,14 +76,26 @@ class Kernels:
             return lies_alike(read, self._values.shapes[step.results[result]])
         return _works_in_place(instruction, place, result, gpu=self._gpu)
 
+    def _sorted(self, step: Step) -> list[int]:
+        """Of a sort, alone or in a kernel of its own, the value that each result holds in another order; empty for what
+        is no sort. XLA copies each operand to its result, in turn, but for what lies there already; then it sorts."""
+        values = [self._values.itself(operand[0]) if operand else NOTHING for operand in step.operands]
+        if step.instruction.opcode == "sort":
+            return values
+        body = fused(step.instruction, self._bodies) if step.instruction.opcode == "fusion" else None
+        if body is None or body.root.opcode != "sort":
+            return []
+        read = [body.by_id[one] for one in body.root.operand_ids]
+        if not all(one.opcode in ("parameter", "iota") for one in read):
+            return []
+        return [values[one.parameter_number] if one.opcode == "parameter" else NOTHING for one in read]
+
 
 def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool) -> bool:
     """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
     opcode = instruction.opcode
     if opcode in ("all-reduce", "collective-broadcast"):
         return gpu and place == result
-    if opcode == "sort":
-        return place == result
     if opcode == "triangular-solve":
         return place == 1
     if opcode == "custom-call" and gpu:

@@ -223,7 +223,8 @@ class _Check:
             self._touch(operand)
 
     def _loop(self, step: Step, block: Block) -> None:
-        self._read(step.operands[0], step.instruction, block)
+        carried = zip(step.operands[0], step.starts, strict=True)
+        self._read([one for one, phi in carried if self._itself[phi] == phi], step.instruction, block)
         self._define_all(step.starts, step, block)
         for inner in step.blocks:
             self._run(inner)
@@ -278,19 +279,18 @@ class _Check:
                 self._fault(f"{reader.name} reads {self._name(one)}, which {by} before, in {block.name}")
 
     def _define_all(self, results: Leaves, step: Step, block: Block) -> None:
-        buffers = [self._buffer[one] for one in results if self._buffer[one]]
+        results = [one for one in results if self._buffer[one] and self._itself[one] == one]
+        buffers = [self._buffer[one] for one in results]
         if len(set(buffers)) != len(buffers):
             twice = next(one for one in buffers if buffers.count(one) > 1)
             both = [self._name(one) for one in results if self._buffer[one] == twice]
             self._fault(f"{step.runs.name} writes {both[0]} and {both[1]} into one buffer")
         for one in results:
             buffer = self._buffer[one]
-            if not buffer:
-                continue
             before = self._holds.get(buffer)
             if before is not None and one not in self._values.phis:
                 self._written.append((block.name, before, step.runs))
-            self._hold(buffer, self._itself[one])
+            self._hold(buffer, one)
 
     # --- kernels -----------------------------------------------------------------------------------
 

@@ -454,6 +454,44 @@ def test_a_sort_has_copied_each_operand_before_it_begins(backend: str) -> None:
     assert said(module(text), backend) == ""
 
 
+@pytest.mark.parametrize("by", ["sort {}", "fusion {} calls=sorting"])
+@pytest.mark.parametrize(
+    ("returned", "read", "is_right"),
+    [
+        (0, "x x", True),  # it lies there already; of it the other is made, before anything is sorted
+        (1, "x x", True),
+        (0, "x h", True),  # by a bitcast
+        (0, "x y", True),
+        (1, "x y", False),  # y is copied there while x is still needed
+        (0, "y x", False),
+    ],
+)
+def test_a_sort_may_be_written_over_what_lies_in_its_place(
+    by: str, returned: int, read: str, is_right: bool
+) -> None:
+    """Run on XLA:CPU, which sorts by either of two equal operands."""
+    text = f"""
+        x = f32[8] parameter
+        h = f32[8] bitcast x
+        y = f32[8] negate x
+        s = (f32[8],f32[8]) {by.format(read)}
+        r = f32[8] get-tuple-element s number={returned}
+    """
+    sorting = "p = f32[8] parameter\nq = f32[8] parameter number=1\ns = (f32[8],f32[8]) sort p q"
+    assert (said(module(text, {"sorting": sorting}, [(0, 0)]), "gpu") == "") is is_right
+
+
+def test_a_sort_of_numbers_that_it_makes_itself_may_be_written_over_its_other_operand() -> None:
+    """What XLA:GPU makes of a stable sort in a loop that keeps its result."""
+    text = "x = f32[8] parameter\ns = (f32[8],s32[8]) fusion x calls=sorting\n"
+    sorting = "p = f32[8] parameter\n{} = s32[8] {}\ns = (f32[8],s32[8]) sort p n"
+    first, second = f"{text}r = f32[8] get-tuple-element s", f"{text}r = s32[8] get-tuple-element s number=1"
+    made, computed = sorting.format("n", "iota"), sorting.format("n", "convert p")
+    assert said(module(first, {"sorting": made}, [(0, 0)]), "gpu") == ""
+    assert "other elements" in said(module(second, {"sorting": made}, [(0, 0)]), "gpu")
+    assert "other elements" in said(module(first, {"sorting": computed}, [(0, 0)]), "gpu")
+
+
 IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
 
 
