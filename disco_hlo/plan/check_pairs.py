@@ -121,8 +121,6 @@ def _declared(instruction: Message, operands: tuple[Message, ...]) -> tuple[Pair
 def _fusion_pairs(fusion: Message, bodies: Mapping[int, Body]) -> Iterator[Pair]:
     """A fusion writes in place where an in-place op is behind its root and a parameter behind that op."""
     body = fused(fusion, bodies)
-    if body.root.opcode in _NEVER_IN_PLACE:
-        return
     for leaf in range(leaf_count(fusion.shape)):
         source = behind(body, body.root, leaf)
         if source is None:
@@ -133,12 +131,6 @@ def _fusion_pairs(fusion: Message, bodies: Mapping[int, Body]) -> Iterator[Pair]
             read = _updated(pair, source[0], body, bodies)
             if read is not None and read[0].opcode == "parameter":
                 yield Pair(read[0].parameter_number, read[1], leaf)
-
-
-_NEVER_IN_PLACE = frozenset(
-    ("add", "multiply", "subtract", "divide", "select", "convert", "reduce", "broadcast", "copy", "transpose", "slice")
-)  # fmt: skip
-"""The commonest roots that are no in-place op and hand nothing on, to be quick about most fusions."""
 
 
 def fused(fusion: Message, bodies: Mapping[int, Body]) -> Body:

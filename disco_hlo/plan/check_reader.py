@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, leaves, pairs
+from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, pairs
+from disco_hlo.plan.check_reads import ELEMENTWISE
 from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
 
 _HANDS_ON = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency"))
 _DONES = frozenset(("all-gather-done", "all-reduce-done", "async-done", "collective-permute-done", "copy-done",
                     "recv-done", "send-done", "async-update"))  # fmt: skip
-_MAKES_VALUES = frozenset((
+_MAKES_VALUES = ELEMENTWISE | frozenset((
     "after-all", "all-gather", "all-reduce", "all-reduce-start", "all-to-all", "batch-norm-grad",
     "batch-norm-inference", "batch-norm-training", "broadcast", "cholesky", "collective-broadcast",
     "collective-permute", "collective-reduce",
@@ -26,16 +27,15 @@ _MAKES_VALUES = frozenset((
     "replica-id", "reshape", "reverse", "rng", "rng-bit-generator", "rng-get-and-update-state", "scaled-dot", "scatter",
     "select-and-scatter", "set-dimension-size", "shuffle", "slice", "sort", "topk", "transpose", "triangular-solve",
 ))  # fmt: skip
-"""Ops beside the elementwise ones that read their operands and write arrays of their own."""
+"""Ops that read their operands and write arrays of their own."""
 
 
 class Reader:
     """Reads a module's computations, call by call, into blocks of steps."""
 
-    def __init__(self, module: Message, elementwise: frozenset[str]) -> None:
+    def __init__(self, module: Message) -> None:
         self.values = Values()
         self._module = module
-        self._plain = _MAKES_VALUES | elementwise
         self.bodies = _bodies(module)
         self._sequences = {
             key: sequence.instruction_ids for key, sequence in module.schedule.sequences.items()
@@ -148,7 +148,7 @@ class Reader:
             raise MalformedError(f"{instruction.name} in {body.name} reads nothing")
         if opcode == "get-tuple-element":
             return self._member(instruction, operands, body)
-        if opcode in self._plain:
+        if opcode in _MAKES_VALUES:
             return self._op(instruction, operands, body, block)
         if opcode == "parameter":
             found = _argument(instruction, arguments, body)
@@ -194,8 +194,6 @@ class Reader:
         return results
 
     def _pairs(self, instruction: Message, body: Body) -> tuple[Pair, ...]:
-        if instruction.opcode not in _MAY_WRITE_IN_PLACE:
-            return ()
         read = tuple([body.by_id[one] for one in instruction.operand_ids])
         return pairs(instruction, read, self.bodies)
 
@@ -313,10 +311,6 @@ class Reader:
 _NEEDS_OPERANDS = frozenset((
     *_HANDS_ON, *_DONES, "get-tuple-element", "while", "conditional", "copy-start", "send", "all-gather-start",
     "collective-permute-start",
-))  # fmt: skip
-_MAY_WRITE_IN_PLACE = frozenset((
-    "all-reduce-start", "async-start", "collective-permute", "collective-permute-start", "custom-call",
-    "dynamic-update-slice", "fusion", "ragged-all-to-all", "scatter", "set-dimension-size",
 ))  # fmt: skip
 
 
