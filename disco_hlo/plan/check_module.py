@@ -54,7 +54,7 @@ def faults(data: bytes, backend: str) -> list[str]:
         reader = Reader(module)
         entry = reader.entry()
         check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
-        check.entry(entry)
+        check.entry(entry, reader.arguments)
     except MalformedError as error:
         return [str(error)]
     except (IndexError, KeyError, RecursionError) as error:  # operands, indices or calls that lead nowhere
@@ -79,15 +79,14 @@ class _Check:
         """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
         self._kernels = Kernels(values, bodies, gpu=gpu)
 
-    def entry(self, block: Block) -> None:
-        """Check the whole module, of which this is the entry."""
+    def entry(self, block: Block, arguments: Leaves) -> None:
+        """Check the whole module, of which this is the entry, with its arguments."""
         self._read_only()
-        given = [value for value in range(1, len(self._itself)) if self._is_argument(value)]
-        for value in given:
+        for value in arguments:
             buffer = self._buffer[value]
             if buffer in self._holds:
-                both = f"{self._name(self._holds[buffer])} and {self._name(value)}"
-                self._fault(f"{both} are arguments of {block.name} in one buffer")
+                both = f"{self._values.name(self._holds[buffer])} and {self._values.name(value)}"
+                self.faults.append(f"{both} are arguments of {block.name} in one buffer")
             if buffer:
                 self._arguments.add(buffer)
                 self._holds[buffer] = value
@@ -97,10 +96,6 @@ class _Check:
         for time, value, sentence in self._two_names:
             if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
                 self.faults.append(sentence)
-
-    def _is_argument(self, value: int) -> bool:
-        definer = self._values.definers[value][0]
-        return definer is not None and definer.opcode == "parameter" and value not in self._values.phis
 
     def _read_only(self) -> None:
         """No other value may be in the buffer of a constant or of an argument that was not donated."""
@@ -112,10 +107,12 @@ class _Check:
             kept = wanted.get(self._buffer[value])
             if kept is not None and kept != self._itself[value] and value not in values.phis:
                 del wanted[self._buffer[value]]
-                self._fault(f"{self._name(value)} is written over {self._name(kept)}, which must not change")
+                self.faults.append(
+                    f"{self._values.name(value)} is written over {self._values.name(kept)}, which must not change"
+                )
         for kept in wanted.values():
-            self._fault(
-                f"{self._name(kept)} must not change, but a loop or conditional has it in its own buffer"
+            self.faults.append(
+                f"{self._values.name(kept)} must not change, but a loop or conditional has it in its own buffer"
             )
 
     def _results(self, block: Block) -> None:
@@ -127,12 +124,12 @@ class _Check:
             if value == NOTHING:
                 continue
             if values.itself(value) in values.read_only:
-                self._fault(
-                    f"{block.body.root.name} returns {name}, which is the unchangeable {self._name(value)}"
+                self.faults.append(
+                    f"{block.body.root.name} returns {name}, which is the unchangeable {self._values.name(value)}"
                 )
             buffer = values.buffer(value)
             if buffer in seen:
-                self._fault(
+                self.faults.append(
                     f"{block.body.root.name} returns {seen[buffer]} and {name}, which are in one buffer"
                 )
             seen[buffer] = name
@@ -165,7 +162,7 @@ class _Check:
             own = {self._itself[value] for value in operand}
             left = [one for one in operand if self._holds.get(self._buffer[one]) not in own]
             self._read(left, step.instruction, block)
-            self._touch(operand)
+            self._last_read.update((self._itself[value], self._now) for value in operand)
 
     def _loop(self, step: Step, block: Block) -> None:
         carried = zip(step.operands[0], step.starts, strict=True)
@@ -192,10 +189,6 @@ class _Check:
         self._holds = before | written
         self._define_all(step.results, step)
 
-    def _touch(self, values: Leaves) -> None:
-        for value in values:
-            self._last_read[self._itself[value]] = self._now
-
     def _read(self, values: Leaves, reader: Message, block: Block) -> None:
         holds, buffers, itself, last, now = (
             self._holds, self._buffer, self._itself, self._last_read, self._now,
@@ -208,8 +201,10 @@ class _Check:
                 continue
             held = holds.get(buffer)
             if held != one:
-                by = "nothing has written" if held is None else f"{self._name(held)} has overwritten"
-                self._fault(f"{reader.name} reads {self._name(one)}, which {by} before, in {block.name}")
+                by = "nothing has written" if held is None else f"{self._values.name(held)} has overwritten"
+                self.faults.append(
+                    f"{reader.name} reads {self._values.name(one)}, which {by} before, in {block.name}"
+                )
 
     def _define_all(self, results: Leaves, step: Step) -> None:
         written: dict[int, int] = {}
@@ -218,8 +213,8 @@ class _Check:
             if not buffer or self._itself[one] != one:
                 continue
             if buffer in written:
-                both = f"{self._name(written[buffer])} and {self._name(one)}"
-                self._fault(f"{step.runs.name} writes {both} into one buffer")
+                both = f"{self._values.name(written[buffer])} and {self._values.name(one)}"
+                self.faults.append(f"{step.runs.name} writes {both} into one buffer")
             written[buffer] = one
         self._holds |= written
 
@@ -243,8 +238,8 @@ class _Check:
             if self._buffer[written] != self._buffer[value]:
                 continue
             if not all(self._kernels.reads_what_it_writes(step, *at, result, block.body) for at in names):
-                self._fault(
-                    f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
+                self.faults.append(
+                    f"{step.runs.name} writes {self._values.name(written)} over {self._values.name(value)} "
                     f"and reads that at other elements than it writes, in {block.name}"
                 )
 
@@ -260,18 +255,10 @@ class _Check:
             if self._kernels.may_write_over(step, names, result, block.body):
                 self._two_names.append((
                     self._now, value,
-                    f"{step.runs.name} reads {self._name(value)} by two names and may write "
-                    f"{self._name(written)} over it, in {block.name}",
+                    f"{step.runs.name} reads {self._values.name(value)} by two names and may write "
+                    f"{self._values.name(written)} over it, in {block.name}",
                 ))  # fmt: skip
                 return
-
-    # --- words -------------------------------------------------------------------------------------
-
-    def _name(self, value: int) -> str:
-        return self._values.name(value)
-
-    def _fault(self, sentence: str) -> None:
-        self.faults.append(sentence)
 
 
 def _returned(body: Body) -> list[str]:

@@ -35,6 +35,8 @@ class Reader:
 
     def __init__(self, module: Message) -> None:
         self.values = Values()
+        self.arguments: list[int] = []
+        """Of the entry."""
         self._module = module
         self.bodies = _bodies(module)
         self._sequences = {
@@ -87,9 +89,8 @@ class Reader:
         for one, other in self._twins:
             if values.itself(one) == one and values.itself(other) == other:
                 values.share(one, other)
-        values.read_only.update(
-            one for held in arguments for one in held if one not in donated and one != NOTHING
-        )
+        self.arguments = [one for held in arguments for one in held if one != NOTHING]
+        values.read_only.update(one for one in self.arguments if one not in donated)
         return block
 
     def block(self, computation: int, arguments: Sequence[Leaves], caller: str) -> Block:

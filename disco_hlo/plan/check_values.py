@@ -97,8 +97,8 @@ class Values:
                 self.share(phi, end)
 
     def settle(self) -> None:
-        """Find the values that can only be one other value: all that goes round handed on, or exchanged for an equal
-        (as XLA's ``HloDataflowAnalysis`` leaves out phis, but of whole circles of them)."""
+        """Find the values that can only be one other value: all that goes round is handed on, or changes places with an
+        equal. XLA's ``HloDataflowAnalysis`` leaves out such phis; one that it kept would hold the same numbers."""
         stands_for: dict[int, int | None] = dict.fromkeys(self.phis)
         is_settled = False
         while not is_settled:
