@@ -643,8 +643,8 @@ def test_results_beside_an_update_are_written_in_its_loop_on_gpu(backend: str, b
 
 
 def test_an_update_cut_from_a_result_beside_it_is_refused_on_gpu() -> None:
-    """XLA:GPU makes such kernels: one loop, whose threads read what others write. Arrays that one warp computes come out
-    right, since it reads before it writes."""
+    """XLA:GPU makes such kernels: one loop, in which threads read what others write. The nine that the fuzzer saw come
+    out right have 64 elements at most, few enough for one warp: that says nothing of larger ones."""
     kernel = """
         p = f32[64] parameter
         i = s32[] parameter number=1
