@@ -167,10 +167,11 @@ class Graph:
 
     @cached_property
     def first_of_key(self) -> tuple[int, ...]:
-        """For each node the first with its :attr:`Node.key`: what follows from shapes and attributes is found
-        once for all of them, since the layers of a model repeat."""
-        first: dict[str, int] = {}
-        return tuple(first.setdefault(node.key, node.id) for node in self.nodes)
+        """For each node the first of its :attr:`Node.key` and kind: what follows from shapes and attributes is found
+        once for all of them, since the layers of a model repeat. An op that is kept apart may have a twin that may
+        be fused."""
+        first: dict[tuple[str, Kind], int] = {}
+        return tuple(first.setdefault((node.key, node.kind), node.id) for node in self.nodes)
 
     @cached_property
     def all_reduces(self) -> tuple[int, ...]:
