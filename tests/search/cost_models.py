@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import external_reads
+from disco_hlo.hlo.graph import Graph, external_reads
 from tests.cost_models import MadeUpCosts
 
 
