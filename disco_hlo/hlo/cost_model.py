@@ -138,9 +138,8 @@ class LinearPieces:
     @property
     def array(self) -> NDArray[np.float64]:
         """``[3, lines]``: what :class:`Line` has."""
-        return np.array(
-            [(line.from_bytes, line.ns_per_byte, line.offset_ns) for line in self.lines], np.float64
-        ).T
+        rows = zip(*((line.from_bytes, line.ns_per_byte, line.offset_ns) for line in self.lines), strict=True)
+        return np.array([*rows], np.float64)
 
     def exact(self, sizes_bytes: ArrayLike) -> NDArray[np.float64]:
         """Time of an all-reduce of each size in ns, same shape."""
