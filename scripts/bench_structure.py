@@ -10,7 +10,7 @@ adam-replicated-N (the same with the moments whole on every device: all-reduce, 
 
 Every (step, link, devices) has a file DIR/<step>-<size>-<link>-<devices>.json, whole after every row; what a run did
 not get to, the next one does. On GPU the times of transfers come from the profile that ships with the package for
-the link (--profile names another); elsewhere they are measured first.
+the link; elsewhere they are measured first.
 
 Exit status: 0 all that was asked for is done (rows that failed say why); 1 a step could not be measured;
 2 bad arguments; 3 the time was up.
@@ -42,11 +42,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(2, 65), default=2, metavar="N")
     parser.add_argument("--schedules", default="", help="names separated by commas (default: all that fit)")
-    parser.add_argument("--compiles", type=int, default=8, help="modules compiled at once (default 8)")
-    parser.add_argument("--profile", type=Path, help="a profile.json instead of the one for the link")
-    parser.add_argument(
-        "--keep-modules", action="store_true", help="keep every variant's module (.hlo.pb.gz)"
-    )
     args = parser.parse_args(argv)
     commands.check(parser, args)
     return args
@@ -64,16 +59,16 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     if unknown:
         print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
         return BAD_ARGUMENTS
-    records: list[Record] = []
-    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: _stop(records))
+    cells = [CellName(step, args.size, args.link, args.devices) for step in args.steps]
+    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: commands.stop(args.out, cells))
     status = DONE
-    for step in args.steps:
+    for cell in cells:
         try:
-            records.append(Record.open(args.out, CellName(step, args.size, args.link, args.devices)))
+            record = Record.open(args.out, cell)
         except RecordError as error:
             print(f"bench_structure.py: {error}", file=sys.stderr)
             return BAD_ARGUMENTS
-        if not _measured(args, records[-1], left_s):
+        if not _measured(args, record, left_s):
             status = NOT_MEASURED
     watchdog.cancel()
     return status
@@ -106,13 +101,11 @@ def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]
         asked = Asked(
             only=frozenset(filter(None, args.schedules.split(","))),
             rounds=args.rounds,
-            compiles=max(1, min(args.compiles, (os.cpu_count() or 2) // 2)),
             seed=args.seed,
             profile=lambda request: _profile(args, request),
             say=lambda text: print(text, flush=True),
             left_s=left_s,
             comparison=Comparison(),
-            modules=args.out / record.cell.stem if args.keep_modules else None,
         )
         measure_cell(asked, record, request)
     except Exception as error:  # noqa: BLE001 -- the other steps are measured nevertheless
@@ -125,8 +118,6 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
     """Transfer times, device constants and contention: shipped for the link on GPU, measured elsewhere."""
     from disco_hlo.profiler.profile import load
 
-    if args.profile is not None:
-        return load(args.profile)
     if request.backend.platform != "cpu":
         import disco_hlo
 
@@ -137,11 +128,6 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
 
     session = step.session_of(request, Settings(search=True, directory=args.out))
     return step.profile(session, step.captured(request), args.out)
-
-
-def _stop(records: list[Any]) -> None:
-    for record in records:
-        record.stop("the time was up")
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Tables and figures of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured.
+"""Tables of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured, and one picture.
 
-    python scripts/make_tables.py DIR                    DIR/tables.md and the pictures beside it
-    python scripts/make_tables.py DIR --out docs/benchmarks --no-pictures
+    python scripts/make_tables.py DIR                    DIR/tables.md, and fidelity.svg beside it
+    python scripts/make_tables.py DIR --out docs/benchmarks --no-picture
 
 Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
 """
@@ -115,26 +115,25 @@ def _made_with(records: tables.Cells) -> list[str]:
 
 
 def main() -> int:
-    """Write the tables and pictures."""
+    """Write the tables and the picture."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
-    parser.add_argument("--no-pictures", action="store_true", help="tables alone; needs no matplotlib")
+    parser.add_argument("--no-picture", action="store_true", help="tables alone; needs no matplotlib")
     args = parser.parse_args()
     out = args.out or args.folder
     try:
         records = records_in(args.folder)
         out.mkdir(parents=True, exist_ok=True)
         pictures: list[Path] = []
-        if not args.no_pictures:
+        if not args.no_picture:
             from evaluation import figures
 
-            for draw in (figures.step_times, figures.overlaps, figures.fidelity):
-                pictures += draw(records, out)
+            pictures = figures.fidelity(records, out)
         write_atomically(out / "tables.md", document(records, pictures).encode())
     except ImportError as error:
-        print(f"make_tables.py: {error}: pip install matplotlib, or --no-pictures", file=sys.stderr)
+        print(f"make_tables.py: {error}: pip install matplotlib, or --no-picture", file=sys.stderr)
         return 2
     except (RecordError, OSError) as error:
         print(f"make_tables.py: {error}", file=sys.stderr)

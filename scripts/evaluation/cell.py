@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from disco_hlo.errors import DiscoError
@@ -32,7 +32,6 @@ from evaluation.rounds import Rounds
 from evaluation.rows import (
     BASELINE,
     PGLE,
-    PLAN,
     Context,
     Row,
     chosen_names,
@@ -48,7 +47,6 @@ class Asked:
 
     rows: str
     rounds: int
-    until: str
     settings: Settings
     out: Path
     say: Callable[[str], None]
@@ -81,6 +79,8 @@ class Cell:
         self.default: LoadedExecutable = None
         self.default_s = 0.0
         self.fdo_profile = b""
+        self.left: list[Row] = []
+        """To be compiled, XLA's default apart."""
         self.compiled: list[Compiled] = []
         self._kept: Kept | None = None
         self._inputs_of: Runner | None = None
@@ -88,8 +88,6 @@ class Cell:
         self._looked_at: Traceable | None = None
         self._compiling: set[str] = set()
         """Rows under way; threads add and remove their own."""
-        self.planned_rows = 0
-        """How many rows will need plans that are still searched for, and matter more than most baselines."""
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -113,8 +111,6 @@ class Cell:
         self.record.note("fingerprint", fingerprint)
         if module is None:
             self.files.save_module(self.captured.module)
-        if self.asked.until in ("profile", "search"):
-            return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
         self.default = compiles.compile_module(self.request, module)
@@ -131,14 +127,29 @@ class Cell:
         if self._kept is not None:
             with self._clock("profile"):
                 found = step.profile(self.session, self.captured, self.asked.out, self._kept)
-            for name, trace in self._kept.traces.items():
-                self.files.save_trace(f"profile, {name}", trace)
             self._inputs_of, self._kept = self._kept.runner, None  # their code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
-        if self.default is not None and self._guides():
+        if self._guides():
             with self._clock("pgle"):
                 self._collect_fdo_profile()
+
+    def search(self) -> None:
+        """Search by the profile, where that was not done before."""
+        if self.files.plans() is None:
+            self._search(None)
+
+    def _search(self, before: step.FoundPlans | None) -> None:
+        profile = self.files.profile()
+        assert profile is not None
+        plans = step.search(self.captured, profile, self.asked.settings, before)
+        self.files.save_plans(plans)
+        self.asked.say(f"{self.name.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+
+    @property
+    def looks(self) -> int:
+        """How often the plan's kernels were measured and the search made again."""
+        return self.record.fact("looks") or 0
 
     def compile_for_look(self) -> None:
         """The kernels of the search's first plan, for :meth:`look`; of several cells at once.
@@ -150,8 +161,8 @@ class Cell:
         self._looked_at = kernels_of(self.session, self.captured.source, plans.searched[0])
 
     def look(self, number: int) -> None:
-        """Measure the kernels of the search's first plan, for the search to be made again; with the devices to
-        itself.
+        """Measure the kernels of the search's first plan, with the devices to itself, and search once more with their
+        times. It counts once that search has ended: one that was cut off is made again.
 
         Args:
             number: of this look, from 1.
@@ -175,6 +186,8 @@ class Cell:
             f"{self.name.stem}: measured {seen.kernels} kernels of the plan that had never run, "
             f"which take {seen.ratio:.2f} of what was estimated"
         )
+        self._search(plans)
+        self.record.note("looks", number)
 
     def _guides(self) -> bool:
         names = chosen_names(self.asked.rows)
@@ -200,63 +213,37 @@ class Cell:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
         return plans, profile
 
-    def choose_without_plans(self) -> list[Row]:
-        """What is left to compile of that which needs no plan, XLA's default apart.
-
-        Raises:
-            DiscoError: there is no profile.
-        """
-        profile = self.files.profile()
-        if profile is None:
-            raise DiscoError(f"{self.files.folder} holds no profile")
-        self.context = Context(
-            self.request,
-            self.captured.source,
-            read(self.captured.source),
-            step.costs(profile, self.captured),
-            self.asked.settings.seed,
-            fdo_profile=self.fdo_profile,
-        )
-        self._predict_default()
-        names = chosen_names(self.asked.rows)
-        self.planned_rows = self.asked.settings.finalists + 1 if not names or PLAN in names else 0
-        return self._left()
-
-    def choose_rows(self) -> list[Row]:
-        """What is left to compile, most important first, XLA's default apart.
+    def choose_rows(self) -> None:
+        """Find what is left to compile, most important first.
 
         Raises:
             DiscoError: there are no plans.
         """
         plans, profile = self._found()
-        self.planned_rows = 0
-        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
+        source = self.captured.source
         costs = step.costs(profile, self.captured, plans)
-        self.context = replace(self.context, costs=costs, found=plans)
-        self.record.note("bounds", bounds_of(self.captured.source, costs, plans))
-        self._predict_default()
-        left = self._left()
-        if not left and not self.compiled and self.record.finished(DEFAULT):
+        self.context = Context(
+            self.request, source, read(source), costs, self.asked.settings.seed, plans, self.fdo_profile
+        )
+        found = predicted(costs, source.graph, self.context.xla, repeats(source))
+        self.record.note_all(
+            search_s=plans.search_s,
+            evaluations=plans.evaluations,
+            bounds=bounds_of(source, costs, plans),
+            predicted_default=found,
+        )
+        default, *rows = wanted(rows_of(self.context), self.asked.rows)
+        self.left = possible(
+            self.context, self.record, [row for row in rows if not self.record.finished(row.name)]
+        )
+        if not self.left and self.record.finished(DEFAULT):
             self.asked.say(f"{self.name.stem}: nothing left to do")
-            return []
-        default = rows_of(self.context)[0]
+            return
         self.record.begin(DEFAULT, default.kind)
         self.record.update(
             DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
         )
-        self.compiled.insert(0, Compiled(default, self.default))
-        return left
-
-    def _predict_default(self) -> None:
-        context = self.context
-        found = predicted(context.costs, context.source.graph, context.xla, repeats(context.source))
-        self.record.note("predicted_default", found)
-
-    def _left(self) -> list[Row]:
-        rows = wanted(rows_of(self.context), self.asked.rows)[1:]
-        begun = {one.row.name for one in self.compiled}
-        left = [row for row in rows if row.name not in begun and not self.record.finished(row.name)]
-        return possible(self.context, self.record, left)
+        self.compiled.append(Compiled(default.name, default.kind, self.default, traced=True))
 
     def compile(self, row: Row, left_s: Callable[[], float]) -> None:
         """Compile a row, if there is time for it. Several may be compiled at once.
@@ -279,9 +266,9 @@ class Cell:
         predict_cell(self.files, self.record, self.captured)
 
     def measuring_s(self) -> float:
-        """About what measuring all rows that are, or are being, compiled, or will have plans, takes in as few rounds as
-        tell anything, by the predicted step; nothing for none. More rounds are run if there is time."""
-        count = len(self.compiled) + len(self._compiling) + self.planned_rows
+        """About what measuring all rows that are, or are being, compiled takes in as few rounds as tell
+        anything, by the predicted step; nothing for none. More rounds are run if there is time."""
+        count = len(self.compiled) + len(self._compiling)
         if not count:
             return 0.0
         run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
@@ -295,16 +282,15 @@ class Cell:
         if not self.compiled:
             return None
         return Rounds(
-            session=self.session,
+            request=self.request,
             compiled=self.compiled,
             record=self.record,
             seed=self.asked.settings.seed,
             inputs_of=self._inputs_of,
-            on_gpu=self.context.on_gpu,
-            promised_ns=promised_ns(self.context),
+            in_a_row=self.context.on_gpu,
             comparison=self.asked.comparison,
-            keep_trace=self.files.save_trace,
             say=self.asked.say,
+            promised_ns=promised_ns(self.context),
         )
 
     @contextlib.contextmanager

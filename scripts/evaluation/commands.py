@@ -6,8 +6,10 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from evaluation.record import CellName, Record
 
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
 
@@ -70,3 +72,10 @@ def end_in(seconds: float, script: str, stop: Callable[[], None]) -> threading.T
     timer.daemon = True
     timer.start()
     return timer
+
+
+def stop(out: Path, cells: Iterable[CellName]) -> None:
+    """Say in the records of these cells, where there are any, that the time was up."""
+    for cell in cells:
+        if (out / f"{cell.stem}.json").exists():
+            Record.open(out, cell).stop("the time was up")

@@ -27,8 +27,11 @@ AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 class Compiled:
     """A row that can be run."""
 
-    row: Row
+    name: str
+    kind: str
     executable: LoadedExecutable
+    traced: bool = False
+    """Whether its trace is kept, time allowing."""
 
 
 def possible(context: Context, record: Record, rows: Sequence[Row]) -> list[Row]:
@@ -92,4 +95,4 @@ def compile_row(context: Context, record: Record, files: Files, row: Row) -> Com
     if module is not None and row.name == PLAN:
         difference = executed_difference(module, executables.read_executable(executable))
         record.update(row.name, executed_difference=difference or "")
-    return Compiled(row, executable)
+    return Compiled(row.name, row.kind, executable, row.traced)

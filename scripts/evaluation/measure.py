@@ -83,22 +83,17 @@ class Comparison:
         self._programs[shape, dtype] = jax.jit(_apart).lower(argument, argument).compile()
 
     def compare(self, expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
-        """How far outputs lie apart: the largest difference of any, relative to that output's largest
-        value; and that of the last output, which in every model here is the loss."""
-        import jax
-
-        values = self.apart(expected, got)
-        with jax.transfer_guard("allow"):
-            loss = float(jax.device_get(got[-1]))
-        return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
-
-    def apart(self, expected: Sequence[Any], got: Sequence[Any]) -> list[float]:
-        """For each output the largest difference, relative to its largest value."""
+        """How far outputs lie apart: the largest difference of any, relative to that output's largest value; and
+        where the last output is a number, the loss, that and how far it is off."""
         import jax
 
         with jax.transfer_guard("allow"):
-            found = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
-            return [float(value) for value in jax.device_get(found)]
+            apart = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
+            values = [float(value) for value in jax.device_get(apart)]
+            found = {"max_relative_difference": max(values)}
+            if got[-1].shape == ():
+                found |= {"loss_relative_difference": values[-1], "loss": float(jax.device_get(got[-1]))}
+        return found
 
     def _of(self, output: Any) -> Any:
         key = (tuple(output.shape), str(output.dtype))

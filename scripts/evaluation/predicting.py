@@ -1,7 +1,7 @@
-"""What the simulator says of the rows of a cell: once they are timed, or later and elsewhere.
+"""What the simulator says of the rows of a cell, once they are timed.
 
-A row keeps what was compiled: our strategy, or XLA's own module. So predictions cost no device time, and those of a
-simulator that has learnt something since can be held against what was measured before.
+A row keeps what was compiled: our strategy, or XLA's own module. So a run that goes on with the records of another one
+predicts its rows, too, by the simulator as it is by then.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
-from disco_hlo.plan.read import Repeat, read, repeats
+from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
@@ -35,14 +35,14 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.merge import merge
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.simulator.build import build
-from disco_hlo.simulator.timeline import simulate
 from evaluation import step
+from evaluation.links import GLOO
 from evaluation.measure import times_of
+from evaluation.predicting import predicted
 from evaluation.record import FAILED, CellName, Record
 from evaluation.strategies import check, combined_up_to, random_strategy
 
-THRESHOLDS_KIB = {"tiny": (64, 512), "full": (4096, 32768)}
+THRESHOLDS_KIB = (64, 512)
 RANDOM_PLANS = 3
 FINALISTS = 1
 ROUNDS = 3
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     request = step.request_of(args.models[0], args.size)
     step.keep_tuner_results(request, args.out)
     session = join(request, settings)
-    cell = CellName(args.models[0], args.size, args.link, len(request.devices))
+    cell = CellName(args.models[0], args.size, GLOO, len(request.devices))
     try:
         _Benchmark(session, cell, args).run(lambda: args.seconds - (time.monotonic() - started))
     except DiscoError as error:
@@ -104,7 +104,7 @@ class _Benchmark:
         session = self.session
         if session.leads:
             self.files.save_module(self.step.module)
-        batches = self._kept() if session.leads else []
+        batches: list[_Batch] = []
         rows = self._rows()
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
         self._say(f"compiling {len(trials)} plans")
@@ -119,9 +119,7 @@ class _Benchmark:
             last_s = time.monotonic() - started
             if session.leads:
                 batches.append(batch)
-                others = f": others used {100 * batch.others:.0f} % of the cores" if self._on_cpu else ""
-                self._say(f"batch {len(batches)}{others}")
-                self._keep(len(batches), batch)
+                self._say(f"batch {len(batches)}: others used {100 * batch.others:.0f} % of the cores")
                 self._record(batches, trials)
 
     def _rows(self) -> list[tuple[str, Strategy | None]]:
@@ -154,10 +152,10 @@ class _Benchmark:
             few = not name.startswith(PLAN + " ") or int(name.split()[-1]) <= FINALISTS
             if few and name != NO_FUSION:  # nothing fused, in another order
                 yield name, strategy
-        for kib in THRESHOLDS_KIB[self.args.size]:
+        for kib in THRESHOLDS_KIB:
             buckets = combined_up_to(graph, xla, kib << 10)
             with suppress(IllegalStrategyError):
-                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, not self._on_cpu)
+                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
                 yield f"threshold {kib} KiB", check(self.source, strategy)
         costs = step.costs(profile, self.step)
         bases = [xla, *(strategy for _, strategy, _ in plans.strategies)]
@@ -179,7 +177,7 @@ class _Benchmark:
         every = self.session.channel.all_gather(
             json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
         )
-        others = before.of_others_since(sum(json.loads(one) for one in every)) if self._on_cpu else 0.0
+        others = before.of_others_since(sum(json.loads(one) for one in every))
         times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
         return _Batch(others, times, None if found is None else found.profile)
 
@@ -206,37 +204,9 @@ class _Benchmark:
             return True
         return quiet < self.args.batches and len(batches) < MOST * self.args.batches and left_s > 0
 
-    @property
-    def _on_cpu(self) -> bool:
-        return self.session.facts.backend == "cpu"
-
     def _say(self, text: str) -> None:
         if self.session.leads:
             print(f"{time.strftime('%H:%M:%S')} {self.cell.stem}: {text}", flush=True)
-
-    # --- rank 0's files ---------------------------------------------------------------------------
-
-    def _folder(self, number: int) -> Path:
-        return self.files.folder / f"batch_{number}"
-
-    def _keep(self, number: int, batch: _Batch) -> None:
-        from disco_hlo.profiler.profile import save
-
-        assert batch.profile is not None
-        folder = self._folder(number)
-        save(batch.profile, folder / "profile.json")
-        body = {"others": batch.others, "times_ns": batch.times_ns}
-        step.write_atomically(folder / "times.json", json.dumps(body).encode())
-
-    def _kept(self) -> list[_Batch]:
-        from disco_hlo.profiler.profile import load
-
-        found: list[_Batch] = []
-        while (path := self._folder(len(found) + 1) / "times.json").exists():
-            body = json.loads(path.read_bytes())
-            profile = load(path.with_name("profile.json"))
-            found.append(_Batch(float(body["others"]), body["times_ns"], profile))
-        return found
 
     def _record(self, batches: Sequence[_Batch], trials: Sequence[Trial]) -> None:
         """The cell's record from the quietest batches: times of all of them, predictions of their profiles."""
@@ -260,25 +230,14 @@ class _Benchmark:
         for trial in trials:
             if trial.error:
                 changes[trial.name] = {
-                    "status": FAILED,
-                    "kind": "between ranks",
-                    "reason": trial.error[:2000],
-                }
+                    "status": FAILED, "kind": "between ranks", "reason": trial.error[:2000],
+                }  # fmt: skip
                 continue
             again = () if trial.strategy else repeats(self.source)
-            predicted = self._predict(trial.strategy or self.xla, costs, again)
-            changes[trial.name] = {"kind": "between ranks", "predicted": predicted}
+            promised = predicted(costs, self.source.graph, trial.strategy or self.xla, again)
+            changes[trial.name] = {"kind": "between ranks", "predicted": promised}
             changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
         record.update_all(changes)
-
-    def _predict(self, strategy: Strategy, costs: step.Costs, again: Sequence[Repeat]) -> dict[str, float]:
-        built = build(self.source.graph, strategy, costs.model, costs.machine, repeats=again)
-        found = simulate(built.problem)
-        return {
-            "step_ms": found.makespan_ns / 1e6,
-            "compute_ms": found.compute_ns / 1e6,
-            "communication_ms": found.communication_ns / 1e6,
-        }
 
 
 def _measured(trial: Trial, default: Trial) -> dict[str, Any]:

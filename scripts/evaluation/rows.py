@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
@@ -52,21 +51,10 @@ class Context:
     xla: Strategy
     costs: Costs
     seed: int
-    found: FoundPlans | None = None
-    """What the search found; None before it has, when only baselines can be made."""
+    plans: FoundPlans
+    """What the search found."""
     fdo_profile: bytes = b""
-    """What jax collected of the default step, once that has run."""
-
-    @property
-    def plans(self) -> FoundPlans:
-        """What the search found.
-
-        Raises:
-            DiscoError: it has found nothing yet.
-        """
-        if self.found is None:
-            raise DiscoError("there are no plans yet")
-        return self.found
+    """What jax collected of the default step."""
 
     @property
     def on_gpu(self) -> bool:
@@ -115,12 +103,8 @@ class Row:
 
 
 def rows_of(context: Context) -> list[Row]:
-    """All rows, in the order in which they are worth their time; before there are plans those
-    that need none."""
+    """All rows, in the order in which they are worth their time."""
     default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds = _baselines(context)
-    link = _alone(ALONE_XLA, lambda c: c.xla)
-    if context.found is None:
-        return [default, no_combining, everything, pgle, link, no_op_fusion, o1, *thresholds]
     finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
     finalists = [name for name in finalists if name != PLAN_BUCKETS]
     return [
@@ -130,7 +114,7 @@ def rows_of(context: Context) -> list[Row]:
         no_combining,
         everything,
         pgle,
-        link,
+        _alone(ALONE_XLA, lambda c: c.xla),
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         _fusion_only(context),
@@ -145,7 +129,7 @@ def rows_of(context: Context) -> list[Row]:
 
 
 def _baselines(context: Context) -> list[Row]:
-    """What a jax user has without us; none of it needs a plan."""
+    """What a jax user has without us."""
     return [
         Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0), traced=True),

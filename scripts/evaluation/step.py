@@ -39,12 +39,11 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULE, PROFILE, PLAN, ROWS, TRACES = "module.hlo.pb.gz", "profile.json", "plan.json", "rows", "traces"
+MODULE, PROFILE, PLAN, ROWS = "module.hlo.pb.gz", "profile.json", "plan.json", "rows"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
 
@@ -137,32 +136,8 @@ class Files:
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, gzip.compress(content, compresslevel=1, mtime=0))
 
-    def trace(self, name: str) -> Trace | None:
-        """A kept trace; None where there is none.
-
-        Raises:
-            DiscoError: it is not what :meth:`save_trace` wrote.
-        """
-        path = self._path(TRACES, name)
-        if not path.exists():
-            return None
-        try:
-            with gzip.open(path) as file:
-                return msgspec.json.decode(file.read(_LARGEST_MODULE), type=Trace)
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            raise DiscoError(f"{path} does not hold a trace: {error}") from error
-
-    def save_trace(self, name: str, trace: Trace) -> None:
-        """Keep a trace, of a row or of the profile: what lay where on the devices, for whoever asks why."""
-        path = self._path(TRACES, name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(msgspec.json.encode(trace), compresslevel=6, mtime=0))
-
     def _row_path(self, name: str) -> Path:
-        return self._path(ROWS, name)
-
-    def _path(self, folder: str, name: str) -> Path:
-        return self.folder / folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
+        return self.folder / ROWS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
 
 
 def request_of(model: str, size: str) -> jaxlink.CompileRequest:

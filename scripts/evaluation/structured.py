@@ -8,13 +8,11 @@ numbers are compared with XLA's default, and all are run in turn.
 
 from __future__ import annotations
 
-import gzip
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import DiscoError
@@ -36,8 +34,9 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search.schedule import best_buckets, with_order
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
+from evaluation.compiling import AT_A_TIME
 from evaluation.predicting import predicted
-from evaluation.record import FAILED, Record, write_atomically
+from evaluation.record import FAILED, Record
 from evaluation.step import Costs
 from evaluation.strategies import check
 from evaluation.structured_rows import (
@@ -63,7 +62,7 @@ def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
         return
 
     def compile_traceable(variant: Variant) -> None:
-        _compile_traceable(asked, request, early, variant)
+        _compile_traceable(request, early, variant)
 
     # What the autotuner picks for the default serves the others; alone, nothing disturbs it.
     for some in filter(None, (variants[:1], variants[1:])):
@@ -96,7 +95,7 @@ def _in_parallel(asked: Asked, work: Callable[[Variant], None], variants: Sequen
             variant.error = one_line(error)[:2000]
             asked.say(f"  {variant.name}: {variant.error}")
 
-    with ThreadPoolExecutor(asked.compiles, "compile") as pool:
+    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
         list(pool.map(guarded, variants))
 
 
@@ -116,9 +115,6 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
     variants += [
         Variant(name, moves) for name, moves in found.items() if not asked.only or name in asked.only
     ]
-    if asked.modules is not None:
-        asked.modules.mkdir(parents=True, exist_ok=True)
-        _keep(asked.modules, "early", early.module)
     orders = (XLA_ORDER, OUR_ORDER)
     left = [one for one in variants[1:] if not all(record.finished(one.row(order)) for order in orders)]
     if not left and all(record.finished(variants[0].row(order)) for order in orders):
@@ -127,19 +123,13 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
     return variants, early
 
 
-def _keep(folder: Path, name: str, module: bytes) -> None:
-    write_atomically(folder / f"{name}.hlo.pb.gz", gzip.compress(module, 6, mtime=0))
-
-
-def _compile_traceable(asked: Asked, request: CompileRequest, early: Early, variant: Variant) -> None:
+def _compile_traceable(request: CompileRequest, early: Early, variant: Variant) -> None:
     started = time.monotonic()
     if variant.moves:
         variant.structure = apply_moves(early.module, from_json(variant.moves))
     variant.restructure_s = round(time.monotonic() - started, 3)
     gpu = request.backend.platform != "cpu"
     variant.traceable, module = compiles.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
-    if asked.modules is not None:
-        _keep(asked.modules, variant.name, module)
     variant.source = canonicalize(module)
     refuse_unsupported(variant.source)
 

@@ -195,9 +195,7 @@ def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
     started = time.monotonic()
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=False,
-        offline_predict=False, warm_up=False, out=out, log="warning",
-        looks=looks,
+        search_seconds=1.0, finalists=2, seed=0, out=out, log="warning", looks=looks,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
@@ -228,9 +226,6 @@ def test_a_run_measures_resumes_and_records_what_fails(
     assert plan["numbers"]["max_relative_difference"] < 1e-5
     assert plan["predicted"]["buckets"] == 1
     assert plan["trace"]["communication_ms"] > 0
-    kept = step.Files(tmp_path, CELL).trace("plan")
-    assert kept is not None
-    assert kept.executions
     assert first["facts"]["chosen"] in ("XLA default", "plan")
     assert first["facts"]["bounds"]["full_overlap_ms"] == 0.5
 
@@ -249,16 +244,16 @@ def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
     request, module = request_and_module
     searched: list[str] = []
 
-    def search(stages: object, cell: cell.Cell) -> subprocess.Popen[bytes]:
-        searched.append(cell.name.stem)
-        return subprocess.Popen([sys.executable, "-c", ""])
+    def search(captured: Step, told: Profile, settings: object, before: step.FoundPlans) -> step.FoundPlans:
+        searched.append(before.fingerprint)
+        return before
 
     monkeypatch.setattr(step, "request_of", lambda model, size: request)
-    monkeypatch.setattr(running._Stages, "_search", search)
+    monkeypatch.setattr(step, "search", search)
     kept_files(tmp_path, CELL, module)
     assert run(tmp_path, "plan", looks=1) == 0
     assert run(tmp_path, "plan", looks=1) == 0
-    assert searched == [CELL.stem]
+    assert searched == [canonicalize(module).graph.fingerprint]
     facts = read(tmp_path / f"{CELL.stem}.json")["facts"]
     known = step.Files(tmp_path, CELL).profile()
     assert known is not None
@@ -303,24 +298,17 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
     one.record, one.files, one.default, one.default_s = Record.open(tmp_path, CELL), None, None, 8.0
     one.record.note("predicted_default", {"step_ms": 140.0})
     one.asked, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
-    one.context, one.planned_rows = Namespace(on_gpu=False), 0
+    one.context, one.choose_rows = Namespace(on_gpu=False), lambda: None
     monkeypatch.setattr(
         cell, "try_row", lambda _c, _r, _f, row, left_s, takes_s: row if left_s() > takes_s else None
     )
     monkeypatch.setattr(running, "shapes_of", lambda _executable: set())
     stages: Any = object.__new__(running._Stages)
     stages._asked = Namespace(left_s=lambda: 60.0)
-    rows = [Namespace(name=f"row {number}") for number in range(40)]
-    stages._compile([one], lambda _cell: rows)
-    assert 5 < (count := len(one.compiled)) < 20
+    one.left = [Namespace(name=f"row {number}") for number in range(40)]
+    stages._compile([one])
+    assert 5 < len(one.compiled) < 20
     assert one.measuring_s() < 60.0
-    # And once, on two H100s, baselines took all the time, and no plan was compiled.
-    one.compiled, one.planned_rows, stages._args = [], 3, Namespace(looks=0)
-    stages._compile([one], lambda _cell: rows)
-    assert len(one.compiled) == count - 3
-    one.compiled, stages._args = [], Namespace(looks=1)
-    stages._compile([one], lambda _cell: rows)
-    assert not one.compiled
 
 
 class LoggedRounds:
@@ -330,7 +318,7 @@ class LoggedRounds:
         self.name, self.log, self.fails = name, log, fails
 
     def __getattr__(self, stage: str) -> Any:
-        def do() -> None:
+        def do(*_session: object) -> None:
             if stage == self.fails:
                 raise RuntimeError(f"{stage} of {self.name}")
             self.log.append(f"{stage} {self.name}")
@@ -353,7 +341,7 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
         del log[:]
         cells = [
             Namespace(
-                name=CELL, record=Record.open(tmp_path, CELL),
+                name=CELL, record=Record.open(tmp_path, CELL), session=None,
                 rounds=lambda name=name: LoggedRounds(name, log, fails if name == "a" else ""),
             )
             for name in "ab"
@@ -427,18 +415,6 @@ def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, byte
     again = step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path), found)
     assert found.before_looks is None
     assert again.before_looks == found.searched[0]
-
-
-def test_there_is_nothing_to_search_before_profiling(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = Namespace(
-        models=["bert"], link="nvlink", devices=2, size="tiny", rows="all", rounds=3, seconds=1e6,
-        search_seconds=1.0, finalists=2, seed=0, until="measure", offline_search=True, log="warning",
-        warm_up=False, out=tmp_path, looks=0,
-    )  # fmt: skip
-    assert running.run(args, lambda: 1e6) == running.NOT_MEASURED
-    assert "holds no module with its profile" in capsys.readouterr().err
 
 
 def _settings(folder: Path) -> Any:

@@ -14,7 +14,6 @@ import benchmark_ranks
 import pytest
 from evaluation import ranks
 from evaluation.fidelity import cpu_plans, fidelity
-from evaluation.links import prepare_rank
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
@@ -105,17 +104,3 @@ def test_the_record_makes_a_row_of_the_fidelity_table() -> None:
     assert rows[0][1:4] == ("1", "10.0 %", "-10.0 %")
     _, rows = cpu_plans([record, {**record, "facts": {"backend": "gpu"}}])
     assert rows == [("transformer_lm (tiny), gloo, 2", DEFAULT, "100.0", "2.00", "90.0", "-10.0 %")]
-
-
-def test_ranks_that_share_a_gpu_are_told_so() -> None:
-    shared: dict[str, str] = {"NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "3,4"}
-    prepare_rank(shared, "shared", 1, 2)
-    assert (shared["NCCL_MULTI_RANK_GPU_ENABLE"], shared["CUDA_VISIBLE_DEVICES"]) == ("1", "3")
-    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.45"
-    assert not {"NCCL_P2P_DISABLE", "NCCL_HOSTID"} & shared.keys()
-    sockets: dict[str, str] = {}
-    prepare_rank(sockets, "shared-sockets", 1, 2)
-    assert (sockets["NCCL_HOSTID"], sockets["NCCL_SHM_DISABLE"]) == ("rank 1", "1")
-    on_cpu: dict[str, str] = {}
-    prepare_rank(on_cpu, "gloo", 1, 2)
-    assert on_cpu == {}
