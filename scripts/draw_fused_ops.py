@@ -18,6 +18,8 @@ from checkout import ROOT, find_package
 
 find_package()
 
+from evaluation.step import EXAMPLES, intercepted  # noqa: E402
+
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
@@ -27,7 +29,7 @@ from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
-from disco_hlo.plugin.xla import compiles, jaxlink  # noqa: E402
+from disco_hlo.plugin.xla import compiles  # noqa: E402
 from disco_hlo.profiler.keys import group_key  # noqa: E402
 
 _ATTEMPTS = 20
@@ -124,10 +126,6 @@ def read_config(path: Path) -> Config:
 # --- capture --------------------------------------------------------------------------------------
 
 
-class _Captured(BaseException):
-    """Ends a compile of which only the module was wanted."""
-
-
 def captured(step: StepConfig) -> bytes:
     """The module of a training step as XLA would run it on one device here.
 
@@ -136,27 +134,16 @@ def captured(step: StepConfig) -> bytes:
     if step.file:
         data = (ROOT / step.file).read_bytes()
         return gzip.decompress(data) if step.file.endswith(".gz") else data
-    lowered = _lowered(step)
-    found: list[bytes] = []
-
-    def handler(request: jaxlink.CompileRequest) -> Any:
-        found.append(compiles.capture(request))
-        raise _Captured
-
-    jaxlink.install(handler)
-    try:
-        lowered.compile()
-    except _Captured:
-        return found[0]
-    finally:
-        jaxlink.uninstall()
-    raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
+    request = intercepted(_lowered(step))
+    if request is None:
+        raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
+    return compiles.capture(request)
 
 
 def _lowered(step: StepConfig) -> Any:
     import jax
 
-    sys.path.insert(0, str(ROOT / "examples"))
+    sys.path.insert(0, str(EXAMPLES))
     from models import training
 
     try:

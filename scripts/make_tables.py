@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from evaluation import fidelity, tables
 from evaluation.record import RecordError, read, write_atomically
-from evaluation.sharded_update import sharded_updates
 
 LINKS = ("nvlink", "staged", "sockets")
 _STEP_TIMES = """\
@@ -52,11 +51,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "By day",
         "All cells of one day and number of devices together. Pairs of plans of one model count over all its links.",
         fidelity.days,
-    ),
-    (
-        "Replicated and sharded update of Adam (CoCoNet, figure 10)",
-        "Step times by XLA's own order; the advice is what the replicated step's own profile said would be saved.",
-        sharded_updates,
     ),
     ("Every plan on CPU", "ms; medians of all batches.", fidelity.cpu_plans),
     ("What the evaluation took", "", tables.costs),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
@@ -24,9 +23,8 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.profiler.profile import Profile
 from evaluation import links, measure, step
-from evaluation.bounds import bounds_of
 from evaluation.compiling import Compiled, possible, try_row
-from evaluation.predicting import predict_cell, predicted
+from evaluation.predicting import Ran, bounds_of, predict_in_rounds, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
 from evaluation.rounds import Rounds
 from evaluation.rows import (
@@ -82,6 +80,7 @@ class Cell:
         self.left: list[Row] = []
         """To be compiled, XLA's default apart."""
         self.compiled: list[Compiled] = []
+        self.ran: dict[str, Ran] = {}
         self._kept: Kept | None = None
         self._inputs_of: Runner | None = None
         """Large models' inputs take seconds to make: all that runs shares them."""
@@ -220,30 +219,28 @@ class Cell:
             DiscoError: there are no plans.
         """
         plans, profile = self._found()
-        source = self.captured.source
-        costs = step.costs(profile, self.captured, plans)
+        source, record = self.captured.source, self.record
+        costs, ran = step.costs(profile, self.captured, plans), xla_ran(self.captured.source)
         self.context = Context(
-            self.request, source, read(source), costs, self.asked.settings.seed, plans, self.fdo_profile
+            self.request, source, ran.strategy, costs, self.asked.settings.seed, plans, self.fdo_profile
         )
-        found = predicted(costs, source.graph, self.context.xla, repeats(source))
-        self.record.note_all(
-            search_s=plans.search_s,
-            evaluations=plans.evaluations,
-            bounds=bounds_of(source, costs, plans),
-            predicted_default=found,
+        record.note_all(
+            search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds_of(source, costs, plans)
         )
         default, *rows = wanted(rows_of(self.context), self.asked.rows)
-        self.left = possible(
-            self.context, self.record, [row for row in rows if not self.record.finished(row.name)]
-        )
-        if not self.left and self.record.finished(DEFAULT):
+        self.left = possible(self.context, record, [row for row in rows if not record.finished(row.name)])
+        if not self.left and record.finished(DEFAULT):
             self.asked.say(f"{self.name.stem}: nothing left to do")
             return
-        self.record.begin(DEFAULT, default.kind)
-        self.record.update(
-            DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
+        record.begin(DEFAULT, default.kind)
+        record.update(
+            DEFAULT,
+            compile_s=round(self.default_s, 3),
+            memory=measure.memory_of(self.default),
+            predicted=predicted(costs, ran),
         )
-        self.compiled.append(Compiled(default.name, default.kind, self.default, traced=True))
+        self.compiled.append(Compiled(DEFAULT, default.kind, self.default, default.traced))
+        self.ran[DEFAULT] = ran
 
     def compile(self, row: Row, left_s: Callable[[], float]) -> None:
         """Compile a row, if there is time for it. Several may be compiled at once.
@@ -252,18 +249,20 @@ class Cell:
             left_s: what is left beside the measuring of all that is, or is being, compiled: of this row, too.
         """
         self._compiling.add(row.name)
-        found = try_row(self.context, self.record, self.files, row, left_s, self.default_s)
+        found = try_row(self.context, self.record, row, left_s, self.default_s)
         if found is not None:
-            self.compiled.append(found)
+            compiled, self.ran[row.name] = found
+            self.compiled.append(compiled)
         self._compiling.remove(row.name)
 
     def predict(self) -> None:
-        """Note what is predicted of every row that was timed; needs no devices.
+        """Note what is predicted by the link as it was in the rounds.
 
         Raises:
             DiscoError: there are no plans.
         """
-        predict_cell(self.files, self.record, self.captured)
+        plans, profile = self._found()
+        predict_in_rounds(self.record, self.captured, profile, plans, self.ran)
 
     def measuring_s(self) -> float:
         """About what measuring all rows that are, or are being, compiled takes in as few rounds as tell
@@ -271,7 +270,7 @@ class Cell:
         count = len(self.compiled) + len(self._compiling)
         if not count:
             return 0.0
-        run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
+        run_s = self.record.row(DEFAULT)["predicted"]["step_ms"] / 1e3
         if self.context.on_gpu:
             run_s *= steps_at_once(int(1e9 * run_s), 0) + 1
         rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2

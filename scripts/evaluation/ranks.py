@@ -20,7 +20,7 @@ from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
-from disco_hlo.plan.read import read, repeats
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
@@ -38,7 +38,7 @@ from disco_hlo.profiler.profile import Profile
 from evaluation import step
 from evaluation.links import GLOO
 from evaluation.measure import times_of
-from evaluation.predicting import predicted
+from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
 from evaluation.strategies import check, combined_up_to, random_strategy
 
@@ -233,9 +233,8 @@ class _Benchmark:
                     "status": FAILED, "kind": "between ranks", "reason": trial.error[:2000],
                 }  # fmt: skip
                 continue
-            again = () if trial.strategy else repeats(self.source)
-            promised = predicted(costs, self.source.graph, trial.strategy or self.xla, again)
-            changes[trial.name] = {"kind": "between ranks", "predicted": promised}
+            ran = Ran(self.source.graph, trial.strategy) if trial.strategy else xla_ran(self.source)
+            changes[trial.name] = {"kind": "between ranks", "predicted": predicted(costs, ran)}
             changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
         record.update_all(changes)
 

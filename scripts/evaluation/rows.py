@@ -28,7 +28,6 @@ BEFORE_LOOKS = "plan before a look"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
-ALONE_PLAN = "transfers alone (plan's kernels)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
 RANDOM_PLANS = 6
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
@@ -36,7 +35,7 @@ MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PG
 _FAMILIES = ("thresholds", "random")
 _NAMES = (
     "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
-    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, ALONE_PLAN,
+    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA,
 )  # fmt: skip
 _NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
@@ -114,13 +113,18 @@ def rows_of(context: Context) -> list[Row]:
         no_combining,
         everything,
         pgle,
-        _alone(ALONE_XLA, lambda c: c.xla),
+        Row(
+            ALONE_XLA,
+            ALONE,
+            lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)),
+            gpu_only=True,
+            traced=True,
+        ),
         _order_only(context),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         _fusion_only(context),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         no_op_fusion,
-        _alone(ALONE_PLAN, lambda c: c.plan),
         o1,
         *thresholds,
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
@@ -139,17 +143,6 @@ def _baselines(context: Context) -> list[Row]:
         Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
         *_thresholds(context),
     ]
-
-
-def _alone(name: str, strategy: Callable[[Context], Strategy]) -> Row:
-    """Transfers with no kernel beside them."""
-    return Row(
-        name,
-        ALONE,
-        lambda c: _own(c, one_at_a_time(c.source.graph, strategy(c))),
-        gpu_only=True,
-        traced=True,
-    )
 
 
 def promised_ns(context: Context) -> dict[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.metadata
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -43,7 +42,7 @@ from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULE, PROFILE, PLAN, ROWS = "module.hlo.pb.gz", "profile.json", "plan.json", "rows"
+MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
 
@@ -116,28 +115,6 @@ class Files:
     def save_plans(self, plans: FoundPlans) -> None:
         """Keep what a search found."""
         write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
-
-    def row(self, name: str) -> bytes:
-        """What a row kept for its prediction.
-
-        Raises:
-            DiscoError: nothing, or not what :meth:`save_row` wrote.
-        """
-        path = self._row_path(name)
-        try:
-            with gzip.open(path) as file:
-                return bytes(file.read(_LARGEST_MODULE))
-        except (OSError, EOFError) as error:
-            raise DiscoError(f"cannot read {path}: {error}") from error
-
-    def save_row(self, name: str, content: bytes) -> None:
-        """Keep what a row's prediction is made from."""
-        path = self._row_path(name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(content, compresslevel=1, mtime=0))
-
-    def _row_path(self, name: str) -> Path:
-        return self.folder / ROWS / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
 
 
 def request_of(model: str, size: str) -> jaxlink.CompileRequest:

@@ -16,15 +16,13 @@ from functools import partial
 from typing import Any
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plan.read import read, repeats
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.read import read
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF
-from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -35,7 +33,7 @@ from disco_hlo.search.schedule import best_buckets, with_order
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
 from evaluation.compiling import AT_A_TIME
-from evaluation.predicting import predicted
+from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, Record
 from evaluation.step import Costs
 from evaluation.strategies import check
@@ -168,14 +166,12 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     try:
         xla = read(source)
         costs = Costs(profile, costs_of(profile, graph, [xla]), machine)
-        _note_prediction(record, variant, XLA_ORDER, costs, xla)
-        if variant.name == WHOLE:
-            _note_advice(record, variant.source, costs, xla)
+        _note_prediction(record, variant, XLA_ORDER, costs, xla_ran(source))
         made = [with_order(graph, xla, costs.model, machine)]
         made.append(best_buckets(graph, xla.groups, costs.model, machine))
         best = min(made, key=lambda one: one.predicted_ns)
         variant.strategy = check(source, best.strategy)
-        _note_prediction(record, variant, OUR_ORDER, costs, variant.strategy)
+        _note_prediction(record, variant, OUR_ORDER, costs, Ran(graph, variant.strategy))
     except Exception as error:
         reason = one_line(error)[:2000]
         asked.say(f"  {variant.name}, {OUR_ORDER}: {reason}")
@@ -183,34 +179,15 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     record.update(variant.row(OUR_ORDER), order_s=round(time.monotonic() - started, 3))
 
 
-def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, strategy: Strategy) -> None:
-    assert variant.source is not None
-    graph = variant.source.graph
-    moved = sum(graph.transfer_bytes(node) for node in graph.all_reduces)
+def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, ran: Ran) -> None:
+    moved = sum(ran.graph.transfer_bytes(node) for node in ran.graph.all_reduces)
     record.update(
         variant.row(order),
         kind=variant.name,
-        predicted=predicted(costs, graph, strategy, repeats(variant.source) if order == XLA_ORDER else ()),
-        transfers=len(graph.all_reduces),
+        predicted=predicted(costs, ran),
+        transfers=len(ran.graph.all_reduces),
         transferred_bytes=moved,
-        nodes=len(graph),
+        nodes=len(ran.graph),
         moves=len(variant.moves),
         restructure_s=variant.restructure_s,
-    )
-
-
-def _note_advice(record: Record, source: CanonicalModule, costs: Costs, strategy: Strategy) -> None:
-    """What the step's own profile says that splitting the optimizer's state would save (CoCoNet, figure 10)."""
-    advice = advice_for(source, strategy, costs.model, costs.machine)
-    if advice is None:
-        return
-    record.note(
-        "sharding_advice",
-        {
-            "saved_ms": (advice.step_ns - advice.sharded_ns) / 1e6,
-            "step_ms": advice.step_ns / 1e6,
-            "sharded_ms": advice.sharded_ns / 1e6,
-            "arrays": len(advice.state),
-            "saved_bytes": advice.saved_bytes,
-        },
     )

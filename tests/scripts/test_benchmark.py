@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from evaluation import cell, running, step
 from evaluation.links import prepare
-from evaluation.predicting import predict_cell
+from evaluation.predicting import Ran, predict_in_rounds, predicted
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names
 from evaluation.strategies import combined_up_to, random_strategy
@@ -295,12 +294,12 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
 ) -> None:
     # Once with 291 s for four cells the time to measure all rows was set aside before the first was compiled: none was.
     one: Any = object.__new__(cell.Cell)
-    one.record, one.files, one.default, one.default_s = Record.open(tmp_path, CELL), None, None, 8.0
-    one.record.note("predicted_default", {"step_ms": 140.0})
-    one.asked, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
+    one.record, one.default, one.default_s = Record.open(tmp_path, CELL), None, 8.0
+    one.record.update(DEFAULT, predicted={"step_ms": 140.0})
+    one.asked, one.name, one.compiled, one.ran, one._compiling = Namespace(rounds=6), CELL, [], {}, set()
     one.context, one.choose_rows = Namespace(on_gpu=False), lambda: None
     monkeypatch.setattr(
-        cell, "try_row", lambda _c, _r, _f, row, left_s, takes_s: row if left_s() > takes_s else None
+        cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
     )
     monkeypatch.setattr(running, "shapes_of", lambda _executable: set())
     stages: Any = object.__new__(running._Stages)
@@ -375,7 +374,6 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
     kept_files(tmp_path, CELL, module)
     files, record = step.Files(tmp_path, CELL), Record.open(tmp_path, CELL)
     gpu = replace(profile(), platform=Platform("Nobody's GPU", "gpu", "", "0", "0"))
-    files.save_profile(gpu)
     captured = Step(module, canonicalize(module))
     graph, xla = captured.source.graph, read_strategy(captured.source)
     ran = {
@@ -387,16 +385,17 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
         "of_default": 0.8,
     }
     record.update(DEFAULT, **ran | {"median_ms": 50.0, "of_default": 1.0})  # the row's ratio says 40 ms
-    files.save_row("plan", msgspec.json.encode(one_at_a_time(graph, one_bucket(graph, xla.groups))))
+    plan = Ran(graph, one_at_a_time(graph, one_bucket(graph, xla.groups)))
+    rows = {"plan": plan, ALONE_XLA: Ran(graph, one_at_a_time(graph, xla))}
+    plans = files.plans()
+    assert plans is not None
+    promised = predicted(step.costs(gpu, captured, plans), plan)
     record.update("plan", **ran)
-    predict_cell(files, record, captured)
-    promised = record.row("plan")["predicted"]
+    predict_in_rounds(record, captured, gpu, plans, rows)
     assert "predicted_in_rounds" not in record.row("plan")
 
-    files.save_row(ALONE_XLA, msgspec.json.encode(one_at_a_time(graph, xla)))
     record.update(ALONE_XLA, **ran)
-    predict_cell(files, record, captured)
-    assert record.row("plan")["predicted"] == promised
+    predict_in_rounds(record, captured, gpu, plans, rows)
     assert record.row(ALONE_XLA)["predicted_in_rounds"]["step_ms"] == pytest.approx(40.0, rel=0.01)
     slower = record.row("plan")["predicted_in_rounds"]
     assert slower["compute_ms"] == promised["compute_ms"]
