@@ -37,7 +37,6 @@ from evaluation.links import LINKS, described, prepare
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    commands.add_rounds(parser)
     parser.add_argument("steps", nargs="+", metavar="STEP")
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(2, 65), default=2, metavar="N")
@@ -77,7 +76,6 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
 def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]) -> bool:
     """Measure one step; whether that worked."""
     import jax
-    from evaluation.measure import Comparison
     from evaluation.step import versions
     from evaluation.structured import measure_cell
     from evaluation.structured_rows import Asked
@@ -105,7 +103,6 @@ def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]
             profile=lambda request: _profile(args, request),
             say=lambda text: print(text, flush=True),
             left_s=left_s,
-            comparison=Comparison(),
         )
         measure_cell(asked, record, request)
     except Exception as error:  # noqa: BLE001 -- the other steps are measured nevertheless
@@ -124,9 +121,10 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
         return load(Path(disco_hlo.__path__[0]) / "data" / "profiles" / f"nvidia-h200-{args.link}.json")
     from evaluation import step
 
+    from disco_hlo.plugin.session import join
     from disco_hlo.plugin.settings import Settings
 
-    session = step.session_of(request, Settings(search=True, directory=args.out))
+    session = join(request, Settings(search=True, directory=args.out))
     return step.profile(session, step.captured(request), args.out)
 
 

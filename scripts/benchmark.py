@@ -30,7 +30,6 @@ MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg1
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    commands.add_rounds(parser)
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
@@ -39,13 +38,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--finalists", type=int, default=3)
     parser.add_argument(
         "--looks", type=int, default=0, help="how often to measure the plan's kernels and search again"
-    )
-    levels = ("debug", "info", "warning")
-    parser.add_argument(
-        "--log",
-        choices=levels,
-        default="warning",
-        help="debug tells how long each stage takes (default warning)",
     )
     args = parser.parse_args(argv)
     commands.check(parser, args)

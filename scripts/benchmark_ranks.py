@@ -4,11 +4,12 @@
     python scripts/make_tables.py DIR --out TABLES
 
 Each model runs on CPU in a job of its own, `mpiexec -n 2`. The plans are XLA's default, nothing fused, fixed combine
-thresholds, what a search finds and its parts, and legal plans by dice. A batch runs them in turn and then profiles the
-machine anew; the predictions are those of all batches' profiles together. So both saw the same machine. How much of it
-other programs used is noted with each batch, and only the quietest count.
+thresholds, what a search finds and its parts, and legal plans by dice. A batch runs them in turn, `--rounds` times, and
+then profiles the machine anew, both within half a minute, since what others use of it changes; the predictions are
+those of all batches' profiles together. How much of the machine other programs used is noted with each batch, and only
+the quietest count.
 
-DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; another run begins it anew, with the same plans.
+DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; another run begins it anew.
 Exit status: 0 done; 1 a model could not be measured; 2 bad arguments; 130 stopped.
 """
 
@@ -39,6 +40,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
     )
+    parser.set_defaults(rounds=3)
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if args.batches < 1 or not args.search_seconds > 0 or not 0 <= args.others <= 1:
@@ -60,7 +62,7 @@ def job(args: argparse.Namespace, model: str) -> int:
     phase = demo.Phase("benchmark", "", None)
     environment = demo.environment(phase, args.out, args.search_seconds, free_port())
     command = [mpiexec, "-n", str(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
-    for name in ("processes", "size", "batches", "seconds", "search_seconds", "others", "seed"):
+    for name in ("processes", "rounds", "size", "batches", "seconds", "search_seconds", "others", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     log = args.out / f"{model}.log"
     status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)

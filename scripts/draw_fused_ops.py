@@ -8,7 +8,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,26 +184,23 @@ def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
     return found
 
 
-class Affordable:
-    """Whether a fused op is small and quick enough to be measured."""
+def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], bool]:
+    """Whether a fused op is small and quick enough to be measured: by its bytes, then by the analytical estimate."""
+    graph = source.graph
+    hoists = graph.backend == "cpu"
+    model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
 
-    def __init__(self, config: Config, source: CanonicalModule) -> None:
-        self.config = config
-        self.source = source
-        hoists = source.graph.backend == "cpu"
-        self.model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
-
-    def __call__(self, op: FusedOp) -> bool:
-        """By its bytes, then by the analytical estimate."""
-        graph = self.source.graph
+    def fits(op: FusedOp) -> bool:
         if not is_plain(graph, op.members, op.results):
             return False
-        if PackedKernel(self.source, op.members, op.results).moved_bytes > self.config.sample_bytes:
+        if PackedKernel(source, op.members, op.results).moved_bytes > config.sample_bytes:
             return False
         members, results = (np.array(ids, np.int32) for ids in (op.members, op.results))
-        tables, scratch = self.model.tables(graph), self.model.scratch(graph)
+        tables, scratch = model.tables(graph), model.scratch(graph)
         expected_ns = kernel_ns(tables, members, results, op.kind == "triton", scratch)
-        return expected_ns <= 1e6 * self.config.longest_ms
+        return expected_ns <= 1e6 * config.longest_ms
+
+    return fits
 
 
 def draw(
@@ -216,7 +213,7 @@ def draw(
 ) -> Iterator[tuple[str, FusedOp]]:
     """New fused ops with their keys: all single ops, XLA's own, those ``chosen``, and random ones until there are
     ``count``."""
-    affordable = Affordable(config, source)
+    fits = affordable(config, source)
     own = xla_kernels(source)
     grower = Grower(source.graph, own, Growth(config.most_members), seed)
     attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
@@ -228,7 +225,7 @@ def draw(
         if op is None:
             continue
         key = key_of(source, op)
-        if key not in found and affordable(op):
+        if key not in found and fits(op):
             found.add(key)
             yield key, op
 

@@ -1,7 +1,7 @@
-"""Tables of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured, and one picture.
+"""Tables of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured.
 
-    python scripts/make_tables.py DIR                    DIR/tables.md, and fidelity.svg beside it
-    python scripts/make_tables.py DIR --out docs/benchmarks --no-picture
+    python scripts/make_tables.py DIR                    DIR/tables.md
+    python scripts/make_tables.py DIR --out OTHER        OTHER/tables.md
 
 Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         tables.overlaps,
     ),
     ("What contributes what", "Step time over XLA default's.", tables.parts),
-    (
-        "Looking again",
-        "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
-        tables.looks,
-    ),
     (
         "Predicted against measured",
         "Pairs of plans closer than their noise do not count in Kendall's tau. Where the link's rate decides, it is\n"
@@ -79,7 +74,7 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int, str, str]:
     return link, cell["devices"], cell["size"], cell["model"]
 
 
-def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
+def document(records: tables.Cells) -> str:
     """All tables in markdown."""
     lines = ["# Evaluation", ""]
     lines += [f"- {line}" for line in _made_with(records)]
@@ -93,8 +88,6 @@ def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
                 *([note, ""] if note else []),
                 tables.markdown((header, rows)).rstrip(),
             ]
-    for picture in pictures:
-        lines += ["", f"![{picture.stem.replace('_', ' ')}]({picture.name})"]
     return "\n".join(lines) + "\n"
 
 
@@ -109,26 +102,17 @@ def _made_with(records: tables.Cells) -> list[str]:
 
 
 def main() -> int:
-    """Write the tables and the picture."""
+    """Write the tables."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
-    parser.add_argument("--no-picture", action="store_true", help="tables alone; needs no matplotlib")
     args = parser.parse_args()
     out = args.out or args.folder
     try:
         records = records_in(args.folder)
         out.mkdir(parents=True, exist_ok=True)
-        pictures: list[Path] = []
-        if not args.no_picture:
-            from evaluation import figures
-
-            pictures = figures.fidelity(records, out)
-        write_atomically(out / "tables.md", document(records, pictures).encode())
-    except ImportError as error:
-        print(f"make_tables.py: {error}: pip install matplotlib, or --no-picture", file=sys.stderr)
-        return 2
+        write_atomically(out / "tables.md", document(records).encode())
     except (RecordError, OSError) as error:
         print(f"make_tables.py: {error}", file=sys.stderr)
         return 2

@@ -390,14 +390,6 @@ def print_summary(report: Mapping[str, Any]) -> None:
             print(
                 f"{name:28} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} {tau}"
             )
-    for model, parts in report.get("leave_one_model_out", {}).items():
-        row, plain = parts["network"], parts["analytical"]
-        figures = " ".join(
-            f"{row[name]:7.3f}" for name in ("mean", "median", "p90", "within_10", "kendall_tau")
-        )
-        print(
-            f"without {model:20} {figures}   analytical {plain['mean']:.3f}, tau {plain['kendall_tau']:.3f}"
-        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.phases.second_look import with_kernels
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
@@ -49,7 +49,6 @@ class Asked:
     out: Path
     say: Callable[[str], None]
     left_s: Callable[[], float]
-    comparison: measure.Comparison
 
 
 CELL_S, ROW_S = 15.0, 2.0
@@ -73,7 +72,7 @@ class Cell:
         step.keep_tuner_results(self.request, asked.out)
         if len(self.request.devices) != name.devices:
             raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
-        self.session = step.session_of(self.request, asked.settings)
+        self.session = join(self.request, asked.settings)
         self.default: LoadedExecutable = None
         self.default_s = 0.0
         self.fdo_profile = b""
@@ -195,7 +194,7 @@ class Cell:
 
     def _collect_fdo_profile(self) -> None:
         try:
-            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, self._inputs_of)
+            runner = Runner(self.request, self.default, self.asked.settings.seed, inputs_of=self._inputs_of)
             runner.run()
             self.fdo_profile = measure.fdo_profile(runner)
         except Exception as error:
@@ -287,7 +286,6 @@ class Cell:
             seed=self.asked.settings.seed,
             inputs_of=self._inputs_of,
             in_a_row=self.context.on_gpu,
-            comparison=self.asked.comparison,
             say=self.asked.say,
             promised_ns=promised_ns(self.context),
         )

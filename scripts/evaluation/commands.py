@@ -32,21 +32,17 @@ def parser(description: str | None, *, size: str, seconds: float, of: str = "") 
         default=seconds,
         help=f"{of or 'time for everything'} (default {seconds:g})",
     )
+    made.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path, required=True, help="folder of the records")
     return made
-
-
-def add_rounds(made: argparse.ArgumentParser) -> None:
-    """The option of benchmarks that run all rows in turn."""
-    made.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
 
 
 def check(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with 2 where a shared option has a value that cannot be used."""
     if not args.seconds > 0:
         made.error("expected --seconds above 0")
-    if getattr(args, "rounds", 2) < 2:
+    if args.rounds < 2:
         made.error("expected --rounds of at least 2")
     if args.out.exists() and not args.out.is_dir():
         made.error(f"--out {args.out} is not a directory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
+from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
@@ -45,9 +44,6 @@ from evaluation.strategies import check, combined_up_to, random_strategy
 THRESHOLDS_KIB = (64, 512)
 RANDOM_PLANS = 3
 FINALISTS = 1
-ROUNDS = 3
-"""Runs of each plan in one batch, after which the machine is profiled again: both within half a minute, since what
-others use of the machine changes."""
 AGAIN_S = 40.0
 """Longest that a batch takes whose executables are there; the first one compiles some."""
 UNFUSED = "nothing fused"
@@ -93,17 +89,13 @@ class _Benchmark:
 
     def __init__(self, session: Session, cell: CellName, args: argparse.Namespace) -> None:
         self.session, self.cell, self.args = session, cell, args
-        self.files = step.Files(args.out, cell)
-        module = self.files.module() if session.leads else None
-        self.step = step.captured(session.request, module)
+        self.step = step.captured(session.request)
         self.source: CanonicalModule = self.step.source
         self.xla = read(self.source)
         self.kept = Kept()
 
     def run(self, left_s: Any) -> None:
         session = self.session
-        if session.leads:
-            self.files.save_module(self.step.module)
         batches: list[_Batch] = []
         rows = self._rows()
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
@@ -123,29 +115,23 @@ class _Benchmark:
                 self._record(batches, trials)
 
     def _rows(self) -> list[tuple[str, Strategy | None]]:
-        """Names and strategies of what is measured; the search needs a profile, a first one."""
+        """Names and strategies of what is measured; rank 0 searches by a first profile."""
         found = None
-        if not self.session.tell(self.session.leads and self.files.plans() is not None, "searched"):
-            self._say("profiling")
-            with rehearsed(self.session, self.step) as wait_for_code:
-                first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-                with self.session.stage("search's code", takes_s=PATIENCE_S):
-                    wait_for_code(Interruption())
-            with self.session.stage("search", takes_s=300 + self.args.search_seconds):
-                if first is not None:
-                    plans = step.search(self.step, first.profile, self.session.settings)
-                    self.files.save_plans(plans)
-                    self.files.save_profile(first.profile)
-        if self.session.leads:
-            found = [[name, msgspec.to_builtins(strategy)] for name, strategy in self._strategies()]
+        self._say("profiling")
+        with rehearsed(self.session, self.step) as wait_for_code:
+            first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+            with self.session.stage("search's code", takes_s=PATIENCE_S):
+                wait_for_code(Interruption())
+        with self.session.stage("search", takes_s=300 + self.args.search_seconds):
+            if first is not None:
+                plans = step.search(self.step, first.profile, self.session.settings)
+                made = self._strategies(plans, first.profile)
+                found = [[name, msgspec.to_builtins(strategy)] for name, strategy in made]
         told = self.session.tell(found, "rows")
         rows = [(name, msgspec.convert(strategy, Strategy)) for name, strategy in told]
         return [(DEFAULT, None), *rows]
 
-    def _strategies(self) -> Iterator[tuple[str, Strategy]]:
-        plans, profile = self.files.plans(), self.files.profile()
-        assert plans is not None
-        assert profile is not None
+    def _strategies(self, plans: step.FoundPlans, profile: Profile) -> Iterator[tuple[str, Strategy]]:
         graph, xla = self.source.graph, self.xla
         yield UNFUSED, unfused(graph)
         for name, strategy, _ in plans.strategies:
@@ -191,7 +177,7 @@ class _Benchmark:
             assert trial.runner is not None
             trial.runner.run()
         at_once = steps_in_a_row(self.session, alive[0].runner)
-        for _ in range(ROUNDS):
+        for _ in range(self.args.rounds):
             for trial in alive:
                 assert trial.runner is not None
                 trial.times_ns.append(time_once(trial.runner, at_once))
@@ -213,7 +199,6 @@ class _Benchmark:
         counted = sorted(batches, key=lambda batch: batch.others)[: self.args.batches]
         profiles = [batch.profile for batch in counted if batch.profile is not None]
         profile = merge(profiles)
-        self.files.save_profile(profile)
         record = Record.open(self.args.out, self.cell)
         record.note_all(
             versions=step.versions(), device=profile.platform.device_kind, backend=self.session.facts.backend,
@@ -235,14 +220,8 @@ class _Benchmark:
                 continue
             ran = Ran(self.source.graph, trial.strategy) if trial.strategy else xla_ran(self.source)
             changes[trial.name] = {"kind": "between ranks", "predicted": predicted(costs, ran)}
-            changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
+            changes[trial.name] |= times_of(times[trial.name], times[DEFAULT])
         record.update_all(changes)
-
-
-def _measured(trial: Trial, default: Trial) -> dict[str, Any]:
-    if len(trial.times_ns) != len(default.times_ns):
-        raise ProfileError(f"{trial.name} ran {len(trial.times_ns)} times, XLA's default otherwise")
-    return {**times_of(trial, default), "mean_ms": statistics.fmean(trial.times_ns) / 1e6}
 
 
 # --- who used the cores ---------------------------------------------------------------------------

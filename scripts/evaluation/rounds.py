@@ -46,7 +46,6 @@ class Rounds:
     """A runner that made them before, where there is one."""
     in_a_row: bool
     """Whether a measurement takes several steps in a row, where these are short."""
-    comparison: measure.Comparison
     say: Callable[[str], None]
     promised_ns: Mapping[str, int] = field(default_factory=dict)
     """By row, what the search expects of its own."""
@@ -56,16 +55,16 @@ class Rounds:
     def begin(self) -> None:
         """First runs with their numbers, and the first round."""
         record, request = self.record, self.request
-        default = measure.runner_of(request, self.compiled[0].executable, self.seed, self.inputs_of)
+        default = Runner(request, self.compiled[0].executable, self.seed, inputs_of=self.inputs_of)
         default.run()
         self._at_once = measure.at_once(record, default) if self.in_a_row else 1
         expected = measure.outputs_on_device(self.compiled[0].executable, default)
         for one in self.compiled:
             try:
                 record.update(one.name, first_run_began=time.time())
-                own = measure.runner_of(request, one.executable, self.seed, default)
+                own = Runner(request, one.executable, self.seed, inputs_of=default)
                 own.run()
-                numbers = self.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
+                numbers = measure.compared(expected, measure.outputs_on_device(one.executable, own))
             except Exception as error:
                 if one is self.compiled[0]:
                     raise

@@ -120,7 +120,7 @@ def rows_of(context: Context) -> list[Row]:
             gpu_only=True,
             traced=True,
         ),
-        _order_only(context),
+        _tried(context, OUR_ORDER, ORDER_ONLY, lambda c: c.best_order(replace(c.xla, order=()))),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         _fusion_only(context),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
@@ -161,21 +161,19 @@ def _before_looks(context: Context) -> Iterator[Row]:
 
 
 def _fusion_only(context: Context) -> Row:
-    """The plan's kernels, as many as go with XLA's buckets: where the tool itself tries this, what it tried."""
-    if any(name == OUR_KERNELS for name, _, _ in context.plans.strategies):
-        return _searched(OUR_KERNELS, FUSION_ONLY, PLANNED)
+    """The plan's kernels, as many as go with XLA's buckets."""
 
-    def kernels(c: Context) -> Variant:
-        return _own(c, c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets))))
+    def kernels(c: Context) -> Strategy:
+        return c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets)))
 
-    return Row(FUSION_ONLY, PART, kernels)
+    return _tried(context, OUR_KERNELS, FUSION_ONLY, kernels)
 
 
-def _order_only(context: Context) -> Row:
-    """Where transfers run beside kernels the tool itself tries this; elsewhere it is for comparison."""
-    if any(name == OUR_ORDER for name, _, _ in context.plans.strategies):
-        return _searched(OUR_ORDER, ORDER_ONLY, PLANNED)
-    return Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=()))))
+def _tried(context: Context, found: str, name: str, make: Callable[[Context], Strategy]) -> Row:
+    """Where the tool itself tries this, what it tried; elsewhere it is for comparison."""
+    if any(name == found for name, _, _ in context.plans.strategies):
+        return _searched(found, name, PLANNED)
+    return Row(name, PART, lambda c: _own(c, make(c)))
 
 
 def chosen_names(choice: str) -> set[str]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from disco_hlo.errors import DiscoError
@@ -19,7 +19,6 @@ from evaluation import commands
 from evaluation.cell import Asked, Cell
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.compiling import AT_A_TIME
-from evaluation.measure import Comparison, shapes_of
 from evaluation.record import CellName, RecordError
 from evaluation.rows import chosen_names
 
@@ -32,7 +31,7 @@ _LAST = object()
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Do what the command line asks for; the exit status."""
-    configure(args.log)
+    configure("warning")
     try:
         chosen_names(args.rows)
     except ValueError as error:
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         finalists=args.finalists,
         looks=args.looks,
     )
-    asked = Asked(args.rows, args.rounds, settings, args.out, _say, left_s, Comparison())
+    asked = Asked(args.rows, args.rounds, settings, args.out, _say, left_s)
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
     watchdog = commands.end_in(left_s(), "benchmark.py", lambda: commands.stop(args.out, names))
     stages = _Stages(asked)
@@ -105,10 +104,7 @@ class _Stages:
             return self._asked.left_s() - sum(cell.measuring_s() for cell in cells)
 
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
-            shapes = {shape for cell in cells for shape in shapes_of(cell.default)}
-            compared = [pool.submit(self._asked.comparison.prepare, *shape) for shape in sorted(shapes)]
             list(pool.map(lambda one: one[0].compile(one[1], left_s), others))
-            wait(compared)
         for cell, row in suspects:
             cell.compile(row, left_s)
         seconds = round(time.monotonic() - started, 1)

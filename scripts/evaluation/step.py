@@ -6,6 +6,7 @@ beside the record, and a run begins where the files end: a search can be made on
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib.metadata
 import sys
@@ -29,7 +30,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -185,11 +186,6 @@ def _lowered(model: str, size: str) -> Any:
     return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
 
 
-def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
-    """This one process."""
-    return join(request, settings)
-
-
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
     """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
     module = compiles.capture(request) if module is None else module
@@ -251,21 +247,19 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
 
 def with_effort(request: jaxlink.CompileRequest, level: str) -> jaxlink.CompileRequest:
     """The same compile at an optimization level such as ``O1`` (JAX_OPTIMIZATION_LEVEL)."""
-    import copy
-
     from jax._src.compiler import CompilerEffortLevel
 
-    options = copy.deepcopy(request.options)
-    options.executable_build_options.optimization_level = CompilerEffortLevel[level].value
-    return replace(request, options=options)
+    return _with_option(request, "optimization_level", CompilerEffortLevel[level].value)
 
 
 def with_fdo_profile(request: jaxlink.CompileRequest, fdo_profile: bytes) -> jaxlink.CompileRequest:
     """The same compile guided by a profile that jax collected (JAX_ENABLE_PGLE)."""
-    import copy
+    return _with_option(request, "fdo_profile", fdo_profile)
 
+
+def _with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:
     options = copy.deepcopy(request.options)
-    options.executable_build_options.fdo_profile = fdo_profile
+    setattr(options.executable_build_options, name, value)
     return replace(request, options=options)
 
 

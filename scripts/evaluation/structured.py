@@ -122,10 +122,8 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
 
 
 def _compile_traceable(request: CompileRequest, early: Early, variant: Variant) -> None:
-    started = time.monotonic()
     if variant.moves:
         variant.structure = apply_moves(early.module, from_json(variant.moves))
-    variant.restructure_s = round(time.monotonic() - started, 3)
     gpu = request.backend.platform != "cpu"
     variant.traceable, module = compiles.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
     variant.source = canonicalize(module)
@@ -143,7 +141,7 @@ def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]
         if variant.error:
             continue
         try:
-            inputs_of = measure.runner_of(request, variant.traceable, asked.seed, inputs_of)
+            inputs_of = Runner(request, variant.traceable, asked.seed, inputs_of=inputs_of)
             taken = measure.traced(inputs_of)
             variant.trace = measure.breakdown(taken, variant.traceable)
             executed = executables.read_executable(variant.traceable)
@@ -189,5 +187,4 @@ def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs,
         transferred_bytes=moved,
         nodes=len(ran.graph),
         moves=len(variant.moves),
-        restructure_s=variant.restructure_s,
     )

@@ -43,8 +43,6 @@ class Variant:
     trace: dict[str, float] = field(default_factory=dict)
     strategy: Strategy | None = None
     """Our order and buckets."""
-    restructure_s: float = 0.0
-    """What applying the moves took."""
     error: str = ""
 
     def row(self, order: str) -> str:
@@ -64,7 +62,6 @@ class Asked:
     """Where times of transfers come from, and of ops that no trace shows."""
     say: Callable[[str], None]
     left_s: Callable[[], float]
-    comparison: measure.Comparison
 
 
 def compile_rows(
@@ -133,7 +130,7 @@ def _executable(request: CompileRequest, variant: Variant, order: str) -> Loaded
 
 def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequence[Compiled]) -> None:
     """First runs with their numbers, then rounds in turn, then traces of our orders."""
-    rounds = Rounds(request, rows, record, asked.seed, None, True, asked.comparison, asked.say)
+    rounds = Rounds(request, rows, record, asked.seed, None, True, asked.say)
     rounds.begin()
     for _ in range(asked.rounds - 1):
         started = time.monotonic()

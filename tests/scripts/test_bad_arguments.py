@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
         "bench_search.py --against missing",
         "bench_search.py --seeds 0",
         "bench_startup.py --no-such-option",
-        "network_testbed.py --timeout nan -- true",
+        "network_testbed.py --rate slow -- true",
     ],
 )
 def test_a_bad_argument_is_refused_before_any_work(command: str, tmp_path: Path) -> None:

@@ -85,14 +85,6 @@ def test_the_number_is_chosen_once_and_kept_with_the_record(tmp_path: Path) -> N
     assert later.asked == [5, 1]
 
 
-def test_rows_of_a_record_from_before_are_measured_as_they_were(tmp_path: Path) -> None:
-    record = Record.open(tmp_path, CellName("adam-10", "tiny", "nvlink", 2))
-    record.update("XLA default", status="ok")
-    steps = Steps()
-    assert at_once(record, steps) == 1  # type: ignore[arg-type]
-    assert steps.asked == []
-
-
 def test_a_step_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("adam-99", "--link", "nvlink", "--out", str(tmp_path))
     assert done.returncode == 2

@@ -194,7 +194,7 @@ def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
     started = time.monotonic()
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
-        search_seconds=1.0, finalists=2, seed=0, out=out, log="warning", looks=looks,
+        search_seconds=1.0, finalists=2, seed=0, out=out, looks=looks,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
@@ -301,7 +301,6 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
     monkeypatch.setattr(
         cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
     )
-    monkeypatch.setattr(running, "shapes_of", lambda _executable: set())
     stages: Any = object.__new__(running._Stages)
     stages._asked = Namespace(left_s=lambda: 60.0)
     one.left = [Namespace(name=f"row {number}") for number in range(40)]

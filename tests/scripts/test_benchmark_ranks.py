@@ -15,8 +15,7 @@ import pytest
 from evaluation import ranks
 from evaluation.fidelity import cpu_plans, fidelity
 
-from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plugin.measuring.candidates import DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -66,17 +65,6 @@ def test_told_to_end_it_leaves_no_process_of_its_job(tmp_path: Path) -> None:
         started.kill()
     assert (started.returncode, said) == (130, "benchmark_ranks.py: stopped; its processes have ended\n")
     wait_until(lambda: not processes_that_mention(out))
-
-
-def test_a_row_is_held_against_the_default_round_by_round() -> None:
-    default = Trial(DEFAULT, None, 0, times_ns=[100_000_000, 200_000_000, 120_000_000])
-    plan = Trial("plan", None, 0, times_ns=[50_000_000, 100_000_000, 90_000_000])
-    found = ranks._measured(plan, default)
-    assert (found["status"], found["median_ms"], found["mean_ms"]) == ("ok", 90.0, 80.0)
-    assert (found["of_default"], found["default_median_ms"]) == (0.5, 120.0)
-    plan.times_ns.pop()
-    with pytest.raises(ProfileError, match="plan ran 2 times"):
-        ranks._measured(plan, default)
 
 
 def test_what_others_use_is_what_the_job_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
