@@ -37,6 +37,11 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
     ),
     ("What contributes what", "Step time over XLA default's.", tables.parts),
     (
+        "Looking again",
+        "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
+        tables.looks,
+    ),
+    (
         "Predicted against measured",
         "Pairs of plans closer than their noise do not count in Kendall's tau. Where the link's rate decides, it is\n"
         "taken from the row in which nothing runs beside transfers; the promise is by the profile of minutes before.",

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.executed import executed_difference
-from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles, executables
@@ -96,7 +94,4 @@ def compile_row(context: Context, record: Record, row: Row) -> tuple[Compiled, R
     else:
         ran = predicting.Ran(context.source.graph, variant.strategy)
     record.update(row.name, predicted=predicting.noted(context.costs, ran))
-    if module is not None and row.name == PLAN:
-        difference = executed_difference(module, executables.read_executable(executable))
-        record.update(row.name, executed_difference=difference or "")
     return Compiled(row.name, row.kind, executable, row.traced), ran

@@ -10,12 +10,9 @@ from typing import Any
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
-from disco_hlo.plugin.measuring.comparing import compare
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.winner import winning
-from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure
 from evaluation.compiling import Compiled
@@ -113,12 +110,3 @@ class Rounds:
                 found = {"error": one_line(error)[:500]}
             self.record.update(name, trace=found)
             yield
-
-    def check(self, session: Session) -> None:
-        """What the plugin's own comparison has against the plan; nothing where it is empty."""
-        plan = next((one for one in self._alive if one.trial.name == PLAN), None)
-        if plan is None:
-            return
-        programs = [Program(one.trial.name, one.compiled.executable) for one in (self._alive[0], plan)]
-        compare(session, programs)
-        self.record.update(PLAN, refused=programs[1].error)

@@ -156,13 +156,36 @@ def parts(records: Cells) -> Table:
     """What op fusion, buckets and order each contribute: step time over the default's."""
     names = (
         "plan's op fusion only", "plan's buckets only", "plan's order only",
-        "plan's buckets and order (XLA's op fusion)", "plan before a look", PLAN,
+        "plan's buckets and order (XLA's op fusion)", PLAN,
     )  # fmt: skip
     rows = []
     for record in records:
         times = [record["rows"].get(name, {}).get("of_default") for name in names]
         rows.append((title(record), *("-" if t is None else f"{t:.3f}" for t in times)))
     return ("model, link, devices", *names), rows
+
+
+def looks(records: Cells) -> Table:
+    """What measuring the plan's kernels and searching again was worth: step time over the default's."""
+    header = (
+        "model, link, devices", "kernels measured", "took of their estimate", "plan before", "noise", "plan after",
+        "after / before",
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        before, after = (record["rows"].get(name, {}) for name in ("plan before a look", PLAN))
+        facts = record["facts"]
+        if "look_1_kernels" not in facts or OK not in (before.get("status"), after.get("status")):
+            continue
+        both = [row["of_default"] if row.get("status") == OK else None for row in (before, after)]
+        ratios = ["-" if one is None else f"{one:.3f}" for one in both]
+        gain = "-" if None in both else f"{both[1] / both[0]:.3f}"
+        noise = f"{before['of_default_noise']:.3f}" if "of_default_noise" in before else "-"
+        promises = f"{facts['look_1_promises']:.2f}"
+        rows.append(
+            (title(record), str(facts["look_1_kernels"]), promises, ratios[0], noise, ratios[1], gain)
+        )
+    return header, rows
 
 
 def costs(records: Cells) -> Table:

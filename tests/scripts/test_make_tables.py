@@ -101,11 +101,12 @@ def test_overlap_of_default_and_plan_beside_the_simulator_s() -> None:
     ]  # fmt: skip
 
 
-def test_parts_of_the_plan_and_the_plan_before_its_kernels_were_measured() -> None:
+def test_what_a_look_was_worth() -> None:
     looked = record()
+    looked["facts"] |= {"look_1_kernels": 12, "look_1_promises": 1.0837}
     looked["rows"]["plan before a look"] = row(64.0, 0.64, 62.0)
-    assert tables.parts([looked])[1] == [
-        ("bert, sockets, 2", "-", "-", "0.700", "-", "0.640", "0.600"),
+    assert tables.looks([record(), looked])[1] == [
+        ("bert, sockets, 2", "12", "1.08", "0.640", "0.010", "0.600", "0.938")
     ]
 
 
@@ -175,8 +176,8 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "- H200, jax 0.12.0, jaxlib 0.12.0, 2026-11-20" in text
     titles = [title for title, *_ in make_tables.SECTIONS]
     missing = [title for title in titles if f"## {title}\n" not in text]
-    # No record is of a CPU, no row has numbers to compare.
-    assert missing == ["Every plan on CPU", "Numbers"]
+    # No record has a look or is of a CPU, no row has numbers to compare.
+    assert missing == ["Looking again", "Every plan on CPU", "Numbers"]
 
 
 @pytest.mark.parametrize(
