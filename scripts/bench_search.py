@@ -68,7 +68,7 @@ def run_once(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     profile = load(profiles / f"nvidia-h200-{arguments.link}.json")
     for name in arguments.steps:
         source = canonicalize(gzip.decompress(STEPS[name].read_bytes()))
-        for method in arguments.methods:
+        for method in METHODS:
             costs = costs_for(source.graph, profile, None)
             start = unfused(source.graph) if method == "backtracking" else read(source)
             settings = SearchSettings(
@@ -97,7 +97,7 @@ def runs_of(checkouts: Sequence[Path], arguments: argparse.Namespace) -> list[li
         for number, checkout in enumerate(checkouts):
             command = [sys.executable, __file__, "--run", str(checkout), "--seed", str(seed)]
             command += ["--link", arguments.link, "--candidates", str(arguments.candidates)]
-            command += ["--steps", *arguments.steps, "--methods", *arguments.methods]
+            command += ["--steps", *arguments.steps]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[number] += map(json.loads, done.stdout.splitlines())
     return found
@@ -126,7 +126,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), metavar="STEP")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--link", default="staged", choices=LINKS)
     parser.add_argument("--candidates", type=int, default=20_000, help="of each search (default 20000)")
     parser.add_argument("--seeds", type=int, default=3, help="searches of each kind (default 3)")

@@ -32,6 +32,7 @@ from checkout import find_package
 from evaluation import commands
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.links import LINKS, described, prepare
+from evaluation.record import CellName, Record, RecordError
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,34 +47,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
-    """Measure one step after the other; the exit status."""
-    from evaluation.record import CellName, Record, RecordError
-    from evaluation.structured_steps import EXPECTED, NAMES
-
-    from disco_hlo.plugin.logs import configure
-
-    configure("warning")
-    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
-    if unknown:
-        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
-        return BAD_ARGUMENTS
-    cells = [CellName(step, args.size, args.link, args.devices) for step in args.steps]
-    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: commands.stop(args.out, cells))
-    status = DONE
-    for cell in cells:
-        try:
-            record = Record.open(args.out, cell)
-        except RecordError as error:
-            print(f"bench_structure.py: {error}", file=sys.stderr)
-            return BAD_ARGUMENTS
-        if not _measured(args, record, left_s):
-            status = NOT_MEASURED
-    watchdog.cancel()
-    return status
-
-
-def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]) -> bool:
+def _measured(args: argparse.Namespace, record: Record, left_s: Callable[[], float]) -> bool:
     """Measure one step; whether that worked."""
     import jax
     from evaluation.step import versions
@@ -129,13 +103,35 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Measure what the command line names, one step after the other."""
     started = time.monotonic()
     args = arguments()
     prepare(os.environ, args.link, args.devices)
     find_package()
+    from evaluation.structured_steps import EXPECTED, NAMES
+
+    from disco_hlo.plugin.logs import configure
+
+    configure("warning")
+    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
+    if unknown:
+        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
+        return BAD_ARGUMENTS
     args.out.mkdir(parents=True, exist_ok=True)
-    return run(args, lambda: args.seconds - (time.monotonic() - started))
+
+    def left_s() -> float:
+        return float(args.seconds - (time.monotonic() - started))
+
+    cells = [CellName(step, args.size, args.link, args.devices) for step in args.steps]
+    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: commands.stop(args.out, cells))
+    try:
+        fine = [_measured(args, Record.open(args.out, cell), left_s) for cell in cells]
+    except RecordError as error:
+        print(f"bench_structure.py: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    finally:
+        watchdog.cancel()
+    return DONE if all(fine) else NOT_MEASURED
 
 
 if __name__ == "__main__":

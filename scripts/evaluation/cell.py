@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import one_line
@@ -46,7 +45,6 @@ class Asked:
     rows: str
     rounds: int
     settings: Settings
-    out: Path
     say: Callable[[str], None]
     left_s: Callable[[], float]
 
@@ -66,10 +64,10 @@ class Cell:
     def __init__(self, asked: Asked, name: CellName) -> None:
         self.asked = asked
         self.name = name
-        self.record = Record.open(asked.out, name)
-        self.files = step.Files(asked.out, name)
+        self.record = Record.open(asked.settings.directory, name)
+        self.files = step.Files(asked.settings.directory, name)
         self.request = step.request_of(name.model, name.size)
-        step.keep_tuner_results(self.request, asked.out)
+        step.keep_tuner_results(self.request, asked.settings.directory)
         if len(self.request.devices) != name.devices:
             raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
         self.session = join(self.request, asked.settings)
@@ -118,13 +116,15 @@ class Cell:
         """What :meth:`profile` will trace, where that was not done before; of several cells at once."""
         if self.files.profile() is None:
             with self._clock("compile_for_profile"):
-                self._kept = step.compile_for_profile(self.session, self.captured, self.asked.out)
+                self._kept = step.compile_for_profile(
+                    self.session, self.captured, self.asked.settings.directory
+                )
 
     def profile(self) -> None:
         """Measure what the cost model needs, with the devices to itself, where that was not done before."""
         if self._kept is not None:
             with self._clock("profile"):
-                found = step.profile(self.session, self.captured, self.asked.out, self._kept)
+                found = step.profile(self.session, self.captured, self.asked.settings.directory, self._kept)
             self._inputs_of, self._kept = self._kept.runner, None  # their code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
@@ -174,7 +174,7 @@ class Cell:
         with self._clock(f"look_{number}"):
             times = kernel_times(self.session, source, self._looked_at, profile.launch_ns, self._inputs_of)
         self._looked_at = None
-        step.keep_kernel_times(profile, times, self.asked.out)
+        step.keep_kernel_times(profile, times, self.asked.settings.directory)
         told = step.costs(profile, self.captured, plans).model
         profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
@@ -223,9 +223,7 @@ class Cell:
         self.context = Context(
             self.request, source, ran.strategy, costs, self.asked.settings.seed, plans, self.fdo_profile
         )
-        record.note_all(
-            search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds_of(source, costs, plans)
-        )
+        record.note_all(search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds_of(plans))
         default, *rows = wanted(rows_of(self.context), self.asked.rows)
         self.left = possible(self.context, record, [row for row in rows if not record.finished(row.name)])
         if not self.left and record.finished(DEFAULT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
 from disco_hlo.plan.read import Repeat, read, repeats
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.known_times import bucket_sizes
@@ -20,7 +20,7 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.in_step import InStep, counted
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
+from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
 from evaluation.record import ALONE_XLA, OK, Record
 from evaluation.step import Costs, FoundPlans, costs
@@ -119,15 +119,14 @@ def predicted(known: Costs, ran: Ran) -> dict[str, Any]:
 # --- what no plan can beat ------------------------------------------------------------------------
 
 
-def bounds_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, Any]:
-    """The search's own word, and C, r, M and q of the bound over XLA's kernels and over the plan's."""
+def bounds_of(plans: FoundPlans) -> dict[str, float]:
+    """The search's own word."""
+    found = plans.prediction
     return {
-        "full_overlap_ms": plans.prediction.full_overlap_ns / 1e6,
-        "bound_ms": plans.prediction.bound_ns / 1e6,
-        "predicted_plan_ms": plans.prediction.plan_ns / 1e6,
-        "predicted_default_ms": plans.prediction.default_ns / 1e6,
-        "of XLA's kernels": _parts(source, known, read(source).groups),
-        "of the plan's kernels": _parts(source, known, plans.searched[0].groups),
+        "full_overlap_ms": found.full_overlap_ns / 1e6,
+        "bound_ms": found.bound_ns / 1e6,
+        "predicted_plan_ms": found.plan_ns / 1e6,
+        "predicted_default_ms": found.default_ns / 1e6,
     }
 
 
@@ -136,15 +135,3 @@ def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[
     kernels = (read(source).groups, plans.searched[0].groups)
     found = lowest_bound(source.graph, kernels, known.model, known.machine, pieces_of(known.profile))
     return {"bound_ms": found.makespan_ns / 1e6, "full_overlap_ms": found.full_overlap_ns / 1e6}
-
-
-def _parts(source: CanonicalModule, known: Costs, kernels: Sequence[Group]) -> dict[str, float]:
-    found = bound_of_kernels(source.graph, kernels, known.model, known.machine, pieces_of(known.profile))
-    return {
-        "compute_ms": found.compute_ns / 1e6,
-        "before_ms": found.before_ns / 1e6,
-        "communication_ms": found.communication_ns / 1e6,
-        "after_ms": found.after_ns / 1e6,
-        "bound_ms": found.makespan_ns / 1e6,
-        "full_overlap_ms": found.full_overlap_ns / 1e6,
-    }

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         finalists=args.finalists,
         looks=args.looks,
     )
-    asked = Asked(args.rows, args.rounds, settings, args.out, _say, left_s)
+    asked = Asked(args.rows, args.rounds, settings, _say, left_s)
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
     watchdog = commands.end_in(left_s(), "benchmark.py", lambda: commands.stop(args.out, names))
     stages = _Stages(asked)
