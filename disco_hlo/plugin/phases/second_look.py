@@ -2,7 +2,7 @@
 
 A search over estimates ends where they are too low: of all kernels that never ran it takes those that the estimator
 flatters most. On H200 plans took up to 11 % of the step longer than they had been promised to, XLA's own kernels,
-which had been measured, up to 4 %. DisCo (section 4.3) leaves it at one
+which had been measured, up to 4 % (docs/benchmarks/until-2026-11-24.md). DisCo (section 4.3) leaves it at one
 estimate. Here the best plan's kernels are run under the profiler, as XLA's were before the search, and the search is
 made once more: now they cost what they cost, and what it takes instead has to be better than that by as much as such
 promises fell short (``profiler.corrections``).
