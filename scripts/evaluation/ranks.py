@@ -21,7 +21,6 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
@@ -29,7 +28,6 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.beside import NO_FUSION
 from disco_hlo.plugin.phases.finding import PLAN
-from disco_hlo.plugin.phases.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.merge import merge
@@ -46,6 +44,8 @@ RANDOM_PLANS = 3
 FINALISTS = 1
 AGAIN_S = 40.0
 """Longest that a batch takes whose executables are there; the first one compiles some."""
+COMPILES_S = 900.0
+"""Longest that compiling the search's code takes, the first time on a machine."""
 UNFUSED = "nothing fused"
 MOST = 3
 """On a machine that is never quiet the quietest third of the batches counts."""
@@ -118,11 +118,8 @@ class _Benchmark:
         """Names and strategies of what is measured; rank 0 searches by a first profile."""
         found = None
         self._say("profiling")
-        with rehearsed(self.session, self.step) as wait_for_code:
-            first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-            with self.session.stage("search's code", takes_s=PATIENCE_S):
-                wait_for_code(Interruption())
-        with self.session.stage("search", takes_s=300 + self.args.search_seconds):
+        first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+        with self.session.stage("search", takes_s=COMPILES_S + self.args.search_seconds):
             if first is not None:
                 plans = step.search(self.step, first.profile, self.session.settings)
                 made = self._strategies(plans, first.profile)
