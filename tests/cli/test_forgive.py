@@ -41,7 +41,7 @@ def slot(tmp_path: Path, cpu_plan: Path) -> Path:
 
 
 def test_bans_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
-    fingerprint = plans.cpu().graph.fingerprint[:16]
+    fingerprint = plans.cpu().graph.key[:16]
     outcome = disco("list")
     row, own, other = outcome.out.splitlines()[1:]
     assert row.split()[-1] == "banned"
@@ -70,7 +70,7 @@ def test_bans_of_a_search_that_saved_no_plan_are_shown_and_lifted(disco: Disco, 
         True,
         True,
     ]
-    assert disco("forgive", plans.cpu().graph.fingerprint[:16]).out == f"lifted 2 bans in {slot}\n"
+    assert disco("forgive", plans.cpu().graph.key[:16]).out == f"lifted 2 bans in {slot}\n"
     assert disco("list").out.startswith("No plans in ")
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_forgiven_is_refused(
     assert "nothing in " in refused("forgive", "0")
     other = slot.parent / "cpu-cpu-x16"
     shutil.copytree(slot, other)
-    assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.fingerprint[:6])
+    assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.key[:6])
     os.symlink(slot, slot.parent / "cpu-cpu-x4")
     assert "is a symbolic link" in refused("forgive", slot.parent / "cpu-cpu-x4")
     assert len(Bans(slot).all()) == 2

@@ -29,7 +29,7 @@ def written(text: str) -> Spoil:
 
 def strategy(**fields: Any) -> Spoil:
     """Changes the plan's strategy."""
-    return edited(lambda plan: plan["strategy"].update(fields))
+    return edited(lambda plan: plan["strategy"]["regions"][0].update(fields))
 
 
 def module(change: Callable[[bytes], bytes], *, owned: bool = True) -> Spoil:
@@ -52,7 +52,7 @@ def truncated(slot: Path) -> None:
 def in_a_cycle(slot: Path) -> None:
     """A group of the first and the last op of the step, with the whole step between them."""
     plan = json.loads((slot / "plan.json").read_text())
-    nodes = sorted(node for group in plan["strategy"]["groups"] for node in group["nodes"])
+    nodes = sorted(node for group in plan["strategy"]["regions"][0]["groups"] for node in group["nodes"])
     rest = [node for node in nodes if node not in (nodes[0], nodes[-1])]
     groups = [{"nodes": [nodes[0], nodes[-1]]}, *({"nodes": [node]} for node in rest)]
     strategy(groups=groups, order=[])(slot)

@@ -1,0 +1,106 @@
+"""A plan that was found under other constants is applied to today's step; its saved module is never enacted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from disco_hlo.plan.compared import decode
+from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
+from tests.e2e.jobs import Job
+from tests.known_times import know_device
+
+# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
+pytestmark = pytest.mark.product_only
+
+APPLIED = "found under other constants and applied to this step"
+COMPARED = "found under other constants: it is compared with XLA's default first, once"
+SCHEDULED = ("--kind", "scheduled")
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A search of a step whose rate of 1e-3 falls for 100 steps."""
+    job = new_job(tmp_path_factory.mktemp("scheduled"))
+    know_device(job.directory)
+    found = job.train(*SCHEDULED, "--rate", "1e-3", "--length", "100", fault="plan_wins", ENABLE_SEARCH="1")
+    assert is_ours(found)
+    return job
+
+
+@pytest.mark.parametrize(
+    "constants", [("--rate", "1e-2", "--length", "100"), ("--rate", "1e-3", "--length", "200")]
+)
+def test_a_plan_serves_another_learning_rate_and_a_longer_schedule(
+    constants: Sequence[str], scheduled: Job
+) -> None:
+    default = scheduled.train(*SCHEDULED, *constants)
+    first, second = (scheduled.train(*SCHEDULED, *constants, ENABLE_SEARCH="0") for _ in range(2))
+    plan, slot = plan_in(scheduled.directory), slot_of(scheduled.directory)
+    for run in (first, second):
+        assert len(run.lines(f"enacts the plan of jit_scheduled_step, {APPLIED}: ")) == 1
+        assert is_ours(run)
+        assert difference(run, scheduled.directory, plan.strategy) is None
+        assert digest(run) != plan.module_sha256
+        assert_same_losses(run, default)
+    assert len(first.lines(COMPARED)) == 1
+    assert second.lines("compare") == []
+    assert digest(first) in {entry.module_sha256 for entry in decode((slot / "compared.json").read_bytes())}
+
+
+def test_the_losses_of_other_constants_are_others(scheduled: Job) -> None:
+    """Else equal losses would say nothing about which constants were enacted."""
+    runs = [
+        scheduled.train(*SCHEDULED, "--rate", rate, "--length", length)
+        for rate, length in (("1e-3", "100"), ("1e-2", "100"), ("1e-3", "200"))
+    ]
+    assert len({run.losses[-1] for run in runs}) == 3
+
+
+def test_a_search_replaces_a_plan_that_was_found_under_other_constants(copied: Job) -> None:
+    before = plan_in(copied.directory)
+    found = copied.train("--rate", "0.01", fault="plan_wins", ENABLE_SEARCH="1")
+    after = plan_in(copied.directory)
+    assert after.target.key == before.target.key
+    assert after.target.fingerprint != before.target.fingerprint
+    again = copied.train("--rate", "0.01", ENABLE_SEARCH="0")
+    assert again.lines(APPLIED) == again.lines("compare") == []
+    assert digest(again) == digest(found) == after.module_sha256
+
+
+def test_a_plan_that_does_not_fit_other_constants_leaves_the_step_to_xla(copied: Job) -> None:
+    """Nodes that do not go together, in a plan whose module need not be the one that they would make."""
+    slot = slot_of(copied.directory)
+    plan = json.loads((slot / "plan.json").read_text())
+    plan["strategy"]["regions"][0]["groups"][0]["nodes"] = [0]
+    (slot / "plan.json").write_text(json.dumps(plan))
+    default = copied.train("--rate", "0.01")
+    run = copied.train("--rate", "0.01", ENABLE_SEARCH="0")
+    assert len(run.lines("the plan was found under other constants and does not fit this step: ")) == 1
+    assert not is_ours(run)
+    assert run.losses == default.losses
+
+
+@pytest.mark.mpi
+def test_ranks_apply_a_plan_to_other_constants_alike(shared: Job) -> None:
+    default = shared.train_mpi("--rate", "0.01")
+    runs = shared.train_mpi("--rate", "0.01", ENABLE_SEARCH="0")
+    assert len(runs[0].lines(APPLIED)) == 1
+    assert runs[1].lines(APPLIED) == []
+    assert len({digest(run) for run in runs}) == 1
+    for run, other in zip(runs, default, strict=True):
+        assert is_ours(run)
+        assert_same_losses(run, other)
+
+
+def test_ranks_with_two_rates_enact_nothing(shared: Job) -> None:
+    each = [{"arguments": ("--rate", rate)} for rate in ("0.01", "0.1")]
+    default = shared.train_ranks(each=each)
+    runs = shared.train_ranks(ENABLE_SEARCH="0", each=each)
+    assert len(runs[0].lines("the ranks compile different training steps")) == 1
+    for run, other in zip(runs, default, strict=True):
+        assert not is_ours(run)
+        assert run.losses == other.losses
