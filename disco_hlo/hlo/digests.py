@@ -81,7 +81,9 @@ class _Keys:
         found = self.known.get(number)
         if found is None:
             body = self.program.bodies[number]
-            found = self.known[number] = computation_digest(body, lambda node: self._bytes(number, body, node))
+            found = self.known[number] = computation_digest(
+                body, lambda node: self._bytes(number, body, node)
+            )
         return found
 
     def _bytes(self, number: int, body: Body, node: int) -> bytes:

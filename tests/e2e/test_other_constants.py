@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from disco_hlo.plan.compared import decode
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
-from tests.e2e.jobs import Job
+from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
 
 # What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
@@ -19,6 +20,14 @@ pytestmark = pytest.mark.product_only
 APPLIED = "found under other constants and applied to this step"
 COMPARED = "found under other constants: it is compared with XLA's default first, once"
 SCHEDULED = ("--kind", "scheduled")
+CLOSE = 1e-6
+"""How far losses may be apart that a plan and XLA's default come to."""
+
+
+def handed_over(run: Run) -> str:
+    """Digest of the module that a run gave to XLA."""
+    [line] = run.lines("executes module")
+    return line.rsplit(" ", 1)[1]
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +47,22 @@ def test_a_plan_serves_another_learning_rate_and_a_longer_schedule(
     constants: Sequence[str], scheduled: Job
 ) -> None:
     default = scheduled.train(*SCHEDULED, *constants)
-    first, second = (scheduled.train(*SCHEDULED, *constants, ENABLE_SEARCH="0") for _ in range(2))
+    first, second = (
+        scheduled.train(*SCHEDULED, *constants, ENABLE_SEARCH="0", DISCO_LOG="debug") for _ in range(2)
+    )
     plan, slot = plan_in(scheduled.directory), slot_of(scheduled.directory)
     for run in (first, second):
         assert len(run.lines(f"enacts the plan of jit_scheduled_step, {APPLIED}: ")) == 1
         assert is_ours(run)
         assert difference(run, scheduled.directory, plan.strategy) is None
-        assert digest(run) != plan.module_sha256
-        assert_same_losses(run, default)
+        assert handed_over(run) != plan.module_sha256
+        np.testing.assert_allclose(run.losses, default.losses, rtol=CLOSE)
     assert len(first.lines(COMPARED)) == 1
-    assert second.lines("compare") == []
-    assert digest(first) in {entry.module_sha256 for entry in decode((slot / "compared.json").read_bytes())}
+    assert second.lines(COMPARED) == []
+    assert handed_over(first) == handed_over(second)
+    assert handed_over(first) in {
+        entry.module_sha256 for entry in decode((slot / "compared.json").read_bytes())
+    }
 
 
 def test_the_losses_of_other_constants_are_others(scheduled: Job) -> None:
@@ -57,7 +71,9 @@ def test_the_losses_of_other_constants_are_others(scheduled: Job) -> None:
         scheduled.train(*SCHEDULED, "--rate", rate, "--length", length)
         for rate, length in (("1e-3", "100"), ("1e-2", "100"), ("1e-3", "200"))
     ]
-    assert len({run.losses[-1] for run in runs}) == 3
+    first, second, third = sorted(run.losses[-1] for run in runs)
+    assert second - first > 10 * CLOSE
+    assert third - second > 10 * CLOSE
 
 
 def test_a_search_replaces_a_plan_that_was_found_under_other_constants(copied: Job) -> None:
@@ -66,9 +82,10 @@ def test_a_search_replaces_a_plan_that_was_found_under_other_constants(copied: J
     after = plan_in(copied.directory)
     assert after.target.key == before.target.key
     assert after.target.fingerprint != before.target.fingerprint
-    again = copied.train("--rate", "0.01", ENABLE_SEARCH="0")
-    assert again.lines(APPLIED) == again.lines("compare") == []
-    assert digest(again) == digest(found) == after.module_sha256
+    again = copied.train("--rate", "0.01", ENABLE_SEARCH="0", DISCO_LOG="debug")
+    assert again.lines(APPLIED) == again.lines(COMPARED) == []
+    assert handed_over(again) == after.module_sha256
+    assert digest(again) == digest(found)
 
 
 def test_a_plan_that_does_not_fit_other_constants_leaves_the_step_to_xla(copied: Job) -> None:

@@ -65,7 +65,7 @@ def train_step(params, momentum, x, y):
 
 
 def scheduled_step(params, state, x, y):
-    """The rate falls as half a cosine wave; the state knows how many steps were made."""
+    """The rate falls as half a cosine wave; the state knows how many steps were made, 50 of them earlier."""
     momentum, made = state
     rate = args.rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(made, args.length) / args.length))
     loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
@@ -126,7 +126,7 @@ else:
     params, momentum = jax.device_put((params, momentum), whole)
     step, outputs = train_step, whole
     if args.kind == "scheduled":
-        step, momentum = scheduled_step, jax.device_put((momentum, np.float32(0)), whole)
+        step, momentum = scheduled_step, jax.device_put((momentum, np.float32(50)), whole)
     elif args.kind != "jit":
         inner = mapped_step if args.kind == "shard_map" else lonely_step
         everywhere, rows = PartitionSpec(), PartitionSpec("data")

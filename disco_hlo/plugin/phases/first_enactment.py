@@ -1,8 +1,8 @@
 """A module that never ran on these devices is compared with XLA's default while its step compiles, once.
 
 ``disco search`` finds plans without a device, an interrupted search saves one unmeasured, and a plan may be of an older
-jax, or found under other constants. Whether such a one computes what XLA's default computes is seen on made-up inputs before the training runs it.
-Where that cannot be seen it is not enacted.
+jax, or found under other constants. Whether what comes of it computes what XLA's default computes is seen on made-up
+inputs before the training runs it. Where that cannot be seen it is not enacted.
 """
 
 from __future__ import annotations
