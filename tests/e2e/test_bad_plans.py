@@ -72,8 +72,8 @@ def with_a_custom_call(module: bytes) -> bytes:
 MILLION = [{"nodes": [1]}] * 1_000_000
 BAD: dict[str, tuple[Spoil, str]] = {
     "another model": (
-        edited(lambda plan: plan["target"].update(fingerprint="0" * 64)),
-        "another step: fingerprint 0000000000000000",
+        edited(lambda plan: plan["target"].update(key="0" * 64)),
+        "another step: key 0000000000000000",
     ),
     "another number of devices": (
         edited(lambda plan: plan["target"].update(device_count=16)), "another job: devices 16, this is 2;",
@@ -83,6 +83,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "not JSON": (written("\x00 plan"), "is not JSON"),
     "another JSON": (written("[]"), "is not a plan"),
     "nested deeply": (written("[" * 1_000_000), "is not JSON"),
+    "an older version": (
+        edited(lambda plan: plan.update(version=1)),
+        "plan version 1; this disco-hlo reads version 2; search again",
+    ),
     "another version": (edited(lambda plan: plan.update(version=99)), "plan version 99"),
     "an unknown field": (edited(lambda plan: plan.update(run="rm")), "unknown field"),
     "nodes out of range": (strategy(groups=[{"nodes": [-1, 2**40]}]), "g0 holds node -1"),

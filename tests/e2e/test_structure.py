@@ -71,7 +71,7 @@ def moves(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[dict[st
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other step": (
-        lambda structure: structure.update(fingerprint="0" * 64), "were made for another step",
+        lambda structure: structure.update(key="0" * 64), "were made for another step",
     ),
     "other result": (
         lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves",

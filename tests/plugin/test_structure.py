@@ -93,7 +93,7 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
         made = restructured(request, early, "chunk-2", named_schedules(early)["chunk-2"])
         record = msgspec.json.decode(msgspec.json.encode(made.record), type=type(made.record))
         again = enacted(request, record)
-        for field in ("fingerprint", "result"):
+        for field in ("key", "result"):
             with pytest.raises(PlanError, match="search again"):
                 enacted(request, msgspec.structs.replace(record, **{field: "0" * 64}))
         return made, again, compiles.capture(request)

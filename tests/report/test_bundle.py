@@ -29,27 +29,27 @@ def rewrite(folder: Path, change: Any) -> Path:
     return path
 
 
-def test_a_plan_is_found_by_file_folder_and_start_of_its_fingerprint(store: Path) -> None:
+def test_a_plan_is_found_by_file_folder_and_start_of_its_key(store: Path) -> None:
     folder = plans.slot(store, plans.cpu())
-    fingerprint = plans.cpu().graph.key
-    for name in (str(folder), str(folder / "plan.json"), fingerprint[:4], fingerprint[:16], fingerprint):
+    key = plans.cpu().graph.key
+    for name in (str(folder), str(folder / "plan.json"), key[:4], key[:16], key):
         assert locate(name, store) == folder / "plan.json"
 
 
 def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"no plan in .* starts with 0123"):
         locate("0123", tmp_path / "elsewhere")
-    with pytest.raises(PlanError, match="no such file or folder, and not the start of a fingerprint"):
+    with pytest.raises(PlanError, match="no such file or folder, and not the start of a key"):
         locate("my plan", store)
     with pytest.raises(PlanError, match=r"a folder without plan\.json"):
         locate(str(store), store)
-    fingerprint = plans.cpu().graph.key
-    other = store / fingerprint[:16] / "cpu-other-x4"
+    key = plans.cpu().graph.key
+    other = store / key[:16] / "cpu-other-x4"
     shutil.copytree(plans.slot(store, plans.cpu()), other)
     with pytest.raises(PlanError, match="fits 2 plans"):
-        locate(fingerprint[:6], store)
+        locate(key[:6], store)
     with pytest.raises(PlanError, match="no plan"):
-        locate(fingerprint[:16] + "0" * 48, store)
+        locate(key[:16] + "0" * 48, store)
 
 
 def test_plan_module_and_profile_are_read_together(h200_plan: Path) -> None:
