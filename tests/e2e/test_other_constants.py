@@ -76,7 +76,8 @@ def test_a_search_replaces_a_plan_that_was_found_under_other_constants(copied: J
     again = copied.train("--rate", "0.01", ENABLE_SEARCH="0", DISCO_LOG="debug")
     assert again.lines(APPLIED) == again.lines(COMPARED) == []
     assert handed_over(again) == after.module_sha256
-    assert is_ours(again) and is_ours(found)
+    assert is_ours(again)
+    assert is_ours(found)
 
 
 def test_a_plan_that_does_not_fit_other_constants_leaves_the_step_to_xla(copied: Job) -> None:
