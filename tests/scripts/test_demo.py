@@ -43,9 +43,9 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
     return plans.Plan(
         format=plans.FORMAT,
         version=plans.VERSION,
-        target=plans.Target("ab" * 32, "jit_train_step", "cpu", "cpu", 2, 2),
+        target=plans.Target("ab" * 32, "ab" * 32, "jit_train_step", "cpu", "cpu", 2, 2),
         versions={"jax": "0.12.0"},
-        strategy=Strategy(),
+        strategies=plans.in_entry(Strategy()),
         chosen=chosen,
         prediction=plans.Prediction(49_000_001, 98_000_000, 120_000_000, 40_000_000, 45_000_000),
         search=plans.SearchRecord("backtracking", {}, 6561, ()),
