@@ -3,7 +3,7 @@
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
 cache directory is named after the text of all files of the function's package and of what any of them may call:
-the simulator, and vectors. It lies in
+the simulator, pointers and vectors. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -161,7 +161,8 @@ def _cache_directory(package: Path) -> Path | None:
 def _sources(package: Path) -> list[Path]:
     """Every file that compiled code of the package may come from."""
     here = Path(__file__).parent
-    shared = {Path(__file__), here / "inner_code.py", here / "vectors.py", *(here / "simulator").glob("*.py")}
+    shared = {Path(__file__), *(here / name for name in ("inner_code.py", "pointers.py", "vectors.py"))}
+    shared |= {*(here / "simulator").glob("*.py")}
     return sorted(shared | {*package.rglob("*.py")})
 
 

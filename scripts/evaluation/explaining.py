@@ -10,12 +10,13 @@ from statistics import mean
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
+from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.keys import owners
+from disco_hlo.simulator.list_schedule import beside_transfers
 from evaluation.predicting import what_ran
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError
 from evaluation.step import Files
