@@ -11,7 +11,6 @@ communication channel that serves transfers in the order they are issued.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -108,15 +107,10 @@ def issue_order(
     rank = _issue_ranks(
         topological, needed_at, needed, dependent_at, dependent, compute_ns, transfer_ns, is_bucket
     )
-    key = np.where(is_bucket != 0, rank, rank + _ENDLESS)
-    if asynchronous:
-        return _issue(
-            needed_at, needed, dependent_at, dependent, compute_ns, transfer_ns, is_bucket != 0, key
-        )
-    blocking = np.zeros(rank.size, np.bool_)
-    return _issue(
-        needed_at, needed, dependent_at, dependent, compute_ns + transfer_ns, transfer_ns, blocking, key
-    )
+    on_channel = is_bucket * np.int64(asynchronous)
+    takes_ns = compute_ns + transfer_ns * (is_bucket - on_channel)
+    key = rank + _ENDLESS * (1 - is_bucket)
+    return _issue(needed_at, dependent_at, dependent, takes_ns, transfer_ns, on_channel, key)
 
 
 @inner
@@ -176,14 +170,15 @@ def _issue_ranks(
         for e in range(needed_at[i], needed_at[i + 1]):
             begin[i] = max(begin[i], finish[needed[e]])
         finish[i] = begin[i] + compute_ns[i] + transfer_ns[i]
-    buckets = [(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
+    heap, left, shorter = np.empty(count, np.int64), 0, -transfer_ns
     for i in range(count):
         if is_bucket[i]:
-            buckets.append((begin[i], -transfer_ns[i], np.int64(i)))  # noqa: PERF401  numba has no extend by generator
-    buckets.sort()
-    rank = np.full(count, len(buckets))
-    for position in range(len(buckets)):
-        rank[buckets[position][2]] = position
+            left = push(heap, left, i, begin, shorter)
+    buckets = left
+    rank = np.full(count, buckets)
+    while left > 0:  # ends: left goes down
+        rank[heap[0]] = buckets - left
+        left = pop(heap, left, begin, shorter)
     for k in range(count - 1, -1, -1):
         i = topological[k]
         for e in range(dependent_at[i], dependent_at[i + 1]):
@@ -194,7 +189,6 @@ def _issue_ranks(
 @inner
 def _issue(
     needed_at: Any,
-    needed: Any,
     dependent_at: Any,
     dependent: Any,
     compute_ns: Any,
@@ -207,31 +201,27 @@ def _issue(
     Readers of what arrived first come first: should the real link be slower than the assumed one, they wait least.
     What reads no transfer finishes what is begun, so it comes before.
     """
-    missing, arrival = np.diff(needed_at), np.zeros(key.size, np.int64)
-    issued, count = np.empty(key.size, np.int64), 0
-    ready: Any = [(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
-    waiting: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]
-    fresh: Any = [np.int64(0) for _ in range(0)]
+    missing, arrival, ready_at = (
+        np.diff(needed_at),
+        np.zeros(key.size, np.int64),
+        np.zeros(key.size, np.int64),
+    )
+    issued, count, alike = np.empty(key.size, np.int64), 0, np.zeros(key.size, np.int64)
+    ready, readies = np.empty(key.size, np.int64), 0
+    waiting, waits = np.empty(key.size, np.int64), 0
     for i in range(key.size):
         if missing[i] == 0:
-            fresh.append(np.int64(i))
+            waits = push(waiting, waits, i, ready_at, alike)
     now: Any = np.int64(0)
     channel_free: Any = np.int64(0)
-    while True:  # ends: each pass issues a unit
-        for i in fresh:
-            arrived: Any = np.int64(0)
-            for e in range(needed_at[i], needed_at[i + 1]):
-                arrived = max(arrived, arrival[needed[e]])
-            heapq.heappush(waiting, (arrived, i))
-        fresh.clear()
-        if len(ready) == 0 and len(waiting) and waiting[0][0] > now:
-            now = waiting[0][0]
-        while len(waiting) and waiting[0][0] <= now:  # ends: one waits no more each time
-            arrived, i = heapq.heappop(waiting)
-            heapq.heappush(ready, (key[i], arrived, i))
-        if len(ready) == 0:
-            return issued
-        _, _, i = heapq.heappop(ready)
+    while readies + waits > 0:  # ends: each pass issues a unit
+        if readies == 0:
+            now = max(now, ready_at[waiting[0]])
+        while waits > 0 and ready_at[waiting[0]] <= now:  # ends: one waits no more each time
+            readies = push(ready, readies, waiting[0], key, ready_at)
+            waits = pop(waiting, waits, ready_at, alike)
+        i = ready[0]
+        readies = pop(ready, readies, key, ready_at)
         issued[count] = i
         count += 1
         now += compute_ns[i]
@@ -239,6 +229,44 @@ def _issue(
             channel_free = max(now, channel_free) + transfer_ns[i]
             arrival[i] = channel_free
         for e in range(dependent_at[i], dependent_at[i + 1]):
-            missing[dependent[e]] -= 1
-            if missing[dependent[e]] == 0:
-                fresh.append(dependent[e])
+            other = dependent[e]
+            ready_at[other] = max(ready_at[other], arrival[i])
+            missing[other] -= 1
+            if missing[other] == 0:
+                waits = push(waiting, waits, other, ready_at, alike)
+    return issued
+
+
+@inner
+def push(heap: Any, count: Any, item: Any, first: Any, second: Any) -> Any:
+    """Put an item into a heap of ``count``, in which the one with the least ``first``, then ``second``, then number
+    lies at 0; how many there are then. Numba takes ten times as long to compile ``heapq``."""
+    hole = count
+    while hole > 0 and _is_less(item, heap[(hole - 1) // 2], first, second):  # ends: hole goes down
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
+    return count + 1
+
+
+@inner
+def pop(heap: Any, count: Any, first: Any, second: Any) -> Any:
+    """Take the item at 0 out of such a heap; how many are left."""
+    count -= 1
+    item, hole, child = heap[count], 0, 1
+    while child < count:  # ends: child doubles
+        if child + 1 < count and _is_less(heap[child + 1], heap[child], first, second):
+            child += 1
+        if not _is_less(heap[child], item, first, second):
+            break
+        heap[hole] = heap[child]
+        hole, child = child, 2 * child + 1
+    heap[hole] = item
+    return count
+
+
+@inner
+def _is_less(a: Any, b: Any, first: Any, second: Any) -> Any:
+    if first[a] != first[b]:
+        return first[a] < first[b]
+    return second[a] < second[b] or (second[a] == second[b] and a < b)

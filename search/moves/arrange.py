@@ -7,7 +7,6 @@ written, read, and simulated for each; here it takes milliseconds, so a search c
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from disco_hlo.search.arrays.board import note_change, retire
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-from disco_hlo.simulator.list_schedule import dependents, issue_order
+from disco_hlo.simulator.list_schedule import dependents, issue_order, pop, push
 
 
 @compiled
@@ -56,19 +55,21 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
     heads, needed_at, needed = _unit_graph(g, s, w)
     dependent_at, dependent = dependents(needed_at, needed)
     missing = np.diff(needed_at)
-    ready: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]
+    places, alike = position[heads], np.zeros(heads.size, np.int64)
+    ready, left = np.empty(heads.size, np.int64), 0
     for i in range(heads.size):
         if missing[i] == 0:
-            heapq.heappush(ready, (position[heads[i]], np.int64(i)))
+            left = push(ready, left, i, places, alike)
     found, count = np.empty(heads.size, np.int64), 0
-    while len(ready):  # ends: each unit is ready once
-        _, i = heapq.heappop(ready)
+    while left > 0:  # ends: each unit is ready once
+        i = ready[0]
+        left = pop(ready, left, places, alike)
         found[count] = heads[i]
         count += 1
         for e in range(dependent_at[i], dependent_at[i + 1]):
             missing[dependent[e]] -= 1
             if missing[dependent[e]] == 0:
-                heapq.heappush(ready, (position[heads[dependent[e]]], dependent[e]))
+                left = push(ready, left, dependent[e], places, alike)
     return found[:count]
 
 

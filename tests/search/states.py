@@ -19,6 +19,7 @@ from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
+from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
 from tests.search.cost_models import TrafficCosts
 
@@ -42,6 +43,7 @@ class Bench:
         self.costs = UnitCosts(graph, self.step, self.model, machine, self.kept)
         (self.state,) = starts.states
         self.costs.price_all(self.state, self.scratch)
+        self.progress = new_progress(len(graph), machine.pace())
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
 
     def heads(self) -> list[int]:
@@ -92,11 +94,11 @@ class Bench:
 
     def makespan_ns(self) -> int:
         """Cost by the ready queue."""
-        return int(schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)[0])
+        return int(schedule(self.step, self.state, self.scratch, self.progress, self.started)[0])
 
     def strategy(self) -> Strategy:
         """What the state stands for, in the order of the ready queue."""
-        _, count = schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.progress, self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -16,7 +16,6 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
 from disco_hlo.search.moves.proposals import FUSE, REORDER
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
-from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step
@@ -42,7 +41,6 @@ class Followed:
         node = bench.step.node
         self.ranked = np.array(sorted(bench.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
         self.segments = self.fresh()
-        self.stage = new_stage(len(bench.graph), bench.machine)
         self.count(self.segments)
 
     def fresh(self) -> Segments:
@@ -57,7 +55,7 @@ class Followed:
 
     def engine_ns(self) -> int:
         bench = self.bench
-        return int(run_order(bench.step, bench.state, bench.scratch, self.stage, self.ranked)[0])
+        return int(run_order(bench.step, bench.state, bench.scratch, self.segments)[0])
 
     def sums(self, segments: Segments) -> tuple[object, ...]:
         return segments.slot[:, :-1].tolist(), segments.block.tolist(), int(segments.number[ORDER_DIGEST])

@@ -24,7 +24,7 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import signatures, to_strategy
 from disco_hlo.search.rules.legality import LEGAL
 from disco_hlo.search.run import search
-from disco_hlo.search.times.timeline import new_stage
+from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
@@ -80,11 +80,10 @@ def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, li
     (state,) = starts.states
     scratch = new_scratch(starts.step)
     UnitCosts(graph, starts.step, costs, machine, starts.kept).price_all(state, scratch)
-    stage = new_stage(len(graph), machine)
-    ranked = np.array(graph.all_reduces, np.int64)
-    predicted, entries = run_order(starts.step, state, scratch, stage, ranked)
-    order = stage.order[:entries].astype(np.int64)
-    strategy = to_strategy(graph, starts.step, state, starts.kept, order, machine.asynchronous)
+    segments = new_segments(starts.step, np.array(graph.all_reduces, np.int64), machine)
+    predicted, entries = run_order(starts.step, state, scratch, segments)
+    started = segments.started[:entries]
+    strategy = to_strategy(graph, starts.step, state, starts.kept, started, machine.asynchronous)
     assert simulate(build(graph, strategy, costs, machine).problem).makespan_ns == predicted
 
 
