@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import copy_state
 from disco_hlo.search.boundary.starts import prepare
@@ -20,6 +19,7 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.moves.arrange import list_order, regroup
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import GPU, LinearPieces
+from disco_hlo.simulator.list_schedule import list_schedule
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
