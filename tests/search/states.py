@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.legality import group_refusal
@@ -14,6 +15,7 @@ from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
+from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
@@ -22,6 +24,11 @@ from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER,
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
 from tests.search.cost_models import TrafficCosts
+
+
+def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:
+    """The all-reduces in production order."""
+    return np.array(sorted(graph.all_reduces, key=lambda x: step.node[at.RANK, x]), np.int64)
 
 
 class Bench:
@@ -43,6 +50,7 @@ class Bench:
         self.costs = UnitCosts(graph, self.step, self.model, machine, self.kept)
         (self.state,) = starts.states
         self.costs.price_all(self.state, self.scratch)
+        self.ranked = ranked(self.step, graph)
         self.progress = new_progress(len(graph), machine.pace())
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
 

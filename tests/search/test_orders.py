@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -37,8 +36,7 @@ MACHINES = [
 
 def run(bench: Bench) -> tuple[int, Strategy]:
     """What the state's order takes, and the strategy with that order."""
-    ranked = np.array(bench.graph.all_reduces, np.int64)
-    segments = new_segments(bench.step, ranked, bench.machine)
+    segments = new_segments(bench.step, bench.ranked, bench.machine)
     cost_ns, count = run_order(bench.step, bench.state, bench.scratch, segments)
     strategy = to_strategy(
         bench.graph, bench.step, bench.state, bench.kept, segments.started[:count], bench.machine.asynchronous

@@ -38,13 +38,11 @@ class Followed:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        node = bench.step.node
-        self.ranked = np.array(sorted(bench.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
         self.segments = self.fresh()
         self.count(self.segments)
 
     def fresh(self) -> Segments:
-        return new_segments(self.bench.step, self.ranked, self.bench.machine)
+        return new_segments(self.bench.step, self.bench.ranked, self.bench.machine)
 
     def count(self, segments: Segments) -> int:
         return int(count_order(self.bench.step, self.bench.state, self.bench.scratch, segments))
@@ -70,7 +68,7 @@ class Followed:
         if machine.compute_speed_ppm == PPM:
             assert found_ns == engine_ns
         if machine.transfer_wait_ns:  # a nanosecond may decide whether a transfer has it
-            units += 2 * machine.transfer_wait_ns * self.ranked.size
+            units += 2 * machine.transfer_wait_ns * bench.ranked.size
         assert abs(engine_ns - found_ns) <= units
         if machine.channels == 1 and not machine.transfer_wait_ns:
             assert found_ns <= engine_ns
