@@ -39,8 +39,8 @@ from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_consistent
 from tests.search.steps import chain
+from tests.search.test_orders import run
 from tests.search.test_segments import Followed, followed_moves
-from tests.search.test_timeline import run
 
 ROOT = Path(__file__).parents[2]
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -98,9 +98,9 @@ class _Times(TrafficCosts):
     """Of each node, ns; a transfer takes 2."""
 
     ns: tuple[int, ...] = ()
-    all_reduce: LinearPieces = field(default_factory=lambda: LinearPieces((0,), (0.0,), (2.0,)))
+    line: LinearPieces = field(default_factory=lambda: LinearPieces.of((0, 0.0, 2.0)))
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         return np.array(self.ns, np.int64)
 
 

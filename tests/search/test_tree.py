@@ -33,7 +33,7 @@ def test_every_candidate_is_what_it_was(seed: int, count: int) -> None:
     numbers = list(range(run.tree.number[CANDIDATES]))
     for number in random.sample(numbers, len(numbers)):
         go_to(run.tree, run.state, number)
-        cost, _ = schedule(run.step, run.state, run.scratch, run.pace, run.started)
+        cost, _ = schedule(run.step, run.state, run.scratch, run.progress, run.started)
         assert cost == run.tree.cost_ns[number]
     go_to(run.tree, run.state, 0)
     assert run.state.word.tobytes() == start
