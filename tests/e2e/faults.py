@@ -35,30 +35,11 @@ def not_installed() -> None:
     sys.meta_path.insert(0, Hide())
 
 
-def hook_missing() -> None:
-    """A jax before 0.10.2."""
-    import jax.extend.xla as extension
-
-    del extension.register_hlo_module_transformation
-
-
 def hook_never_called() -> None:
     """A jaxlib that takes the hook and forgets it."""
     import jax.extend.xla as extension
 
     extension.register_hlo_module_transformation = lambda *args, **kwargs: None
-
-
-def other_compile_function() -> None:
-    """A jax that compiles by a function of another signature."""
-    from jax._src import compiler
-
-    original = compiler.compile_or_get_cached
-
-    def compile_or_get_cached(backend: Any, computation: Any, *rest: Any, **more: Any) -> Any:
-        return original(backend, computation, *rest, **more)
-
-    compiler.compile_or_get_cached = compile_or_get_cached
 
 
 def disk_full() -> None:
@@ -368,7 +349,7 @@ def arrange(fault: str) -> None:
 FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
-        not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
+        not_installed, hook_never_called, disk_full, read_only,
         no_memory, one_element_off, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, enacting,
         dies_at, stops_at, fails_at, dies_in_run, hurries_from, disk_fills_at, directory_gone_at, clock_moves_at,
         coordinator_gone_at,

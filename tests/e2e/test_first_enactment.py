@@ -54,12 +54,6 @@ def test_a_plan_that_never_ran_here_is_compared_once(
     assert entry.versions["jax"] == jax.__version__
 
 
-def test_a_measured_plan_is_not_compared_again(copied: Job) -> None:
-    run = copied.train(ENABLE_SEARCH="0")
-    assert run.lines("compare") == []
-    assert not (slot_of(copied.directory) / "compared.json").exists()
-
-
 def test_a_read_only_directory_and_a_damaged_record_cost_a_comparison_each_time(
     copied: Job, default: Run
 ) -> None:
