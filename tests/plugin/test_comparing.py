@@ -16,7 +16,7 @@ import pytest
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring import comparing
@@ -26,13 +26,16 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
-from disco_hlo.plugin.session import join
-from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.sessions import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
+
+# What is compared does not depend on the versions of Python and JAX.
+pytestmark = pytest.mark.product_only
 
 Array = Any
 
@@ -42,9 +45,8 @@ def measured(
 ) -> tuple[Trial, Trial, frozenset[int] | None]:
     """The unfused step and a changed one as they were judged, and which inputs were positive in the end."""
 
-    def body(request: CompileRequest) -> tuple[Trial, Trial, frozenset[int] | None]:
-        session = join(request, Settings(search=True, directory=folder))
-        source = canonicalize(compiles.capture(request))
+    def look(session: Session, source: CanonicalModule) -> tuple[Trial, Trial, frozenset[int] | None]:
+        request = session.request
         plain = unfused(source.graph)
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
@@ -53,7 +55,7 @@ def measured(
         measure(session, trials, budget_s=0.1)
         return trials[1], trials[2], request.positive
 
-    found: tuple[Trial, Trial, frozenset[int] | None] = intercept(*step, body)
+    found: tuple[Trial, Trial, frozenset[int] | None] = in_session(folder, look, lambda: step)
     return found
 
 
@@ -266,14 +268,12 @@ def tiles_of(shape: tuple[int, ...]) -> Array:
     return cut.transpose(0, 2, 1, 3).reshape(-1, rows * columns)
 
 
-@pytest.mark.product_only  # what is compared does not depend on the versions of Python and JAX
 @pytest.mark.parametrize("name", STEPS)
 def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_path: Path) -> None:
     """Of elements whose change is more than the last digits of what they are added to."""
 
-    def body(request: CompileRequest) -> list[tuple[int, str]]:
-        session = join(request, Settings(search=True, directory=tmp_path))
-        source = canonicalize(compiles.capture(request))
+    def look(session: Session, source: CanonicalModule) -> list[tuple[int, str]]:
+        request = session.request
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         default = Program("default", compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
@@ -297,7 +297,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
                         said.append((number, reference._first_unlike(changed)))
         return said
 
-    found = intercept(*STEPS[name](), body)
+    found = in_session(tmp_path, look, STEPS[name])
     assert len(found) >= 2
     for number, said in found:
         assert said.startswith(f"output {number} differs from XLA's default at ["), said
