@@ -90,7 +90,7 @@ def test_waiting_for_a_rank_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPat
     assert (min(slept), max(slept)) == (20e-6, 0.01)
 
 
-def test_three_ranks_rank_0_killed_the_others_come_to_one_outcome(tmp_path: Path) -> None:
+def test_three_ranks_one_killed_the_others_come_to_one_outcome(tmp_path: Path) -> None:
     def run(folder: Path, moment: str) -> dict[int, Any]:
         told = {"victim": 0, "moment": moment, "timeout_s": 2, "channel": "mpi"}
         return run_under_mpi("killed", 3, folder, *KEEP_SURVIVORS, **told)

@@ -269,6 +269,7 @@ def test_ctrl_c_on_another_rank_ends_the_search_on_all_and_training_goes_on(
         assert_same_losses(run, default)
 
 
+@pytest.mark.product_only
 def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_all_reduce(
     fresh: Callable[..., Job], alone: list[Run]
 ) -> None:
@@ -283,6 +284,7 @@ def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_a
         assert_same_losses(run, default)
 
 
+@pytest.mark.product_only
 def test_ranks_that_agree_without_mpi_listen_on_no_more_ports(
     without_mpi: tuple[Job, list[Run]], alone: list[Run]
 ) -> None:

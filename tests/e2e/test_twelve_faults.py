@@ -81,17 +81,9 @@ TWELVE = (
     Row("restarted", 0, "measure", DIES, restarted=True, ended_by=(JAX_ENDS,)),
     Row("disk full", 0, "search", "disk_fills_at:{}", mpi=True),
     Row("plan directory gone", 0, "enact", "directory_gone_at:{}"),
+    Row("plan directory gone", 0, "search", "directory_gone_at:{}", quick=True),
     Row("clock moved", 1, "profile", f"clock_moves_at:{{}}:{-DAY}", quick=True),
     Row("coordinator gone", 0, "search", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,), quick=True),
-)
-MORE = (
-    Row("killed", 1, "search", DIES, own=ELASTIC, ended_by=(GLOO_ENDS,)),
-    Row("stopped", 1, "search", STOPS),
-    Row("plan directory gone", 0, "profile", "directory_gone_at:{}"),
-    Row("plan directory gone", 0, "search", "directory_gone_at:{}", quick=True),
-    Row("plan directory gone", 0, "measure", "directory_gone_at:{}"),
-    Row("clock moved", 1, "measure", f"clock_moves_at:{{}}:{40 * DAY}"),
-    Row("coordinator gone", 0, "measure", "coordinator_gone_at:{}", ended_by=(JAX_ENDS,)),
 )
 
 
@@ -268,7 +260,7 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Row], J
     return make
 
 
-@pytest.mark.parametrize("row", [one for one in TWELVE + MORE if one.quick], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [one for one in TWELVE if one.quick], ids=lambda row: row.name)
 def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
     row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
@@ -279,7 +271,7 @@ def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
 @pytest.mark.skipif(
     not LONG, reason="takes minutes of waiting: TWELVE_FAULTS=1 pytest -s tests/e2e/test_twelve_faults.py"
 )
-@pytest.mark.parametrize("row", [one for one in TWELVE + MORE if not one.quick], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [one for one in TWELVE if not one.quick], ids=lambda row: row.name)
 def test_a_fault_that_lasts_costs_no_training_no_wait_and_no_ban(
     row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
 ) -> None:
