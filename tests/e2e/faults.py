@@ -196,23 +196,8 @@ def stops_at(stage: str) -> None:
 
 
 def disk_fills_at(stage: str) -> None:
-    """From ``stage`` on the plan directory's file system has no block left, where it is a small one of its own; else
-    as :func:`disk_full`."""
-
-    def fill() -> None:
-        directory = os.environ["DISCO_DIR"]
-        system = os.statvfs(directory)
-        if system.f_blocks * system.f_frsize > _SMALL_BYTES:
-            disk_full()
-            return
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(directory, "filler"), "wb", buffering=0) as filler,
-        ):
-            while True:
-                filler.write(b"x" * system.f_frsize)
-
-    _once_at(stage, fill)
+    """From ``stage`` on the plan directory takes no large files, as under :func:`disk_full`."""
+    _once_at(stage, disk_full)
 
 
 def directory_gone_at(stage: str) -> None:
@@ -305,7 +290,6 @@ def _at(stage: str, act: Callable[[Any], None]) -> None:
 
 MEASURED_RUN = "a-measured-run"
 """The stage of a candidate that is timed, after a few of its runs."""
-_SMALL_BYTES = 8 << 20
 
 
 def _once_at(stage: str, act: Callable[[], None]) -> None:

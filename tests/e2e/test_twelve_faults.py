@@ -7,7 +7,6 @@ tests as any.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -17,7 +16,7 @@ import subprocess
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,19 +149,6 @@ class Watched:
         return max(after - before for before, after in itertools.pairwise(moments))
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of its own for the plan directory, where one may be mounted; else the fault is made otherwise."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    mounted = shutil.which("mount") is not None
-    mounted = mounted and subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    try:
-        yield
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def moved_clock(folder: Path) -> dict[str, str]:
     """What moves the wall clock of one process, its C++ included; empty where there is no compiler."""
     compiler = shutil.which("cc")
@@ -280,9 +266,8 @@ def test_a_fault_that_lasts_costs_no_training_no_wait_and_no_ban(
 
 def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path, alone: list[Run]) -> None:
     job = planned(row)
-    with small_disk(job.directory) if row.fault == "disk full" else contextlib.nullcontext():
-        if row.phase != "enact":
-            know_all(job.directory, devices=2, processes=2)
-        watched = run(row, job, folder)
-        report(row, watched)
-        check(row, watched, job, alone)
+    if row.phase != "enact":
+        know_all(job.directory, devices=2, processes=2)
+    watched = run(row, job, folder)
+    report(row, watched)
+    check(row, watched, job, alone)
