@@ -54,7 +54,7 @@ def test_a_step_of_billions_of_parameters_is_searched(disco: Disco, tmp_path: Pa
     module = tmp_path / "step.hlo.pb"
     module.write_bytes(large_step(32, width=16384, batch=8192))
     outcome = disco(
-        "search", module, "-o", tmp_path / "found", "--evaluations", "2000", "--seeds", "1", "--json"
+        "search", module, "-o", tmp_path / "found", "--evaluations", "200", "--seeds", "1", "--json"
     )
     assert outcome.code == 0, outcome
     predicted = outcome.json["predicted"]
@@ -72,7 +72,7 @@ def test_a_large_step_is_simulated_and_searched(
     module = tmp_path / "step.hlo.pb"
     module.write_bytes(large_step(layers, **sizes))
     assert disco("simulate", module).code == 0
-    outcome = disco("search", module, "-o", tmp_path / "found", "--seconds", "5", "--json")
+    outcome = disco("search", module, "-o", tmp_path / "found", "--seconds", "2", "--json")
     assert outcome.code == 0, outcome
     assert outcome.json["predicted"]["plan_ns"] <= outcome.json["predicted"]["default_ns"]
     assert disco("inspect", tmp_path / "found").code == 0
