@@ -49,7 +49,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--link-of", type=Path, metavar="PROFILE.json", help="take transfers and contention from here"
     )
-    parser.add_argument("--without-contention", action="store_true", help="write it all the same")
     args = parser.parse_args(argv)
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.name):
         parser.error(f"--name {args.name!r}: expected lower-case words joined by dashes")
@@ -98,7 +97,7 @@ def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> li
             problems.append(f"the all-reduce lines are off by {fitted.median_error:.2f}, median")
     slowed = profile.contention
     print(f"contention: {slowed}")
-    if not args.without_contention and slowed in (None, Contention(1.0, 1.0)):
+    if slowed in (None, Contention(1.0, 1.0)):
         problems.append("no profile tells how compute and transfers slow each other")
     for path in sources:
         problems += _lacks(profile, path.with_name(MODULE), args.coverage)

@@ -6,9 +6,9 @@ beside the record, and a run begins where the files end: a search can be made on
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib.metadata
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.second_look import plans_in
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -39,12 +39,11 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULE, PROFILE, PLAN, ROWS, TRACES = "module.hlo.pb.gz", "profile.json", "plan.json", "rows", "traces"
+MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
 
@@ -118,52 +117,6 @@ class Files:
         """Keep what a search found."""
         write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
 
-    def row(self, name: str) -> bytes:
-        """What a row kept for its prediction.
-
-        Raises:
-            DiscoError: nothing, or not what :meth:`save_row` wrote.
-        """
-        path = self._row_path(name)
-        try:
-            with gzip.open(path) as file:
-                return bytes(file.read(_LARGEST_MODULE))
-        except (OSError, EOFError) as error:
-            raise DiscoError(f"cannot read {path}: {error}") from error
-
-    def save_row(self, name: str, content: bytes) -> None:
-        """Keep what a row's prediction is made from."""
-        path = self._row_path(name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(content, compresslevel=1, mtime=0))
-
-    def trace(self, name: str) -> Trace | None:
-        """A kept trace; None where there is none.
-
-        Raises:
-            DiscoError: it is not what :meth:`save_trace` wrote.
-        """
-        path = self._path(TRACES, name)
-        if not path.exists():
-            return None
-        try:
-            with gzip.open(path) as file:
-                return msgspec.json.decode(file.read(_LARGEST_MODULE), type=Trace)
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            raise DiscoError(f"{path} does not hold a trace: {error}") from error
-
-    def save_trace(self, name: str, trace: Trace) -> None:
-        """Keep a trace, of a row or of the profile: what lay where on the devices, for whoever asks why."""
-        path = self._path(TRACES, name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(msgspec.json.encode(trace), compresslevel=6, mtime=0))
-
-    def _row_path(self, name: str) -> Path:
-        return self._path(ROWS, name)
-
-    def _path(self, folder: str, name: str) -> Path:
-        return self.folder / folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
-
 
 def request_of(model: str, size: str) -> jaxlink.CompileRequest:
     """The compile of the model's training step over all devices, as jax would ask for it; nothing is run.
@@ -233,11 +186,6 @@ def _lowered(model: str, size: str) -> Any:
     return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
 
 
-def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
-    """This one process."""
-    return join(request, settings)
-
-
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
     """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
     module = compiles.capture(request) if module is None else module
@@ -299,21 +247,19 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
 
 def with_effort(request: jaxlink.CompileRequest, level: str) -> jaxlink.CompileRequest:
     """The same compile at an optimization level such as ``O1`` (JAX_OPTIMIZATION_LEVEL)."""
-    import copy
-
     from jax._src.compiler import CompilerEffortLevel
 
-    options = copy.deepcopy(request.options)
-    options.executable_build_options.optimization_level = CompilerEffortLevel[level].value
-    return replace(request, options=options)
+    return _with_option(request, "optimization_level", CompilerEffortLevel[level].value)
 
 
 def with_fdo_profile(request: jaxlink.CompileRequest, fdo_profile: bytes) -> jaxlink.CompileRequest:
     """The same compile guided by a profile that jax collected (JAX_ENABLE_PGLE)."""
-    import copy
+    return _with_option(request, "fdo_profile", fdo_profile)
 
+
+def _with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:
     options = copy.deepcopy(request.options)
-    options.executable_build_options.fdo_profile = fdo_profile
+    setattr(options.executable_build_options, name, value)
     return replace(request, options=options)
 
 

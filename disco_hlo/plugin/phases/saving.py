@@ -113,7 +113,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         version=plans.VERSION,
         target=target(source.graph, facts),
         versions=versions(facts),
-        strategy=strategy,
+        strategies=plans.in_entry(strategy),
         chosen=winner.name,
         prediction=found.prediction,
         search=_search_record(outcome.session, found),
@@ -142,7 +142,7 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
     own = _searched(trials)
     if own is winner or own.strategy is None or not own.module:
         return None
-    return plans.Searched(own.strategy, hashlib.sha256(own.module).hexdigest())
+    return plans.Searched(plans.in_entry(own.strategy), hashlib.sha256(own.module).hexdigest())
 
 
 def _search_record(session: Session, found: Found) -> plans.SearchRecord:

@@ -131,9 +131,9 @@ def _restructured(session: Session) -> dict[str, Restructured]:
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
         schedules = _wanted(session, named_schedules(early)) if session.leads else None
-    fingerprint, schedules = session.tell([early.fingerprint, schedules], "schedules")
+    key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
-        if early.fingerprint != fingerprint:
+        if early.key != key:
             raise ProfileError("the ranks compile different early modules")
     made = _made(session, early, schedules)
     agreed = {}
