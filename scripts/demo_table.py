@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from disco_hlo.plan.plan import Candidate, Line, Plan
+from disco_hlo.hlo.cost_model import Line
+from disco_hlo.plan.plan import Candidate, Plan
 
 ALLOWED_LOSS_DIFFERENCE = 1e-4
 DEFAULT = "XLA default"

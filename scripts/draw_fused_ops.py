@@ -27,10 +27,11 @@ from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.hlo.cost_model import triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
-from disco_hlo.profiler.keys import group_key  # noqa: E402
+from disco_hlo.profiler.kernel_keys import group_key  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
@@ -166,8 +167,8 @@ def key_of(source: CanonicalModule, op: FusedOp) -> str:
     """The cost key under which a profile would store the kernel's time."""
     if len(op.members) == 1 and op.kind != "triton":
         return source.graph.nodes[op.members[0]].key
-    emitter = f"triton {op.config}" if op.kind == "triton" else ""
-    return group_key(source.graph, set(op.members), op.results, emitter)
+    emitter = triton_emitter(op.config) if op.kind == "triton" else ""
+    return group_key(source.graph, op.members, op.results, emitter)
 
 
 def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
@@ -195,7 +196,7 @@ def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], b
             return False
         if PackedKernel(source, op.members, op.results).moved_bytes > config.sample_bytes:
             return False
-        members, results = (np.array(ids, np.int32) for ids in (op.members, op.results))
+        members, results = (np.array(ids) for ids in (op.members, op.results))
         tables, scratch = model.tables(graph), model.scratch(graph)
         expected_ns = kernel_ns(tables, members, results, op.kind == "triton", scratch)
         return expected_ns <= 1e6 * config.longest_ms

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import Unit
 from disco_hlo.search.optimizer_state import Update, find_update
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import Timeline, simulate
 
 _NORM_BYTES = 4
@@ -114,7 +115,7 @@ class _Transfers:
         form = "" if bucket is None else self.strategy.buckets[int(bucket.token[1:])].form
         if form != "variadic" or self.machine.asynchronous:
             sizes = sizes.sum(keepdims=True)
-        return int(self.costs.all_reduce_ns(sizes).sum())
+        return int(self.costs.all_reduce()(sizes).sum())
 
 
 def _share(graph: Graph, unit: Unit, update: Update) -> float:

@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import FusedOps, TellsReadsApart
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
-from disco_hlo.simulator.costs import CPU, GPU, HoldsTransfers, LinearPieces, MachineModel
+from disco_hlo.report import predict
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -87,7 +88,7 @@ class Link:
         return f"{self.devices} GPUs at {self.gigabytes_per_s:g} GB/s, {self.latency_us:g} µs a message"
 
 
-class Costs:
+class Costs(predict.Costs):
     """A cost model for the simulator, with its machine and the words that say where it comes from."""
 
     def __init__(
@@ -104,42 +105,27 @@ class Costs:
         """What a reader must know of these costs, one sentence each."""
         self._priced: tuple[Graph, NDArray[np.int64]] | None = None
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``."""
         if self._priced is None or self._priced[0] is not graph:
-            self._priced = (graph, self.model.nodes_ns(graph))
+            self._priced = (graph, self.model.op_ns(graph))
         return self._priced[1]
 
-    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
-        """Time of each op group as one kernel, ``[len(groups)]``."""
-        return self.model.groups_ns(graph, groups)
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of many kernels with their results (see ``KernelTimes``)."""
-        return self.model.kernels_ns(graph, member_at, members, result_at, results)
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """Time of each kernel, ``[len(kernels)]``."""
+        return self.model.kernels_ns(graph, kernels)
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
-        """Nodes by what they are to a kernel that reads them (see ``hlo.kernel_times.TellsReadsApart``)."""
-        if isinstance(self.model, TellsReadsApart):
-            return self.model.read_classes(graph)
-        return np.zeros(len(graph), np.int64)
+        """As the model has them."""
+        return self.model.read_classes(graph)
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-        """Which kernels keep transfers from beginning beside them (see ``HoldsTransfers``); estimates know of none."""
-        if isinstance(self.model, HoldsTransfers):
-            return self.model.hold_shares(graph)
-        return np.zeros(len(graph))
+        """As the model has them."""
+        return self.model.hold_shares(graph)
 
-    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Time of an all-reduce of each size, same shape."""
-        return self.pieces(sizes_bytes)
+    def all_reduce(self) -> LinearPieces:
+        """Time of an all-reduce over its size."""
+        return self.pieces
 
     def imagine(self, link: Link) -> Costs:
         """The same devices on another network."""
@@ -158,10 +144,10 @@ def formula(link: Link) -> LinearPieces:
     tree = (2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
     crossing = int((ring[1] - tree[1]) / (tree[0] - ring[0]))
     if crossing <= 0:
-        return LinearPieces((0,), (ring[0],), (ring[1],))
+        return LinearPieces.of((0, *ring))
     if crossing > _LARGEST_BYTES:
-        return LinearPieces((0,), (tree[0],), (tree[1],))
-    return LinearPieces((0, crossing), (tree[0], ring[0]), (tree[1], ring[1]))
+        return LinearPieces.of((0, *tree))
+    return LinearPieces.of((0, *tree), (crossing, *ring))
 
 
 def costs_for(
@@ -191,7 +177,7 @@ def costs_for(
             f"{len(unmeasured)} ops are not in the profile and are estimated from bytes and flops, "
             f"first n{first.id} ({first.opcode} {first.shape})"
         )
-    pieces = pieces_of(profile)
+    pieces = profile.transfers
     if pieces is None:
         pieces = _line(CONSTANTS[graph.backend])
         lines.append(f"the profile has no all-reduce sweep; taken instead: {CONSTANTS[graph.backend]}")
@@ -230,7 +216,7 @@ def _analytic(backend: str) -> Costs:
 
 
 def _line(constants: Constants) -> LinearPieces:
-    return LinearPieces((0,), (constants.all_reduce_ns_per_byte,), (constants.all_reduce_fixed_ns,))
+    return LinearPieces.of((0, constants.all_reduce_ns_per_byte, constants.all_reduce_fixed_ns))
 
 
 def find_profile(named: Path | None, beside: Profile | None) -> Profile | None:

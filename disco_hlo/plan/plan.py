@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from disco_hlo.errors import PlanError
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 FORMAT = "disco-hlo plan"
@@ -97,14 +98,6 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     """Why it could not be run; then the times are zero."""
 
 
-class Line(Struct, frozen=True, forbid_unknown_fields=True):
-    """One piece of the all-reduce model T = C x + D (DisCo, section 4.2)."""
-
-    from_bytes: Count
-    ns_per_byte: Annotated[float, Meta(ge=0)]
-    offset_ns: float
-
-
 class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a clock said; two runs differ here."""
 
@@ -113,6 +106,7 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     candidates: tuple[Candidate, ...]
     """Measured alternately in one run, XLA's default among them."""
     all_reduce: tuple[Line, ...]
+    """Of the profiled step (DisCo, section 4.2)."""
     profile_s: float
     search_s: float
     """Of all searches."""

@@ -8,14 +8,16 @@ from dataclasses import replace
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.corrections import Seen, corrections
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.simulator.build import groups_ns
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, speed_ppm
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 
 
 def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> MeasuredCosts:
@@ -36,7 +38,7 @@ def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> 
 
 
 def seen_kernels(
-    profile: Profile, graph: Graph, estimator: Estimator, plans: Sequence[Strategy]
+    profile: Profile, graph: Graph, estimator: CostModel, plans: Sequence[Strategy]
 ) -> list[Seen]:
     """The measured kernels of ``plans``, each once; those of all but the first plan count as chosen by a search.
 
@@ -47,12 +49,12 @@ def seen_kernels(
     """
     if not plans:
         return []
-    nodes_ns = estimator.nodes_ns(graph)
+    op_ns = estimator.op_ns(graph)
     found: dict[str, Seen] = {}
     for number, plan in enumerate(plans):
-        estimates = groups_ns(graph, plan, unit_graph(graph, plan), estimator, nodes_ns)
-        for group, estimated_ns in zip(plan.groups, estimates.tolist(), strict=True):
-            key = fused_key(graph, group)
+        units = unit_graph(graph, plan)
+        estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels)
+        for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
             ops = tuple(x for x in group.nodes + group.duplicates if graph.nodes[x].opcode != "bitcast")
             if key in profile.ops and key not in found and len(ops) > 1:
                 found[key] = Seen(ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
@@ -82,16 +84,4 @@ def machine_of(profile: Profile) -> MachineModel:
         transfer_speed_ppm=speed_ppm(slowed.communication),
         # Work beside compute, which goes as slowly as the transfer's.
         transfer_wait_ns=round(slowed.transfer_wait_ns / slowed.communication),
-    )
-
-
-def pieces_of(profile: Profile) -> LinearPieces | None:
-    """The all-reduce lines as the bound takes them."""
-    fitted = profile.transfers
-    if fitted is None:
-        return None
-    return LinearPieces(
-        tuple(piece.from_bytes for piece in fitted.pieces),
-        tuple(piece.ns_per_byte for piece in fitted.pieces),
-        tuple(piece.base_ns for piece in fitted.pieces),
     )

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import Timeline, simulate
 
 
-class Costs(CostModel, Protocol):
-    """A cost model with its machine and its all-reduce line."""
+class Costs(CostModel):
+    """A cost model with its machine."""
 
-    @property
-    def machine(self) -> MachineModel:
-        """How kernels and collectives run beside each other."""
-
-    @property
-    def pieces(self) -> LinearPieces:
-        """The all-reduce time over size."""
+    machine: MachineModel
+    """How kernels and collectives run beside each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,4 +53,4 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repe
 def lower_bound(graph: Graph, strategies: Sequence[Strategy], costs: Costs) -> Bound:
     """The lowest bound over the kernels of these strategies, whatever their buckets and order."""
     kernels = (strategy.groups for strategy in strategies)
-    return lowest_bound(graph, kernels, costs, costs.machine, costs.pieces)
+    return lowest_bound(graph, kernels, costs, costs.machine)

@@ -13,7 +13,6 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
@@ -133,5 +132,5 @@ def bounds_of(plans: FoundPlans) -> dict[str, float]:
 def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
     """The bound and full overlap of XLA's kernels or the plan's, whichever allow less."""
     kernels = (read(source).groups, plans.searched[0].groups)
-    found = lowest_bound(source.graph, kernels, known.model, known.machine, pieces_of(known.profile))
+    found = lowest_bound(source.graph, kernels, known.model, known.machine)
     return {"bound_ms": found.makespan_ns / 1e6, "full_overlap_ms": found.full_overlap_ns / 1e6}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disco_hlo.cli.costs import Link, costs_for, formula
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.profiler.profile import Contention
-from disco_hlo.simulator.costs import HoldsTransfers, holds_ns
+from disco_hlo.simulator.costs import holds_ns
 from tests.report import plans
 
 
@@ -19,7 +19,7 @@ def test_two_devices_use_a_ring() -> None:
     # 2 (N - 1) a = 20 µs, and 2 (N - 1)/N S/B = 1 s for 10 GB at 10 GB/s.
     line = formula(Link(2, 10.0, 10.0))
     assert line(np.array([0, 10**10])).tolist() == [20_000, 1_000_020_000]
-    assert line.from_bytes == (0,)
+    assert [piece.from_bytes for piece in line.lines] == [0]
 
 
 def test_many_devices_use_trees_for_small_messages_and_a_ring_for_large_ones() -> None:
@@ -42,7 +42,7 @@ def test_it_is_the_faster_of_both(devices: int, gigabytes: float, latency: float
 def test_trees_are_faster_at_every_size_where_a_message_takes_minutes() -> None:
     line = formula(Link(1 << 20, 1e6, 1e9))  # a ring would be faster from 1e30 bytes on, no 64-bit size
     assert line(np.array([0])).tolist() == [2 * 20 * 10**12]
-    assert line.from_bytes == (0,)
+    assert [piece.from_bytes for piece in line.lines] == [0]
 
 
 def test_one_device_has_nothing_to_reduce_with() -> None:
@@ -86,9 +86,8 @@ def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
     holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
     costs = costs_for(graph, holds, "NVIDIA H200")
-    assert isinstance(costs, HoldsTransfers)
-    held_ns, whole_ns = holds_ns(costs, graph, costs.nodes_ns(graph)), costs.nodes_ns(graph)
+    held_ns, whole_ns = holds_ns(costs, graph, costs.op_ns(graph)), costs.op_ns(graph)
     assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
     assert (held_ns > 0).sum() > 50
     estimated = costs_for(graph, None, "NVIDIA A100")
-    assert not holds_ns(estimated, graph, estimated.nodes_ns(graph)).any()
+    assert not holds_ns(estimated, graph, estimated.op_ns(graph)).any()

@@ -11,13 +11,13 @@ from pathlib import Path
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
     FORMAT,
     VERSION,
     Candidate,
-    Line,
     Measured,
     Plan,
     Prediction,

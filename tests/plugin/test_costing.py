@@ -12,8 +12,9 @@ from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Profile, load
 from tests.estimator.steps import transformer
 
@@ -29,10 +30,12 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
     graph = transformer().graph
     costs = costs_of(replace(profile, ops={}), graph)
     assert isinstance(costs.estimator, GnnModel)
-    measured = [group for group in read(transformer()).groups if fused_key(graph, group) in profile.ops]
-    truth = np.array([profile.ops[fused_key(graph, group)].median_ns for group in measured])
-    error = np.abs(costs.estimator.groups_ns(graph, measured) - truth) / truth
-    of_the_estimate = np.abs(costs.estimator.analytic.groups_ns(graph, measured) - truth) / truth
+    kernels = unit_graph(graph, read(transformer())).kernels
+    keys = kernel_keys(graph, kernels)
+    measured = kernels.chosen(np.flatnonzero([key in profile.ops for key in keys]))
+    truth = np.array([profile.ops[key].median_ns for key in keys if key in profile.ops])
+    error = np.abs(costs.estimator.kernels_ns(graph, measured) - truth) / truth
+    of_the_estimate = np.abs(costs.estimator.analytic.kernels_ns(graph, measured) - truth) / truth
     assert len(measured) > 50
     assert np.median(error) < 0.2 < np.median(of_the_estimate)
 

@@ -13,6 +13,7 @@ import demo_job
 import demo_table
 import pytest
 
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
@@ -39,7 +40,7 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
         for name, median, spread, predicted in MEASURED
         if name != left_out
     ]
-    lines = (plans.Line(0, 0.5, 200_000.0), plans.Line(1_048_576, 0.25, -62_144.0))
+    lines = (Line(0, 0.5, 200_000.0), Line(1_048_576, 0.25, -62_144.0))
     return plans.Plan(
         format=plans.FORMAT,
         version=plans.VERSION,

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
@@ -20,7 +21,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.search.schedule import Scheduled, with_order
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 NO_FUSION = "no fusion"

@@ -10,7 +10,7 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import repeats
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of, pieces_of
+from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import progress_wanted
 from disco_hlo.plugin.phases.beside import Named, beside_plans
@@ -83,7 +83,7 @@ def find(
     )
     default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
     if not also and not quiet:
-        bound = bound_of_kernels(graph, xla.groups, costs, machine, pieces_of(profile))
+        bound = bound_of_kernels(graph, xla.groups, costs, machine)
         session.say("%s", outlook(session, graph, costs, default.makespan_ns, bound.makespan_ns))
     compiling = time.monotonic()
     warm_up_in_time(graph, costs, machine, chosen, _COMPILE_S, lambda: bool(stop))
@@ -109,7 +109,7 @@ def find(
     for number, one in enumerate(plans_found[: settings.finalists]):
         trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
     kernels = (xla.groups, best.strategy.groups)
-    limit = lowest_bound(graph, kernels, costs, machine, pieces_of(profile))
+    limit = lowest_bound(graph, kernels, costs, machine)
     predicted = prediction(
         plan_ns=best.predicted_ns, peak_bytes=best.peak_bytes, default=default,
         unfused_ns=plain.predicted_ns, limit=limit,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from disco_hlo.compiled import is_cached
 from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import compared
 from disco_hlo.plugin.session import Session
 from disco_hlo.search import run
 from disco_hlo.simulator import engine
-from disco_hlo.simulator.costs import CostModel
 
 MEASURE_BUDGET_S = 40.0
 """How long the candidates are measured."""
@@ -61,5 +61,5 @@ def outlook(session: Session, graph: Graph, costs: CostModel, default_ns: int, b
 def changeable_share(graph: Graph, costs: CostModel, default_ns: int) -> float:
     """What part of a step's time no loop or branch of it takes."""
     closed = [node.id for node in graph.nodes if node.opcode in _CLOSED]
-    closed_ns = int(costs.nodes_ns(graph)[closed].sum()) if closed else 0
+    closed_ns = int(costs.op_ns(graph)[closed].sum()) if closed else 0
     return max(0.0, 1 - closed_ns / max(1, default_ns))

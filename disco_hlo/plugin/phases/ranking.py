@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import attested_groups
@@ -22,7 +23,7 @@ from disco_hlo.search.boundary.state import as_searched, kept_as_given, signatur
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import resident_bytes
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import Timeline
 
 MEMORY_SHARE = 0.1

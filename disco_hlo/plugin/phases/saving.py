@@ -166,7 +166,6 @@ def _measured(outcome: Outcome) -> plans.Measured:
     seconds = tuple(round(search_s, 3) for search_s in (*(s for _, s in found.earlier), found.search_s))
     evaluations = found.result.evaluations + sum(count for count, _ in found.earlier)
     fitted = found.profile.transfers
-    pieces = fitted.pieces if fitted is not None else ()
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         candidates=tuple(
@@ -180,7 +179,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
             )
             for trial in outcome.trials
         ),
-        all_reduce=tuple(plans.Line(p.from_bytes, p.ns_per_byte, p.base_ns) for p in pieces),
+        all_reduce=() if fitted is None else fitted.lines,
         profile_s=round(outcome.profile_s, 3),
         search_s=round(sum(seconds), 3),
         measure_s=round(outcome.measure_s, 3),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.phases.ranking import ranked
 from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings
@@ -19,7 +20,7 @@ from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled
 from disco_hlo.search.warm import warm_up_in_time
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 _FINISHING_S: Final = 0.25e-3

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -30,7 +31,8 @@ from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.phases.finding import PLAN, Found, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.simulator.build import groups_ns
 
@@ -96,7 +98,7 @@ def plans_in(trials: Iterable[tuple[str, Strategy | None, int]]) -> list[Strateg
 
 def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
     """How many kernels of ``plan`` no trace has shown."""
-    return sum(fused_key(graph, group) not in profile.ops for group in plan.groups)
+    return sum(key not in profile.ops for key in kernel_keys(graph, unit_graph(graph, plan).kernels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +124,16 @@ def with_kernels(
         told: what the search was told by; the profile is its.
     """
     profile = told.profile
-    keys = [fused_key(graph, group) for group in plan.groups]
+    keys = kernel_keys(graph, unit_graph(graph, plan).kernels)
     new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
     estimates = estimates_ns(told, graph, plan)[new] if new else np.zeros(0, np.int64)
     look = Look(len(new), int(estimates.sum()), sum(times[keys[i]].median_ns for i in new))
     return replace(profile, ops={**times, **profile.ops}), look
 
 
-def estimates_ns(costs: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+def estimates_ns(costs: CostModel, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
     """Of each group what a search is told by ``costs``, as the simulator asks for it."""
-    return groups_ns(graph, plan, unit_graph(graph, plan), costs, costs.nodes_ns(graph))
+    return groups_ns(graph, unit_graph(graph, plan), costs, costs.op_ns(graph))
 
 
 def _measured(

@@ -7,12 +7,13 @@ devices. What would be gained is computed in ``disco_hlo.search.sharding_advice`
 from __future__ import annotations
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, Message
 from disco_hlo.plan.plan import Sharding
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LEAST_GAIN, LOGGER, one_line
 from disco_hlo.search.sharding_advice import sharding_advice
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.structure.groups import replicated_parameters, spans_all
 
 

@@ -82,7 +82,7 @@ def why_not(graph: Graph, best: Best) -> str:
     exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
-    inside = inside_share(graph, [int(ns) for ns in costs.nodes_ns(graph)])
+    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
     if inside < INSIDE_SHARE and len(graph.all_reduces) > 1:
         return f"only {inside:.1%} of the ops' time lies between transfers"
     return ""
