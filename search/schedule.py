@@ -23,10 +23,10 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
-from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.list_schedule import list_schedule
 from disco_hlo.simulator.timeline import simulate
 
 MOST_GRADIENTS = 1024

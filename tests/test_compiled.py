@@ -20,14 +20,13 @@ import disco_hlo.simulator
 assert "numba" not in sys.modules, "importing the package imports numba"
 from disco_hlo.compiled import is_cached
 from disco_hlo.simulator.engine import evaluate
-from disco_hlo.simulator.ready_queue import _sort  # a small one: the engine takes seconds to compile
+from disco_hlo.simulator.bound import _behind_ns  # a small one: the engine takes seconds to compile
 assert not evaluate.signatures, "importing the engine compiles it"
 assert len(sys.argv) < 2 or is_cached("disco_hlo.simulator.engine") == (sys.argv[1] == "cached")
-values = np.array([4, 9, 5])
-_sort(values, 3)
-assert list(values) == [4, 5, 9]
-assert is_cached("disco_hlo.simulator.engine") == bool(_sort.stats.cache_path)
-print("uncached" if not _sort.stats.cache_path else "cached" if _sort.stats.cache_hits else "compiled")
+behind = _behind_ns(np.array([4, 9, 5]), np.array([2]), np.array([0, 0, 0, 2]), np.array([0, 1]))
+assert behind == 13
+assert is_cached("disco_hlo.simulator.engine") == bool(_behind_ns.stats.cache_path)
+print("uncached" if not _behind_ns.stats.cache_path else "cached" if _behind_ns.stats.cache_hits else "compiled")
 """
 
 
@@ -49,7 +48,7 @@ def outcome(*expected: str, **environment: str) -> str:
 
 def test_the_cache_lies_where_numba_is_told_to_keep_it(tmp_path: Path) -> None:
     assert outcome("uncached", NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
-    assert list(tmp_path.rglob("ready_queue._sort*.nbi"))
+    assert list(tmp_path.rglob("bound._behind_ns*.nbi"))
     assert outcome("cached", NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
     assert not list(Path(compiled.__file__).parent.rglob("*.nbi")), "the package may be read-only"
 

@@ -8,12 +8,7 @@ from itertools import groupby
 
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.order import default_order
-from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import unit_graph
-
-_ENDLESS = 1 << 40
-"""A transfer's time that no step's kernels, counted as one each, come near."""
 
 
 def unfused(graph: Graph, groups: Sequence[Group] = ()) -> Strategy:
@@ -58,17 +53,6 @@ def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
     for token in default_order(graph, strategy, asynchronous=False):
         order += [f"{token}.start", f"{token}.done"] if token[0] == "b" else [token]
     return replace(strategy, order=tuple(order))
-
-
-def beside_transfers(graph: Graph, strategy: Strategy) -> Strategy:
-    """The same kernels and buckets in an order that has as many kernels run beside transfers as it can.
-
-    For measuring what they cost each other. Without times of kernels: every transfer starts once its
-    gradients exist, these come early, and what waits for it comes last.
-    """
-    units = unit_graph(graph, strategy)
-    transfers = [_ENDLESS if unit.is_bucket else 0 for unit in units.units]
-    return replace(strategy, order=list_schedule(units, [1] * len(units.units), transfers))
 
 
 def all_reduce_depths(graph: Graph) -> list[int]:

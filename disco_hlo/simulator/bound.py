@@ -73,7 +73,7 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     """Bound of every order and bucketing of a problem in which no all-reduces are bucketed.
 
     Args:
-        problem: every all-reduce a task of its own; its policy, order and channels do not matter.
+        problem: every all-reduce a task of its own; its order and channels do not matter.
         communication_ns: M, from :func:`least_communication_ns`.
         overlaps: :attr:`MachineModel.asynchronous`.
     """
@@ -187,8 +187,6 @@ def _saved_ns(
     not lose what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up`` of its time,
     but by h, in which nothing is transferred, and by what the transfer loses of its speed in the rest.
     """
-    if problem.products is None or problem.hold_ns is None:
-        return 0.0
     first = problem.products & (problem.hold_ns > 0) & may_run_beside
     long_ns, held_ns = problem.duration_ns[first], problem.hold_ns[first]
     paid_ns = held_ns * (PPM - problem.speed_ppm[PRODUCT, 1:2]) // 2 / PPM

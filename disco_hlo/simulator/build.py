@@ -60,14 +60,11 @@ def build(
     cost_model: CostModel,
     machine: MachineModel,
     *,
-    ready_queue: bool = False,
     repeats: Sequence[Repeat] = (),
 ) -> Built:
-    """The problem that ``strategy`` poses on ``machine``.
+    """The problem that ``strategy`` poses on ``machine``, in the default order where it has none.
 
     Args:
-        ready_queue: leave the order to the ready queue of DisCo, section 4.4, instead of taking
-            ``strategy.order`` (or the default order where that is empty).
         repeats: what runs besides (:func:`~disco_hlo.plan.read.repeats`); each counts as part of what runs next.
 
     Raises:
@@ -76,9 +73,8 @@ def build(
             message names the unit.
     """
     units = unit_graph(graph, strategy)
-    order = None if ready_queue else strategy.order or default_unit_order(units, machine.asynchronous)
-    if order is not None:
-        check_order(units, order, machine.asynchronous)
+    order = strategy.order or default_unit_order(units, machine.asynchronous)
+    check_order(units, order, machine.asynchronous)
     nodes_ns = checked(cost_model.op_ns(graph), len(graph), lambda i: f"node {i} ({graph.nodes[i].opcode})")
     tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
     _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
@@ -94,7 +90,7 @@ def build(
         products=np.array(tasks.products, np.bool_),
         hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
         transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
-        order=None if order is None else _entries(tasks, units, order),
+        order=_entries(tasks, units, order),
         buffers=_buffers(graph, units, tasks),
         resident_bytes=resident_bytes(graph),
         unit_ns=unit_ns,
@@ -165,7 +161,6 @@ def _tasks(
     of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
     tasks = _Tasks()
-    # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
         unit = units.units[i]
         number = int(unit.token[1:])
@@ -291,15 +286,10 @@ def cuts_gradient(graph: Graph, kernel: Group | int, gradient: int) -> bool:
     return generated and not members.isdisjoint(graph.users[gradient])
 
 
-def _spread_over_channels(
-    tasks: _Tasks, units: UnitGraph, order: Sequence[str] | None, channels: int
-) -> None:
+def _spread_over_channels(tasks: _Tasks, units: UnitGraph, order: Sequence[str], channels: int) -> None:
     """Give the transfers to the channels in turn, in the order in which they are issued."""
-    if order is None:
-        issued = sorted(tasks.main.values())
-    else:
-        starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
-        issued = [tasks.main[units.index[token]] for token in starts]
+    starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
+    issued = [tasks.main[units.index[token]] for token in starts]
     for turn, task in enumerate(task for task in issued if tasks.resource[task] > 0):
         tasks.resource[task] = 1 + turn % channels
 

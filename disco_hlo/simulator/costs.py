@@ -21,9 +21,10 @@ from disco_hlo.hlo.graph import Graph
 
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
-COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT = 0, 1, 2, 3
+COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT, ANY_COMPUTE = 0, 1, 2, 3, 4
 """Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
-of them while the compute stream idles, of each of them while it computes, and of products that began beside them."""
+of them while the compute stream idles, of each of them while it computes, of products that began beside them, and of
+kernels that are not told apart."""
 MIN_SPEED_PPM = 100_000
 """The slowest a task may become. With :data:`MAX_TOTAL` it keeps the engine inside 64 bits."""
 MAX_TOTAL = 800_000_000_000
@@ -45,7 +46,7 @@ class Pace(NamedTuple):
     """How tasks go beside each other, as the engines take it."""
 
     speed_ppm: NDArray[np.int64]
-    """``[4, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
+    """``[rows, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
     wait_ns: int
     """What a transfer has more to do, unless the compute stream idles when it begins."""
 
@@ -126,21 +127,7 @@ class MachineModel:
 
     def speed_ppm(self) -> NDArray[np.int64]:
         """Speeds beside 0, 1, .. transfers, ``[4, channels + 1]``; ``[4, 1]`` where transfers block."""
-        products, others = self.product_speed_ppm, self.other_speed_ppm
-        return self._speeds(others or self.compute_speed_ppm, products or self.compute_speed_ppm)
-
-    def _speeds(self, compute: int, products: int) -> NDArray[np.int64]:
-        count = self.channels if self.asynchronous else 0
-        alone = [PPM // max(k, 1) if self.shared_link else PPM for k in range(count + 1)]
-        return np.array(
-            [
-                [PPM, *[compute] * count],
-                alone,
-                [speed * self.transfer_speed_ppm // PPM for speed in alone],
-                [PPM, *[products] * count],
-            ],
-            np.int64,
-        )
+        return self.pace().speed_ppm[:ANY_COMPUTE]
 
     @property
     def fastest_ppm(self) -> int:
@@ -154,9 +141,14 @@ class MachineModel:
         return self.transfer_wait_ns if self.asynchronous else 0
 
     def pace(self) -> Pace:
-        """Speeds and wait of this machine's transfers and kernels, for whoever does not tell kernels apart."""
-        products = self.product_speed_ppm or self.compute_speed_ppm
-        return Pace(self._speeds(self.compute_speed_ppm, products), self.wait_ns)
+        """Speeds (``[5, channels + 1]``) and wait of this machine's transfers and kernels."""
+        count = self.channels if self.asynchronous else 0
+        compute = self.compute_speed_ppm
+        products, others = self.product_speed_ppm or compute, self.other_speed_ppm or compute
+        alone = [PPM // max(k, 1) if self.shared_link else PPM for k in range(count + 1)]
+        beside = [speed * self.transfer_speed_ppm // PPM for speed in alone]
+        of_others, of_products, of_any = ([PPM, *[speed] * count] for speed in (others, products, compute))
+        return Pace(np.array([of_others, alone, beside, of_products, of_any], np.int64), self.wait_ns)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Time of a kernel that copies so much: into a bucket, or out of it."""

@@ -41,17 +41,17 @@ def critical_path(problem: Problem, spans_ns: NDArray[np.int64], started: Sequen
 
     Args:
         spans_ns: ``[2, tasks]``, start and end of each task.
-        started: tasks in the order in which they were issued, or started in the ready queue.
+        started: tasks in the order in which they were issued.
     """
     if not len(problem):
         return ()
     start_ns, end_ns = spans_ns.tolist()
-    held = _stream_holders(problem) if problem.order is not None else {}
+    held = _stream_holders(problem)
     before = _resource_holders(problem, started)
     task = max(reversed(started), key=lambda candidate: end_ns[candidate])
     path: list[Link] = []
     while True:
-        candidates = _candidates(problem, task, held.get(task, ()), before[task])
+        candidates = _candidates(problem, task, held[task], before[task])
         cause = next((found for found in candidates if end_ns[found[1]] == start_ns[task]), None)
         if cause is None and problem.resource[task] > 0:
             beside = (
@@ -80,7 +80,6 @@ def _candidates(
 
 def _stream_holders(problem: Problem) -> dict[int, list[int]]:
     """For each task, the compute task before its place in the order and the transfers waited for since."""
-    assert problem.order is not None
     holders: dict[int, list[int]] = {}
     since: list[int] = []
     for entry in problem.order.tolist():

@@ -2,8 +2,7 @@
 
 XLA assigns buffers along its schedule, not along the clock: a buffer lives from the entry that
 makes it to the last entry that needs it, and the operand of a transfer to the entry that waits
-for the transfer. So with an explicit order the peak depends on the order alone. The ready queue
-has no order, there it is taken along the clock.
+for the transfer. So the peak depends on the order alone.
 
 Callable from Python and from functions compiled by numba::
 
@@ -15,19 +14,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.simulator.problem import Problem
 
 
-def peak_bytes(problem: Problem, spans_ns: NDArray[np.int64]) -> int:
-    """Peak memory of a simulation with spans ``[2, tasks]``, parameters and constants included."""
+def peak_bytes(problem: Problem) -> int:
+    """Peak memory of a problem in its order, parameters and constants included."""
     buffers = problem.buffers
     if not len(buffers.size_bytes):
         return problem.resident_bytes
-    if problem.order is None:
-        return problem.resident_bytes + _peak_of_clock(problem, spans_ns)
     return problem.resident_bytes + int(
         peak_of_order(
             problem.order,
@@ -76,14 +72,3 @@ def peak_of_order(
         live += change[at]
         peak = max(peak, live)
     return peak
-
-
-def _peak_of_clock(problem: Problem, spans_ns: NDArray[np.int64]) -> int:
-    """A buffer lives from its producer's start to the end of its last reader, that instant excluded."""
-    buffers, (start_ns, end_ns) = problem.buffers, spans_ns
-    freed_ns = end_ns[buffers.producer]
-    np.maximum.at(freed_ns, buffers.readers.owner, end_ns[buffers.readers.member])
-    freed = ~buffers.returned
-    times = np.concatenate([freed_ns[freed], start_ns[buffers.producer]])
-    changes = np.concatenate([-buffers.size_bytes[freed], buffers.size_bytes])
-    return max(0, int(changes[np.argsort(times, kind="stable")].cumsum().max()))

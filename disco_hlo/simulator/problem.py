@@ -1,7 +1,6 @@
 """What the engine runs: tasks on a compute stream and on channels, as arrays that were checked.
 
-A problem knows no HLO. It has a policy: either an explicit order, which is what XLA's schedule
-does, or none, which stands for the ready queue of DisCo, section 4.4.
+A problem knows no HLO. It has an explicit order, as XLA's schedule does.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class Problem:
 
     Raises:
         DiscoError: an array has the wrong type or length, a number is negative or beyond what
-            the engine can hold, an id is out of range, tasks wait for each other in a circle, or
-            the order is incomplete or contradicts the dependencies. The message names the task.
+            the engine can hold, an id is out of range, or the order is incomplete or contradicts
+            the dependencies. The message names the task.
     """
 
     names: tuple[str, ...]
@@ -99,17 +98,17 @@ class Problem:
     speed_ppm: NDArray[np.int64]
     """``[4, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
     while the compute stream idles, of each transfer while it computes, and of :attr:`products`."""
-    products: NDArray[np.bool_] | None = None
+    products: NDArray[np.bool_]
     """``[tasks]``: tasks on the compute stream that go at the speeds of the last row if a transfer ran when they began,
-    at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.engine`); None: none does."""
-    hold_ns: NDArray[np.int64] | None = None
+    at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.contention`)."""
+    hold_ns: NDArray[np.int64]
     """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin beside it,
-    less than all, so that one which is held to the end begins beside it, too; None: nothing."""
+    less than all, so that one which is held to the end begins beside it, too."""
+    order: NDArray[np.int32]
+    """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
+    waits until transfer i has finished, which it must do once at least."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""
-    order: NDArray[np.int32] | None = None
-    """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
-    waits until transfer i has finished, which it must do once at least. None: the ready queue."""
     buffers: Buffers = field(default_factory=lambda: Buffers.of(()))
     resident_bytes: int = 0
     """Memory in use throughout: parameters and constants."""
@@ -120,10 +119,7 @@ class Problem:
         _check_arrays(self)
         _check_durations(self)
         _check_lists(self)
-        if self.order is None:
-            _check_acyclic(self)
-        else:
-            _check_order(self, self.order)
+        _check_order(self, self.order)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -164,11 +160,9 @@ def _check_arrays(problem: Problem) -> None:
         ("predecessors", problem.predecessors.offset, np.int32, (len(problem) + 1,)),
         ("predecessors", problem.predecessors.member, np.int32, problem.predecessors.member.shape),
         ("speed_ppm", problem.speed_ppm, np.int64, (4, *problem.speed_ppm.shape[1:2])),
+        ("products", problem.products, np.bool_, tasks),
+        ("hold_ns", problem.hold_ns, np.int64, tasks),
     ]
-    if problem.products is not None:
-        expected.append(("products", problem.products, np.bool_, tasks))
-    if problem.hold_ns is not None:
-        expected.append(("hold_ns", problem.hold_ns, np.int64, tasks))
     for name, array, dtype, shape in expected:
         if array.dtype != dtype or array.shape != shape:
             raise DiscoError(
@@ -191,16 +185,13 @@ def _check_durations(problem: Problem) -> None:
         raise DiscoError(
             f"Duration of {problem.name(task)} is {problem.duration_ns[task]} ns, expected 0 or more."
         )
-    if problem.hold_ns is not None:
-        wrong = np.flatnonzero(
-            (problem.hold_ns < 0) | (problem.hold_ns > np.maximum(problem.duration_ns - 1, 0))
+    wrong = np.flatnonzero((problem.hold_ns < 0) | (problem.hold_ns > np.maximum(problem.duration_ns - 1, 0)))
+    if wrong.size:
+        task = int(wrong[0])
+        raise DiscoError(
+            f"{problem.name(task)} holds transfers for {problem.hold_ns[task]} ns, expected 0 or less than its "
+            f"{problem.duration_ns[task]} ns."
         )
-        if wrong.size:
-            task = int(wrong[0])
-            raise DiscoError(
-                f"{problem.name(task)} holds transfers for {problem.hold_ns[task]} ns, expected 0 or less than its "
-                f"{problem.duration_ns[task]} ns."
-            )
     if not 0 <= problem.transfer_wait_ns <= MAX_WAIT_NS:
         raise DiscoError(
             f"Problem: transfers wait {problem.transfer_wait_ns} ns, expected 0 to {MAX_WAIT_NS}."
@@ -220,8 +211,7 @@ def _check_durations(problem: Problem) -> None:
 def _check_unit(problem: Problem) -> None:
     if problem.unit_ns not in UNITS_NS:
         raise DiscoError(f"Problem: time is counted in {problem.unit_ns} ns, expected one of {UNITS_NS}.")
-    counted = [problem.duration_ns, np.array([problem.transfer_wait_ns], np.int64)]
-    counted += [] if problem.hold_ns is None else [problem.hold_ns]
+    counted = (problem.duration_ns, problem.hold_ns, np.array([problem.transfer_wait_ns], np.int64))
     if problem.unit_ns > 1 and any((times % problem.unit_ns).any() for times in counted):
         raise DiscoError(
             f"Problem: times are no multiples of {problem.unit_ns} ns, which they are counted in."
@@ -262,13 +252,6 @@ def _check_range(
     entry = int(outside[0])
     where = "" if owner is None else f" of {problem.name(int(owner[entry]))}"
     raise DiscoError(f"Problem: {what}{where} is {ids[entry]}, expected 0 to {limit - 1}.")
-
-
-def _check_acyclic(problem: Problem) -> None:
-    stuck = sorted({*range(len(problem))} - {*problem.topological})
-    if stuck:
-        names = ", ".join(problem.name(task) for task in stuck[:8])
-        raise DiscoError(f"Tasks wait for each other in a circle, or for tasks that do: {names}.")
 
 
 def _check_order(problem: Problem, order: NDArray[np.int32]) -> None:

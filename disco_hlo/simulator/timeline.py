@@ -11,11 +11,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.simulator.contention import new_progress
+from disco_hlo.simulator.costs import Pace
 from disco_hlo.simulator.critical_path import Link, critical_path
-from disco_hlo.simulator.engine import evaluate, new_memo, tables_of
+from disco_hlo.simulator.engine import evaluate
 from disco_hlo.simulator.memory import peak_bytes
 from disco_hlo.simulator.problem import Problem
-from disco_hlo.simulator.ready_queue import evaluate_ready_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Timeline:
     spans_ns: NDArray[np.int64]
     """``[2, tasks]``: start and end of each task."""
     started: tuple[int, ...]
-    """Tasks in the order in which they were issued, or started in the ready queue."""
+    """Tasks in the order in which they were issued."""
 
     @cached_property
     def compute_ns(self) -> int:
@@ -64,7 +65,7 @@ class Timeline:
     @cached_property
     def peak_bytes(self) -> int:
         """Most memory in use at any moment, parameters and constants included."""
-        return peak_bytes(self.problem, self.spans_ns)
+        return peak_bytes(self.problem)
 
     @cached_property
     def critical_path(self) -> tuple[Link, ...]:
@@ -81,20 +82,19 @@ class Timeline:
 
 
 def simulate(problem: Problem) -> Timeline:
-    """The timeline of a problem, by its order or, where it has none, by the ready queue."""
-    tables = tables_of(problem)
-    if problem.order is not None:
-        memo = new_memo(problem)
-        makespan = evaluate(problem.order, tables, memo)
-        issued = tuple(problem.order[problem.order >= 0].tolist())
-        return Timeline(problem, int(makespan) * problem.unit_ns, memo.spans_ns * problem.unit_ns, issued)
-    started = np.empty(len(problem), np.int32)
-    spans_ns = np.empty((2, len(problem)), np.int64)
-    missing = np.diff(problem.predecessors.offset).astype(np.int64)
-    successors = problem.successors
-    makespan = evaluate_ready_queue(tables, successors.offset, successors.member, missing, started, spans_ns)
-    started_in_turn = tuple(started.tolist())
-    return Timeline(problem, int(makespan) * problem.unit_ns, spans_ns * problem.unit_ns, started_in_turn)
+    """The timeline of a problem in its order."""
+    unit_ns = problem.unit_ns
+    progress = new_progress(len(problem), Pace(problem.speed_ppm, problem.transfer_wait_ns // unit_ns))
+    makespan = evaluate(
+        problem.order,
+        problem.duration_ns // unit_ns,
+        problem.resource,
+        problem.products,
+        problem.hold_ns // unit_ns,
+        progress,
+    )
+    issued = tuple(problem.order[problem.order >= 0].tolist())
+    return Timeline(problem, int(makespan) * unit_ns, progress.spans_ns * unit_ns, issued)
 
 
 def _covered_ns(spans_ns: NDArray[np.int64]) -> int:

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.views import address_of, pointer_to
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""

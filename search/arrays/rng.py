@@ -32,7 +32,7 @@ def mix(word: Any) -> Any:
 def draw(generator: Any, bound: Any) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
 
-    ``generator`` is the array, or a pointer to its word (``views.pointer_to``), which costs no counting
+    ``generator`` is the array, or a pointer to its word (``disco_hlo.pointers``), which costs no counting
     of references.
     """
     word = np.uint64(generator[0]) + _GAMMA

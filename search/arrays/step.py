@@ -111,23 +111,6 @@ def _depths(source_at: Any, source: Any) -> Any:
     return depth
 
 
-def transfers_before(graph: Graph) -> NDArray[np.int64]:
-    """For each node, how many all-reduces lie one behind the other on the way to it
-    (``plan.baselines.all_reduce_depths`` on the arrays)."""
-    flat = flat_graph(graph)
-    found: NDArray[np.int64] = _transfers_before(flat.kind == Kind.ALL_REDUCE, flat.operand_at, flat.operand)
-    return found
-
-
-@compiled
-def _transfers_before(is_transfer: Any, operand_at: Any, operand: Any) -> Any:
-    depth = np.zeros(is_transfer.size, np.int64)
-    for x in range(depth.size):
-        for e in range(operand_at[x], operand_at[x + 1]):
-            depth[x] = max(depth[x], depth[operand[e]] + is_transfer[operand[e]])
-    return depth
-
-
 def is_active(node: Node) -> bool:
     """Whether the node executes."""
     return node.kind in _ACTIVE

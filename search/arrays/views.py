@@ -1,10 +1,9 @@
 """Arrays as compiled code sees them: rows of 64-bit integers by name.
 
-A numba function that takes an array takes nine machine words and counts references to it, which
-costs more than what the functions here do; one that takes a pointer to each row writes seventy words at every
-call. So each of the three records below is handed down as the address of its first row and the length of
-a row, with the few arrays that are no rows; where a row begins is worked out where it is read. They are made once,
-at the entry of what Python calls (:func:`open_views`).
+A numba function that takes an array counts references to it (``disco_hlo.pointers``); one that takes a pointer to each
+row writes seventy words at every call. So each of the three records below is handed down as the address of its first
+row and the length of a row, with the few arrays that are no rows; where a row begins is worked out where it is read.
+They are made once, at the entry of what Python calls (:func:`open_views`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 
 from disco_hlo.compiled import compiled, shared
 from disco_hlo.core import legality, legality_gpu, marks, reasons
+from disco_hlo.pointers import pointer_to
 from disco_hlo.search.arrays import layout as at
 
 _POINTER: Final = types.CPointer(types.int64)
@@ -199,28 +199,6 @@ class PoolView(NamedTuple):
     ranked: Any
     """All-reduces in production order."""
     ranks: Any
-
-
-@intrinsic
-def pointer_to(context: Any, address: Any) -> Any:
-    """The 64-bit integers at an address."""
-    del context, address
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.int64)(types.int64), generate
-
-
-@intrinsic
-def address_of(context: Any, pointer: Any) -> Any:
-    """The address a pointer holds."""
-    del context
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.int64(pointer), generate
 
 
 @compiled

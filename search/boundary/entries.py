@@ -15,8 +15,8 @@ from disco_hlo.search.rules.legality import unit_refusal
 from disco_hlo.search.times.pricing import price_changed
 from disco_hlo.search.times.ready_queue import ready_queue
 from disco_hlo.search.times.running_sums import catch_up, count_all, open_segments
-from disco_hlo.search.times.segments import segments_ns
-from disco_hlo.search.times.timeline import order_ns
+from disco_hlo.search.times.segments import order_ns, segments_ns
+from disco_hlo.simulator.contention import open_progress
 
 
 @compiled
@@ -55,17 +55,17 @@ def look_up(step: Any, state: Any, scratch: Any, prices: Any, unknown: Any) -> A
 
 
 @compiled
-def schedule(step: Any, state: Any, scratch: Any, pace: Any, started: Any) -> Any:
+def schedule(step: Any, state: Any, scratch: Any, progress: Any, started: Any) -> Any:
     """Cost in ns of a priced state, and number of entries of its order in ``started``."""
     g, s, w = open_views(step, state, scratch)
-    return ready_queue(g, s, w, pace, started)
+    return ready_queue(g, s, w, open_progress(progress), started)
 
 
 @compiled
-def run_order(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> Any:
-    """Cost in ns of a priced state in its own order, and number of entries in ``stage.order``."""
-    g, s, w = open_views(step, state, scratch)
-    return order_ns(g, s, w, stage, ranked)
+def run_order(step: Any, state: Any, scratch: Any, segments: Any) -> Any:
+    """Cost in ns of a priced state in its own order, and number of entries in ``segments.started``."""
+    g, s, _ = open_views(step, state, scratch)
+    return order_ns(g, s, open_segments(segments))
 
 
 @compiled

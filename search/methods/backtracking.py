@@ -41,6 +41,7 @@ from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown
 from disco_hlo.search.moves.proposals import METHODS
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
+from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
@@ -103,13 +104,15 @@ class Backtracking:
         self.made = np.zeros(self.methods.size, np.int64)
         self.moves = np.zeros((self.methods.size, settings.beta, 3), np.int64)
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
-        self.pace = in_units.pace()
+        self.progress = new_progress(len(graph), in_units.pace())
         self.trace: list[Improvement] = []
         self.dropped = Dropped()
         self.fresh = np.zeros((self.methods.size * (_PARENTS + 1), 2), np.int64)
         self.seen = new_table(1)
         self.costs.price_all(self.state, self.scratch)
-        cost, digest = ex.evaluate(self.step, self.state, self.scratch, self.pace, self.seen, self.started)
+        cost, digest = ex.evaluate(
+            self.step, self.state, self.scratch, self.progress, self.seen, self.started
+        )
         self.start_ns = int(cost) * self.unit_ns
         self.tree = new_tree(self.state)
         self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = cost, digest, 1
@@ -155,7 +158,7 @@ class Backtracking:
     def _explored(self) -> int:
         outcome: int = ex.explore(
             self.step, self.state, self.scratch, self.generator, self.pools, self.methods, self.settings.alpha,
-            self.costs.prices, self.costs.unknown, self.pace, self.seen, self.started, self.tree, self.made,
+            self.costs.prices, self.costs.unknown, self.progress, self.seen, self.started, self.tree, self.made,
             self.moves, self.fresh, self.control,
         )  # fmt: skip
         return outcome
@@ -227,7 +230,7 @@ class Backtracking:
 
     def _strategy(self, number: int) -> Strategy:
         go_to(self.tree, self.state, number)
-        _, count = schedule(self.step, self.state, self.scratch, self.pace, self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.progress, self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
 from disco_hlo.search.arrays.rng import mix, seeded
-from disco_hlo.search.arrays.step import transfers_before
 from disco_hlo.search.arrays.table import new_table, with_room
 from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
 from disco_hlo.search.boundary.entries import count_order, run_order
@@ -27,7 +27,6 @@ from disco_hlo.search.moves.arrange import gradients_ready, list_order, regroup
 from disco_hlo.search.moves.proposals import KINDS
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
-from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.costs import MachineModel
 
@@ -64,10 +63,9 @@ class Climber:
         self.pools = (self.fusible, ranked)
         self.seen = {ordered: new_table(1) for ordered in (False, True)}
         self.waiting = np.zeros((cl.MOST_WAITING, 3), np.int64)
-        self.stage = new_stage(len(self.graph), self.machine)
         self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(cl.CONTROLS, np.int64)
-        self.depths = transfers_before(self.graph)
+        self.depths = all_reduce_depths(self.graph)
         self.state = self.priced(copy_state(starts.states[start]))
         self.given_runs = _runs_of(self.state, ranked)
 
@@ -112,14 +110,14 @@ class Climber:
         """Time of the state in its order."""
         if not self.machine.asynchronous:
             return self.total() * self.unit_ns
-        made = run_order(self.step, self.state, self.scratch, self.stage, self.pools[1])
+        made = run_order(self.step, self.state, self.scratch, self.segments)
         return int(made[0]) * self.unit_ns
 
     def strategy(self, state: State) -> Strategy:
         """What a state stands for, with its order."""
-        _, count = run_order(self.step, state, self.scratch, self.stage, self.pools[1])
-        order = self.stage.order[:count].astype(np.int64)
-        return to_strategy(self.graph, self.step, state, self.kept, order, self.machine.asynchronous)
+        _, count = run_order(self.step, state, self.scratch, self.segments)
+        started = self.segments.started[:count]
+        return to_strategy(self.graph, self.step, state, self.kept, started, self.machine.asynchronous)
 
     def climb(
         self,
@@ -211,7 +209,7 @@ class Climber:
         for limit in SMALL_BYTES:
             small: dict[tuple[int, int], list[int]] = {}
             for x in ranked[sizes[ranked] <= limit].tolist():
-                small.setdefault((int(channel[x]), int(self.depths[x])), []).append(x)
+                small.setdefault((int(channel[x]), self.depths[x]), []).append(x)
             if small and any(sizes[x] > limit for x in ranked):
                 yield [*apart(ranked[sizes[ranked] > limit]), *small.values()]
 
@@ -234,11 +232,11 @@ class Climber:
         """The best runs of gradients, in the order in which they appeared when the state was run last."""
         if self.costs.line is None:  # a step without gradients
             return []
-        ready = gradients_ready(self.step, self.state, self.scratch, self.stage, ranked)
+        ready = gradients_ready(self.step, self.state, self.scratch, self.segments.ends_ns, ranked)
         by_time = np.lexsort((ranked, ready))
         gradients = ranked[by_time]
         channel = self.step.node[at.CHANNEL]
-        kinds = [(int(channel[x]), int(self.depths[x])) for x in gradients.tolist()]
+        kinds = [(int(channel[x]), self.depths[x]) for x in gradients.tolist()]
         runs = contiguous_buckets(
             ready[by_time].tolist(),
             self.costs.sizes[gradients].tolist(),

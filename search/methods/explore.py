@@ -19,6 +19,7 @@ from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, add_candidat
 from disco_hlo.search.moves.proposals import make_move, random_apply
 from disco_hlo.search.times.pricing import price_changed
 from disco_hlo.search.times.ready_queue import ready_queue
+from disco_hlo.simulator.contention import open_progress
 from disco_hlo.simulator.costs import MAX_TOTAL
 
 # control
@@ -61,7 +62,7 @@ def explore(
     alpha: Any,
     prices: Any,
     unknown: Any,
-    pace: Any,
+    progress: Any,
     seen: Any,
     started: Any,
     tree: Any,
@@ -83,6 +84,7 @@ def explore(
         ``ENDED``: nothing is left to explore, or nothing improved for so long, or the budget is spent.
     """
     g, s, w = open_views(step, state, scratch)
+    p = open_progress(progress)
     source, pool = open_draws(generator, pools)
     # Ends: each pass judges one of the candidates that are wanted of a parent, of which so many are left.
     while True:
@@ -106,7 +108,7 @@ def explore(
             control[PROPOSED] += 1
             control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], True)
             if w.number[at.CHANGES] == 0 and control[JUDGED] == i:
-                found = _judge(g, s, w, alpha, pace, seen, started, tree, trace, control)
+                found = _judge(g, s, w, alpha, p, seen, started, tree, trace, control)
                 if found != PAUSED:
                     return found
             roll_back(w, 0)
@@ -122,7 +124,7 @@ def explore(
                 roll_back(w, 0)
                 w.number[at.CHANGES] = 0
                 return ASK
-            found = _judge(g, s, w, alpha, pace, seen, started, tree, trace, control)
+            found = _judge(g, s, w, alpha, p, seen, started, tree, trace, control)
             if found != PAUSED:
                 return found
 
@@ -133,7 +135,7 @@ def _judge(
     s: Any,
     w: Any,
     alpha: Any,
-    pace: Any,
+    p: Any,
     seen: Any,
     started: Any,
     tree: Any,
@@ -141,7 +143,7 @@ def _judge(
     control: Any,
 ) -> Any:
     """Lines 12 to 22 for one candidate, which the state is left without: ``PAUSED``, ``FULL`` or ``CIRCLE``."""
-    cost = _cost_ns(g, s, w, pace, seen, started)
+    cost = _cost_ns(g, s, w, p, seen, started)
     best = tree.cost_ns[tree.number[BEST]]
     kept = cost < best or cost <= alpha * best
     if cost < 0 or (kept and not add_candidate(tree, s, w, cost)):
@@ -160,7 +162,7 @@ def _judge(
 
 
 @inner
-def _cost_ns(g: Any, s: Any, w: Any, pace: Any, seen: Any, started: Any) -> Any:
+def _cost_ns(g: Any, s: Any, w: Any, p: Any, seen: Any, started: Any) -> Any:
     """Cost of a priced state; looked up where it was evaluated before. -1 where units wait for each other."""
     digest = s.total[at.DIGEST_SUM]
     slot = find(seen, digest)
@@ -169,14 +171,14 @@ def _cost_ns(g: Any, s: Any, w: Any, pace: Any, seen: Any, started: Any) -> Any:
     end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
     if end_ns + s.total[at.TRANSFER_NS] > MAX_TOTAL:  # more than can be simulated
         end_ns += s.total[at.TRANSFER_NS]
-    elif pace.speed_ppm.shape[1] > 1:
-        end_ns, _ = ready_queue(g, s, w, pace, started)
+    elif p.channels > 0:
+        end_ns, _ = ready_queue(g, s, w, p, started)
     seen.value[claim(seen, digest), 0] = end_ns
     return end_ns
 
 
 @compiled
-def evaluate(step: Any, state: Any, scratch: Any, pace: Any, seen: Any, started: Any) -> Any:
+def evaluate(step: Any, state: Any, scratch: Any, progress: Any, seen: Any, started: Any) -> Any:
     """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
     g, s, w = open_views(step, state, scratch)
-    return _cost_ns(g, s, w, pace, seen, started), s.total[at.DIGEST_SUM]
+    return _cost_ns(g, s, w, open_progress(progress), seen, started), s.total[at.DIGEST_SUM]

@@ -1,59 +1,38 @@
 """Buckets and order of a state for the kernels it has, without leaving the arrays.
 
-The rules are those of ``schedule`` and ``plan.schedule``, which say why they are good: a list schedule
-that brings gradients forward, the best buckets of neighbouring gradients for the order it leads to, and
-the list schedule again. There a strategy is written, read, and simulated for each; here it takes
-milliseconds, so a search can afford it first and often.
+The rules are those of ``schedule``, which says why they are good: a list schedule that brings gradients forward, the
+best buckets of neighbouring gradients for the order it leads to, and the list schedule again. There a strategy is
+written, read, and simulated for each; here it takes milliseconds, so a search can afford it first and often.
 """
 
 from __future__ import annotations
 
-import heapq
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import note_change, retire
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-
-_KEY: Final = 1 << 40
+from disco_hlo.simulator.list_schedule import dependents, issue_order, pop, push
 
 
 @compiled
 def list_order(step: Any, state: Any, scratch: Any) -> Any:
-    """Put the units of a priced state into the order of ``plan.schedule.list_schedule``.
+    """Put the units of a priced state into the order of a list schedule (``simulator.list_schedule``).
 
     Whatever order they had is lost. Returns False, and leaves the state as it was, where units wait for
     each other in a circle.
     """
     g, s, w = open_views(step, state, scratch)
-    heads, needed_at, needed, dependent_at, dependent = _unit_graph(g, s, w)
-    count = heads.size
-    missing = np.diff(needed_at)
-    found, queued = np.empty(count, np.int64), 0
-    for i in range(count):
-        if missing[i] == 0:
-            found[queued] = i
-            queued += 1
-    done = 0
-    while done < queued:  # ends: each unit is queued once
-        for e in range(dependent_at[found[done]], dependent_at[found[done] + 1]):
-            missing[dependent[e]] -= 1
-            if missing[dependent[e]] == 0:
-                found[queued] = dependent[e]
-                queued += 1
-        done += 1
-    if queued < count:
-        return False
+    heads, needed_at, needed = _unit_graph(g, s, w)
     compute, transfer, is_bucket = _times(g, s, heads)
-    rank = _issue_ranks(
-        found, heads, needed_at, needed, dependent_at, dependent, compute, transfer, is_bucket
-    )
-    issued = _issue(heads, needed_at, needed, dependent_at, dependent, compute, transfer, is_bucket, rank)
+    issued = issue_order(needed_at, needed, compute, transfer, is_bucket, True)
+    if issued.size < heads.size:
+        return False
     for slot in range(s.total[at.SLOTS]):
         s.order[slot] = -1
     slot = 0
@@ -73,27 +52,30 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
         position: ``[nodes]`` int64, of heads.
     """
     g, s, w = open_views(step, state, scratch)
-    heads, needed_at, _, dependent_at, dependent = _unit_graph(g, s, w)
+    heads, needed_at, needed = _unit_graph(g, s, w)
+    dependent_at, dependent = dependents(needed_at, needed)
     missing = np.diff(needed_at)
-    ready: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]
+    places, alike = position[heads], np.zeros(heads.size, np.int64)
+    ready, left = np.empty(heads.size, np.int64), 0
     for i in range(heads.size):
         if missing[i] == 0:
-            heapq.heappush(ready, (position[heads[i]], np.int64(i)))
+            left = push(ready, left, i, places, alike)
     found, count = np.empty(heads.size, np.int64), 0
-    while len(ready):  # ends: each unit is ready once
-        _, i = heapq.heappop(ready)
+    while left > 0:  # ends: each unit is ready once
+        i = ready[0]
+        left = pop(ready, left, places, alike)
         found[count] = heads[i]
         count += 1
         for e in range(dependent_at[i], dependent_at[i + 1]):
             missing[dependent[e]] -= 1
             if missing[dependent[e]] == 0:
-                heapq.heappush(ready, (position[heads[dependent[e]]], dependent[e]))
+                left = push(ready, left, dependent[e], places, alike)
     return found[:count]
 
 
-@compiled
+@inner
 def _unit_graph(g: Any, s: Any, w: Any) -> Any:
-    """Heads of all units, and for each the units that it waits for, and that wait for it, as flat lists."""
+    """Heads of all units, ascending, and for each the units that it waits for, as flat lists."""
     count = 0
     number = np.full(g.nodes, -1)
     for x in range(g.nodes):
@@ -102,7 +84,6 @@ def _unit_graph(g: Any, s: Any, w: Any) -> Any:
             count += 1
     heads = np.empty(count, np.int64)
     needed_at, needed = np.zeros(count + 1, np.int64), np.empty(4 * g.nodes, np.int64)
-    dependent_at = np.zeros(count + 2, np.int64)
     total = 0
     for x in range(g.nodes):
         if number[x] == -1:
@@ -115,19 +96,12 @@ def _unit_graph(g: Any, s: Any, w: Any) -> Any:
             needed = larger
         for k in range(waits):
             needed[total] = number[w.neighbours[k]]
-            dependent_at[needed[total] + 2] += 1
             total += 1
         needed_at[number[x] + 1] = total
-    dependent_at = np.cumsum(dependent_at)
-    dependent = np.empty(total, np.int64)
-    for i in range(count):
-        for e in range(needed_at[i], needed_at[i + 1]):
-            dependent[dependent_at[needed[e] + 1]] = i
-            dependent_at[needed[e] + 1] += 1
-    return heads, needed_at, needed[:total], dependent_at[:-1], dependent
+    return heads, needed_at, needed[:total]
 
 
-@compiled
+@inner
 def _times(g: Any, s: Any, heads: Any) -> Any:
     """For each unit its time on the compute stream and on a channel, and whether it is a bucket."""
     compute, transfer = np.zeros(heads.size, np.int64), np.zeros(heads.size, np.int64)
@@ -141,89 +115,6 @@ def _times(g: Any, s: Any, heads: Any) -> Any:
         else:
             compute[i] += s.time_ns[first + at.MAIN]
     return compute, transfer, is_bucket
-
-
-@compiled
-def _issue_ranks(
-    topological: Any,
-    heads: Any,
-    needed_at: Any,
-    needed: Any,
-    dependent_at: Any,
-    dependent: Any,
-    compute: Any,
-    transfer: Any,
-    is_bucket: Any,
-) -> Any:
-    """See ``plan.schedule.issue_ranks``."""
-    begin, finish = np.zeros(heads.size, np.int64), np.zeros(heads.size, np.int64)
-    for i in topological:
-        for e in range(needed_at[i], needed_at[i + 1]):
-            begin[i] = max(begin[i], finish[needed[e]])
-        finish[i] = begin[i] + compute[i] + transfer[i]
-    buckets = [(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
-    for i in range(heads.size):
-        if is_bucket[i]:
-            buckets.append((begin[i], -transfer[i], np.int64(i)))  # noqa: PERF401  numba has no extend by generator
-    buckets.sort()
-    rank = np.full(heads.size, len(buckets))
-    for position in range(len(buckets)):
-        rank[buckets[position][2]] = position
-    for k in range(heads.size - 1, -1, -1):
-        i = topological[k]
-        for e in range(dependent_at[i], dependent_at[i + 1]):
-            rank[i] = min(rank[i], rank[dependent[e]])
-    return rank
-
-
-@compiled
-def _issue(
-    heads: Any,
-    needed_at: Any,
-    needed: Any,
-    dependent_at: Any,
-    dependent: Any,
-    compute: Any,
-    transfer: Any,
-    is_bucket: Any,
-    rank: Any,
-) -> Any:
-    """Units as they start. Ready ones go by: buckets first, rank, when their inputs arrived, smallest node."""
-    missing, arrival = np.diff(needed_at), np.zeros(heads.size, np.int64)
-    issued, count = np.empty(heads.size, np.int64), 0
-    ready: Any = [(np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]
-    waiting: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]
-    fresh: Any = [np.int64(0) for _ in range(0)]
-    for i in range(heads.size):
-        if missing[i] == 0:
-            fresh.append(np.int64(i))
-    now: Any = np.int64(0)
-    channel_free: Any = np.int64(0)
-    while True:  # ends: each pass issues a unit
-        for i in fresh:
-            arrived: Any = np.int64(0)
-            for e in range(needed_at[i], needed_at[i + 1]):
-                arrived = max(arrived, arrival[needed[e]])
-            heapq.heappush(waiting, (arrived, i))
-        fresh.clear()
-        if len(ready) == 0 and len(waiting) and waiting[0][0] > now:
-            now = waiting[0][0]
-        while len(waiting) and waiting[0][0] <= now:  # ends: one waits no more each time
-            arrived, i = heapq.heappop(waiting)
-            heapq.heappush(ready, (rank[i] + (0 if is_bucket[i] else _KEY), arrived, i))
-        if len(ready) == 0:
-            return issued[:count]
-        _, _, i = heapq.heappop(ready)
-        issued[count] = i
-        count += 1
-        now += compute[i]
-        if is_bucket[i]:
-            channel_free = max(now, channel_free) + transfer[i]
-            arrival[i] = channel_free
-        for e in range(dependent_at[i], dependent_at[i + 1]):
-            missing[dependent[e]] -= 1
-            if missing[dependent[e]] == 0:
-                fresh.append(dependent[e])
 
 
 @compiled
@@ -254,13 +145,12 @@ def regroup(step: Any, state: Any, scratch: Any, members: Any, run_at: Any) -> N
 
 
 @compiled
-def gradients_ready(step: Any, state: Any, scratch: Any, stage: Any, ranked: Any) -> Any:
-    """When each all-reduce (``ranked``) could start, in the order that ``stage`` ran last."""
+def gradients_ready(step: Any, state: Any, scratch: Any, ends_ns: Any, ranked: Any) -> Any:
+    """When each all-reduce (``ranked``) could start, by the ends of the units (``times.segments.order_ns``)."""
     g, s, _ = open_views(step, state, scratch)
     ready = np.zeros(ranked.size, np.int64)
     for i in range(ranked.size):
         x = ranked[i]
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
-            unit = s.owner[g.edge[e]]
-            ready[i] = max(ready[i], stage.memo.spans_ns[1, 3 * unit + at.MAIN])
+            ready[i] = max(ready[i], ends_ns[s.owner[g.edge[e]]])
     return ready

@@ -4,11 +4,10 @@ The compute stream and every channel have a queue of tasks whose predecessors ha
 all-reduces run in the order in which their gradients are produced, beside the ops or, where
 collectives block, between them. At one instant: all tasks that end are retired; the tasks that
 become ready by it join their queues by ascending node; every idle resource takes the head of its
-queue. This is ``simulator.ready_queue``, run on the units of a state without building a problem, but for kernels that
-hold transfers: here none does.
+queue. Kernels hold no transfers here, and are not told apart. ``tests/simulator/reference.py`` says the same, slowly.
 
 While no transfer is under way, which is most of the time, an instant is one op that ends: nothing is
-divided, and no other resource is looked at.
+divided, and no channel is looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +19,25 @@ import numpy as np
 from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.rules.neighbours import mark_computing
-from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM
+from disco_hlo.simulator.contention import (
+    BUSY,
+    COLUMNS,
+    DONE,
+    ENDS_AT,
+    HEAD,
+    HELD,
+    NEAREST,
+    NOT_YET,
+    NOW,
+    advance,
+    alone_ns,
+    compute_speed_ppm,
+    go_on,
+    idle,
+    issue,
+    restart,
+)
+from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
 
 _FEW: Final = 24
 
@@ -38,11 +55,11 @@ _ORDERED: Final = 1 << _ORDERED_AT
 
 
 @inner
-def ready_queue(g: Any, s: Any, w: Any, pace: Any, started: Any) -> Any:
-    """Run a strategy through the queues. One long function, as in the simulator, for the same reason.
+def ready_queue(g: Any, s: Any, w: Any, p: Any, started: Any) -> Any:
+    """Run a strategy through the queues.
 
     Args:
-        pace: see ``simulator.costs.Pace``.
+        p: progress of collectives by the heads of their buckets.
         started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, transfers
             as they are issued, and once more when they end, as -1 - task.
 
@@ -50,33 +67,22 @@ def ready_queue(g: Any, s: Any, w: Any, pace: Any, started: Any) -> Any:
         The time at which everything is done and the number of entries of ``started``; (-1, 0)
         where units wait for each other in a circle.
     """
-    speed_ppm, wait_ns = pace
-    channels = speed_ppm.shape[1] - 1
-    ops, transfers = np.empty(3 * g.nodes, np.int64), np.empty((channels, 3 * g.nodes), np.int64)
-    op_head = op_tail = 0
-    head, tail = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
-    op, op_left = -1, 0
-    running, left = np.full(channels, -1), np.zeros(channels, np.int64)
+    ops = np.empty(3 * g.nodes, np.int64)
+    op_head = op_tail = count = done = turn = 0
+    op, left = -1, 0
+    number = p.number
+    restart(p)
     found = _begin(g, s, w)
-    now = count = busy = waiting = done = turn = 0
     while True:  # ends: each pass ends a task
         if found > 1:
             _sort(w.neighbours, found)
         for k in range(found):
             task = w.neighbours[k]
-            unit = task // 3
-            if (
-                w.packed[unit] & _BUCKET
-                and task % 3 == at.MAIN
-                and s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
-            ):
-                r = turn % channels
+            if _is_transfer(s, w, task):
+                issue(p, task // 3, turn % p.channels, _time_ns(s, task))
                 turn += 1
                 started[count] = task
                 count += 1
-                transfers[r, tail[r]] = task
-                tail[r] += 1
-                waiting += 1
             else:
                 ops[op_tail] = task
                 op_tail += 1
@@ -86,68 +92,48 @@ def ready_queue(g: Any, s: Any, w: Any, pace: Any, started: Any) -> Any:
             op_head += 1
             started[count] = op
             count += 1
-            op_left = _time_ns(s, op) * PPM
-        if waiting:
-            for r in range(channels):
-                if running[r] == -1 and head[r] < tail[r]:
-                    task = transfers[r, head[r]]
-                    head[r] += 1
-                    running[r], left[r] = task, (_time_ns(s, task) + wait_ns) * PPM
-                    busy += 1
-                    waiting -= 1
-        if busy == 0:
-            if op == -1:
+            left = _time_ns(s, op) * PPM
+        if number[HELD] > 0 and (op == -1 or left > 0):
+            go_on(p, 0 if op == -1 else p.wait_ns)
+        if op == -1:
+            if number[BUSY] == 0:
                 break
-            now += (op_left + PPM - 1) // PPM
+            idle(p)
+        elif number[BUSY] == 0:
+            number[NOW] += alone_ns(left)
+            left = 0
+        else:
+            speed = compute_speed_ppm(p, ANY_COMPUTE)
+            left -= speed * advance(p, left, speed)
+        if op != -1 and left <= 0:
             done, found = _retire(g, s, w, op, done, found)
             op = -1
-            continue
-        if op == -1 and wait_ns > 0:
-            for r in range(channels):
-                if running[r] != -1 and left[r] == (_time_ns(s, running[r]) + wait_ns) * PPM:
-                    left[r] -= wait_ns * PPM
-        op_speed = speed_ppm[COMPUTE, busy]
-        speed = speed_ppm[NO_COMPUTE if op == -1 else BESIDE_COMPUTE, busy]
-        elapsed = -1 if op == -1 else _quotient(op_left, op_speed)
-        for r in range(channels):
-            if running[r] != -1 and (elapsed == -1 or left[r] <= (elapsed - 1) * speed):
-                elapsed = _quotient(left[r], speed)
-        now += elapsed
-        if op != -1:
-            op_left -= elapsed * op_speed
-            if op_left <= 0:
-                done, found = _retire(g, s, w, op, done, found)
-                op = -1
-        for r in range(channels):
-            if running[r] == -1:
-                continue
-            left[r] -= elapsed * speed
-            if left[r] <= 0:
-                task = running[r]
-                running[r] = -1
-                started[count] = -1 - task
-                count += 1
-                busy -= 1
-                done, found = _retire(g, s, w, task, done, found)
+        if number[DONE] >= number[NEAREST]:
+            for channel in range(p.channels):
+                lane = COLUMNS * channel
+                if p.lane[lane + ENDS_AT] <= number[DONE]:
+                    task = 3 * p.queue[channel * p.room + p.lane[lane + HEAD]] + at.MAIN
+                    started[count] = -1 - task
+                    count += 1
+                    done, found = _retire(g, s, w, task, done, found)
+            go_on(p, NOT_YET)
     if done < s.total[at.UNITS]:
         return -1, 0
-    return now, count
+    return number[NOW], count
+
+
+@inner
+def _is_transfer(s: Any, w: Any, task: Any) -> Any:
+    """Whether a task runs on a channel."""
+    unit = task // 3
+    return (
+        w.packed[unit] & _BUCKET and task % 3 == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
+    )
 
 
 @inner
 def _time_ns(s: Any, task: Any) -> Any:
     return s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3]
-
-
-@inner
-def _quotient(left: Any, speed: Any) -> Any:
-    """``left`` over ``speed``, rounded up: a division of 64-bit integers takes longer than all else here."""
-    found = np.int64(left / np.float64(speed))
-    while found * speed < left:  # ends: a float is off by one or two
-        found += 1
-    while (found - 1) * speed >= left:  # ends: likewise
-        found -= 1
-    return found
 
 
 @inner

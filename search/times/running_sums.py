@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.flat_graph import stretches
+from disco_hlo.pointers import address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import put
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.views import address_of, pointer_to
-from disco_hlo.simulator.costs import MachineModel, Pace
+from disco_hlo.simulator.contention import Progress, new_progress, open_progress
+from disco_hlo.simulator.costs import MachineModel
 
 BLOCK: Final = 64
 """Slots whose times are kept as one sum."""
@@ -27,17 +28,11 @@ BLOCK: Final = 64
 # Segments.number.
 ORDER_DIGEST: Final = 0
 """Hash of the order of the units."""
-NOW: Final = 1
-DONE: Final = 2
-"""Work that every transfer under way did so far, as in the engine."""
-BUSY: Final = 3
-NEAREST: Final = 4
-HELD: Final = 5
-CUTS: Final = 6
+CUTS: Final = 1
 """Gradients that are cut out of their buckets."""
-EVENTS: Final = 7
+EVENTS: Final = 2
 """Events that happen."""
-NUMBERS: Final = 8
+NUMBERS: Final = 3
 
 # Events: number 2 * rank + kind, in the order in which they happen between two slots.
 ISSUED: Final = 0
@@ -62,7 +57,7 @@ class Segments(NamedTuple):
     event: NDArray[np.int64]
     """``[2, KINDS * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
     cut: NDArray[np.int64]
-    """``[2, all-reduces]``: the slots before which gradients are cut out of their buckets, and what that takes."""
+    """``[2, all-reduces]``: the slots before which gradients are cut out of their buckets, and these gradients."""
     ranked: NDArray[np.int64]
     """``[all-reduces]``: their nodes, by rank."""
     tie_at: NDArray[np.int64]
@@ -70,13 +65,12 @@ class Segments(NamedTuple):
     that must run before it, its readers, those that must run after it, and who does not find it inside a bucket
     (``UNCUT_AT``). Near each other they are fast to read, and candidates are scored by little else."""
     tie: NDArray[np.int64]
-    lane: NDArray[np.int64]
-    """``[channels, 3]``, as in the engine."""
-    queued_ns: NDArray[np.int64]
-    """``[channels, all-reduces]``: transfers in the order they were issued."""
-    stands: NDArray[np.int64]
-    """``[2, all-reduces]``: channel of each bucket, and where in its queue it stands."""
-    pace: Pace
+    progress: Progress
+    """Of collectives by rank."""
+    started: NDArray[np.int64]
+    """``[entries]``: what ran when an order was run last (``segments.order_ns``)."""
+    ends_ns: NDArray[np.int64]
+    """``[nodes]``: when the unit of each head ended then."""
 
 
 class SegmentsView(NamedTuple):
@@ -89,25 +83,21 @@ class SegmentsView(NamedTuple):
     key: Any
     by_time: Any
     cut_at: Any
-    cut_ns: Any
+    cut: Any
     ranked: Any
     buckets: Any
     """Number of all-reduces."""
     tie_at: Any
     tie: Any
-    lane: Any
-    queued_ns: Any
-    channel: Any
-    turn: Any
-    speed_ppm: Any
-    channels: Any
-    wait_ns: Any
+    progress: Any
+    """A ``ProgressView``."""
+    started: Any
+    ends_ns: Any
 
 
 def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
     """Working space for orders of a step, whose all-reduces are ``ranked``."""
-    pace, nodes = machine.pace(), int(step.node.shape[1]) - 1
-    channels, events = pace.speed_ppm.shape[1] - 1, KINDS * ranked.size
+    nodes, events = int(step.node.shape[1]) - 1, KINDS * ranked.size
     rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT, at.UNCUT_AT)
     begin, end = (step.node[np.ix_(rows, beside)].T.ravel() for beside in (ranked, ranked + 1))
     return Segments(
@@ -119,10 +109,9 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
         ranked,
         np.concatenate([[0], np.cumsum(end - begin)]),
         step.edge[stretches(begin, end - begin)],
-        np.zeros((channels, 3), np.int64),
-        np.zeros((channels, ranked.size), np.int64),
-        np.zeros((2, ranked.size), np.int64),
-        pace,
+        new_progress(ranked.size, machine.pace()),
+        np.zeros(4 * nodes, np.int64),
+        np.zeros(nodes, np.int64),
     )
 
 
@@ -143,13 +132,9 @@ def open_segments(segments: Any) -> Any:
         buckets,
         pointer_to(segments.tie_at.ctypes.data),
         pointer_to(segments.tie.ctypes.data),
-        pointer_to(segments.lane.ctypes.data),
-        pointer_to(segments.queued_ns.ctypes.data),
-        pointer_to(segments.stands.ctypes.data),
-        pointer_to(segments.stands.ctypes.data + 8 * buckets),
-        pointer_to(segments.pace.speed_ppm.ctypes.data),
-        segments.pace.speed_ppm.shape[1] - 1,
-        segments.pace.wait_ns,
+        open_progress(segments.progress),
+        pointer_to(segments.started.ctypes.data),
+        pointer_to(segments.ends_ns.ctypes.data),
     )
 
 

@@ -1,15 +1,20 @@
-"""What a state's order takes, in the time of its transfers rather than of its units.
+"""What a state's order takes: to the nanosecond, and in the time of its transfers rather than of its units.
+
+``ORDER`` has every unit once. A transfer is issued right behind the last unit it waits for, and waited for right before
+the first one that reads it: earlier issues and later waits are never worse, but for what transfers and kernels cost
+each other. :func:`order_ns` runs such an order as ``simulator.build`` and ``simulator.engine`` run the strategy that it
+stands for, and says the same. :func:`segments_ns` says nearly the same, sooner.
 
 Between two moments at which a bucket is issued or waited for, kernels run back to back on the compute
 stream, and all that matters of them is their sum (``running_sums``).
 
-The engine lets every kernel that runs beside a transfer end at a whole nanosecond, here a whole segment
+In the engine every kernel that runs beside a transfer ends at a whole nanosecond, here a whole segment
 does. Where transfers do not slow compute down both say the same; where they do, what is said here differs
 by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
 stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, which runs by
 itself as in the engine, not one that runs when a transfer's turn comes. All others go at one speed beside transfers,
 products or not. A climb compares such scores with each other alone; what is noted as best and what is promised is what
-the engine says (``timeline``).
+the engine says.
 """
 
 from __future__ import annotations
@@ -24,22 +29,16 @@ from disco_hlo.search.arrays.board import NOWHERE, cut_slot
 from disco_hlo.search.times.running_sums import (
     AWAITED,
     BLOCK,
-    BUSY,
     CUTS,
-    DONE,
     EVENTS,
-    HELD,
     ISSUED,
     KINDS,
-    NEAREST,
     NEVER,
-    NOW,
     TIES,
     compute_ns,
-)  # fmt: skip
-from disco_hlo.search.times.timeline import has_product, hold_ns
-from disco_hlo.simulator.costs import BESIDE_COMPUTE, COMPUTE, NO_COMPUTE, PPM, PRODUCT
-from disco_hlo.simulator.engine import ENDS_AT, HEAD, IDLE, NOT_YET, TAIL
+)
+from disco_hlo.simulator.contention import HELD, NOW, compute, is_over, issue, restart, wait
+from disco_hlo.simulator.costs import ANY_COMPUTE, COMPUTE, PRODUCT
 
 _PLACE_BITS: Final = 24
 _KIND_BITS: Final = 1
@@ -50,7 +49,7 @@ _KIND_BITS: Final = 1
 
 @inner
 def _place_events(g: Any, s: Any, c: Any) -> None:
-    """When every bucket is issued and waited for, and what is cut out of it where: ``timeline`` has the rules."""
+    """When every bucket is issued and waited for, and what is cut out of it where."""
     events = cuts = 0
     for i in range(c.buckets):
         bucket = c.ranked[i]
@@ -69,7 +68,7 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
             if is_cut:
                 slot = cut_slot(s, c.tie, c.tie_at[TIES * rank + 4], c.tie_at[TIES * rank + 5], -1)
             if slot != NOWHERE:
-                c.cut_at[cuts], c.cut_ns[cuts] = slot, g.slice_ns[x]
+                c.cut_at[cuts], c.cut[cuts] = slot, x
                 cuts += 1
             x = s.next[x]
         place = s.place[bucket]
@@ -135,7 +134,107 @@ def _sort_events(c: Any) -> None:
         i += 1
 
 
-# --- the engine's rules -------------------------------------------------------------------------------
+# --- to the nanosecond --------------------------------------------------------------------------------
+
+
+@inner
+def order_ns(g: Any, s: Any, c: Any) -> Any:
+    """Makespan of the state in its order, and how many entries ``c.started`` then has: the tasks (3 * head + part) as
+    they start, transfers as they are issued, and once more when they are waited for, as -1 - task. ``c.ends_ns`` has
+    the end of every unit."""
+    _place_events(g, s, c)
+    _sort_events(c)
+    _sort_cuts(s, c)
+    p, end = c.progress, s.total[at.SLOTS]
+    restart(p)
+    count: Any = np.int64(0)
+    issued: Any = np.int64(0)
+    k = cut = 0
+    for slot in range(end + 1):  # behind the last unit the entry root may need something cut out
+        while k < c.number[EVENTS] and _slot_of(c, c.by_time[k]) == slot:  # ends: k goes up
+            count, issued = _run_event(s, c, c.by_time[k], count, issued)
+            k += 1
+        while cut < c.number[CUTS] and c.cut_at[cut] == slot:  # ends: cut goes up
+            c.started[count] = 3 * c.cut[cut] + at.UNPACK
+            count += 1
+            compute(p, g.slice_ns[c.cut[cut]], 0, COMPUTE, False)
+            cut += 1
+        unit = s.order[slot] if slot < end else -1
+        if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
+            c.started[count] = 3 * unit + at.MAIN
+            count += 1
+            is_product = _has_product(g, s, unit)
+            row = PRODUCT if is_product else COMPUTE
+            compute(p, compute_ns(g, s, unit), _hold_ns(g, s, unit), row, is_product)
+            c.ends_ns[unit] = p.number[NOW]
+    return p.number[NOW], count
+
+
+@inner
+def _run_event(s: Any, c: Any, event: Any, count: Any, issued: Any) -> Any:
+    """Issue a bucket, or wait for one: what there are of entries then, and of transfers issued."""
+    p, rank = c.progress, event // KINDS
+    bucket = c.ranked[rank]
+    times = at.TIME_COLUMNS * bucket
+    if event % KINDS == AWAITED:
+        c.started[count] = -1 - (3 * bucket + at.MAIN)
+        wait(p, rank)
+        c.ends_ns[bucket] = p.end_ns[rank]
+        return count + 1, issued
+    if s.time_ns[times + at.PACK] >= 0:
+        c.started[count] = 3 * bucket + at.PACK
+        count += 1
+        compute(p, s.time_ns[times + at.PACK], 0, COMPUTE, False)
+    c.started[count] = 3 * bucket + at.MAIN
+    if s.time_ns[times + at.ON_CHANNEL]:
+        issue(p, rank, issued % p.channels, s.time_ns[times + at.MAIN])
+        return count + 1, issued + 1
+    compute(p, s.time_ns[times + at.MAIN], 0, COMPUTE, False)
+    c.ends_ns[bucket] = p.number[NOW]
+    return count + 1, issued
+
+
+@inner
+def _sort_cuts(s: Any, c: Any) -> None:
+    """By slot, then by the heads of their buckets, then by gradient: by insertion, as they are few."""
+    for i in range(1, c.number[CUTS]):
+        slot, x, k = c.cut_at[i], c.cut[i], i
+        while k > 0 and _comes_before(s, slot, x, c.cut_at[k - 1], c.cut[k - 1]):  # ends: k goes down
+            c.cut_at[k], c.cut[k] = c.cut_at[k - 1], c.cut[k - 1]
+            k -= 1
+        c.cut_at[k], c.cut[k] = slot, x
+
+
+@inner
+def _comes_before(s: Any, slot: Any, x: Any, other_slot: Any, y: Any) -> Any:
+    if slot != other_slot:
+        return slot < other_slot
+    return s.owner[x] < s.owner[y] or (s.owner[x] == s.owner[y] and x < y)
+
+
+@inner
+def _hold_ns(g: Any, s: Any, unit: Any) -> Any:
+    """How much of a unit must be done before a transfer begins beside it."""
+    longest = np.int64(0)
+    x = unit
+    while x != -1:  # ends with the list
+        longest = max(longest, g.hold_ns[x])
+        x = s.next[x]
+    return max(np.int64(0), min(longest, compute_ns(g, s, unit) - 1))
+
+
+@inner
+def _has_product(g: Any, s: Any, unit: Any) -> Any:
+    """Whether one of a unit's ops is a product."""
+    x = unit
+    while x != -1:  # ends with the list
+        if g.flags[x] & at.PRODUCT:
+            return True
+        x = s.next[x]
+    return False
+
+
+# --- by segments --------------------------------------------------------------------------------------
 
 
 @inner
@@ -143,20 +242,16 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
     """Makespan of the state in its order; its sums are up to date."""
     _place_events(g, s, c)
     _sort_events(c)
-    _add_cuts(c, 1)
-    c.number[NOW] = c.number[DONE] = c.number[BUSY] = c.number[HELD] = 0
-    c.number[NEAREST] = IDLE
-    for channel in range(c.channels):
-        lane = 3 * channel
-        c.lane[lane + HEAD] = c.lane[lane + TAIL] = 0
-        c.lane[lane + ENDS_AT] = IDLE
+    _add_cuts(g, c, 1)
+    p = c.progress
+    restart(p)
     work_ns: Any = np.int64(0)
     reached: Any = np.int64(0)
     issued: Any = np.int64(0)
     for k in range(c.number[EVENTS]):
         event = c.by_time[k]
-        slot, rank = c.key[event] >> (_PLACE_BITS + _KIND_BITS), event // KINDS
-        if work_ns == 0 and c.number[HELD] > 0:
+        slot, rank = _slot_of(c, event), event // KINDS
+        if work_ns == 0 and p.number[HELD] > 0:
             reached = _behind_holding(g, s, c, reached, slot)
         work_ns += _sum_ns(c, reached, slot)
         reached = slot
@@ -164,31 +259,38 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
         if event % KINDS == ISSUED:
             work_ns += max(0, s.time_ns[times + at.PACK])
             if s.time_ns[times + at.ON_CHANNEL]:
-                _compute(c, work_ns, 0, False)
+                compute(p, work_ns, 0, ANY_COMPUTE, False)
                 work_ns = 0
-                _issue(c, rank, issued % c.channels, s.time_ns[times + at.MAIN])
+                issue(p, rank, issued % p.channels, s.time_ns[times + at.MAIN])
                 issued += 1
             else:
                 work_ns += s.time_ns[times + at.MAIN]
-        elif c.lane[3 * c.channel[rank] + HEAD] <= c.turn[rank]:
-            _compute(c, work_ns, 0, False)
+        elif not is_over(p, rank):
+            compute(p, work_ns, 0, ANY_COMPUTE, False)
             work_ns = 0
-            _wait(c, rank)
+            wait(p, rank)
     end = s.total[at.SLOTS] + 1  # behind the last unit the entry root may need something cut out
-    if work_ns == 0 and c.number[HELD] > 0:
+    if work_ns == 0 and p.number[HELD] > 0:
         reached = _behind_holding(g, s, c, reached, end)
-    _compute(c, work_ns + _sum_ns(c, reached, end), 0, False)
-    _add_cuts(c, -1)
-    return c.number[NOW]
+    compute(p, work_ns + _sum_ns(c, reached, end), 0, ANY_COMPUTE, False)
+    _add_cuts(g, c, -1)
+    return p.number[NOW]
 
 
 @inner
-def _add_cuts(c: Any, sign: Any) -> None:
+def _slot_of(c: Any, event: Any) -> Any:
+    """The slot that an event comes before."""
+    return c.key[event] >> (_PLACE_BITS + _KIND_BITS)
+
+
+@inner
+def _add_cuts(g: Any, c: Any, sign: Any) -> None:
     """Let the sums have, or no longer have, what is cut out right before the unit of a slot. That depends on where all
     who read a gradient stand, so it is found anew for each candidate."""
     for i in range(c.number[CUTS]):
-        c.time_ns[c.cut_at[i]] += sign * c.cut_ns[i]
-        c.block[c.cut_at[i] // BLOCK] += sign * c.cut_ns[i]
+        change_ns = sign * g.slice_ns[c.cut[i]]
+        c.time_ns[c.cut_at[i]] += change_ns
+        c.block[c.cut_at[i] // BLOCK] += change_ns
 
 
 @inner
@@ -199,10 +301,11 @@ def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
         if c.time_ns[slot] > 0:
             if c.time_ns[slot] > compute_ns(g, s, c.unit[slot]):
                 return start
-            held_ns = hold_ns(g, s, c.unit[slot])
+            held_ns = _hold_ns(g, s, c.unit[slot])
             if held_ns == 0:
                 return start
-            _compute(c, c.time_ns[slot], held_ns, has_product(g, s, c.unit[slot]))
+            is_product = _has_product(g, s, c.unit[slot])
+            compute(c.progress, c.time_ns[slot], held_ns, ANY_COMPUTE, is_product)
             return slot + 1
     return start
 
@@ -223,98 +326,3 @@ def _sum_ns(c: Any, start: Any, end: Any) -> Any:
     for slot in range(last * BLOCK, end):
         total += c.time_ns[slot]
     return total
-
-
-@inner
-def _compute(c: Any, work_ns: Any, held_ns: Any, is_product: Any) -> None:
-    """Let the compute stream work for so long, counted in time of running alone; held transfers begin behind
-    ``held_ns`` of that. A product that came first goes at full speed, and has more to do for what it holds."""
-    number, work, columns = c.number, work_ns * PPM, c.channels + 1
-    behind_hold = work - held_ns * PPM
-    if number[HELD] > 0 and 0 < work <= behind_hold:
-        _go_on(c, c.wait_ns)
-    is_first = is_product and number[BUSY] == 0
-    while number[BUSY] + number[HELD] > 0 and work > 0:  # ends as in the engine
-        speed = c.speed_ppm[COMPUTE * columns + number[BUSY]]
-        if is_first:
-            speed = np.int64(PPM)
-        transfer_speed = c.speed_ppm[BESIDE_COMPUTE * columns + number[BUSY]]
-        elapsed = _quotient(work - behind_hold if number[HELD] > 0 else work, speed)
-        if number[DONE] + elapsed * transfer_speed >= number[NEAREST]:
-            elapsed = _quotient(number[NEAREST] - number[DONE], transfer_speed)
-        elif number[HELD] == 0:
-            number[NOW] += elapsed
-            number[DONE] += elapsed * transfer_speed
-            return
-        number[NOW] += elapsed
-        number[DONE] += elapsed * transfer_speed
-        work -= elapsed * speed
-        begun_ns: Any = NOT_YET
-        if 0 < work <= behind_hold:
-            begun_ns = c.wait_ns
-            if is_first and number[HELD] > 0:
-                lost = held_ns * (PPM - c.speed_ppm[PRODUCT * columns + 1]) // 2
-                work += lost
-                behind_hold += lost
-        _go_on(c, begun_ns)
-    if work > 0:
-        number[NOW] += _quotient(work, PPM)
-
-
-@inner
-def _quotient(work: Any, speed: Any) -> Any:
-    """``work / speed`` rounded up. Processors divide floats several times faster; the rest makes it exact."""
-    found = np.int64(work / speed)
-    while found * speed < work:  # ends: a float is off by one or two
-        found += 1
-    while (found - 1) * speed >= work:  # ends: likewise
-        found -= 1
-    return found
-
-
-@inner
-def _issue(c: Any, rank: Any, channel: Any, transfer_ns: Any) -> None:
-    """Let a transfer queue up for its channel."""
-    lane = 3 * channel
-    own = c.lane[lane + TAIL]
-    c.channel[rank], c.turn[rank] = channel, own
-    c.queued_ns[channel * c.buckets + own] = transfer_ns
-    c.lane[lane + TAIL] = own + 1
-    if c.lane[lane + HEAD] == own:
-        c.number[HELD] += 1
-
-
-@inner
-def _wait(c: Any, rank: Any) -> None:
-    number, head = c.number, 3 * c.channel[rank] + HEAD
-    while c.lane[head] <= c.turn[rank]:  # ends as in the engine
-        if number[HELD] > 0:
-            _go_on(c, 0)
-        speed = c.speed_ppm[NO_COMPUTE * (c.channels + 1) + number[BUSY]]
-        elapsed = _quotient(number[NEAREST] - number[DONE], speed)
-        number[NOW] += elapsed
-        number[DONE] += elapsed * speed
-        _go_on(c, NOT_YET)
-
-
-@inner
-def _go_on(c: Any, begun_ns: Any) -> None:
-    """End transfers whose work is done and begin the next, as the engine does."""
-    number, done = c.number, c.number[DONE]
-    number[BUSY] = number[HELD] = 0
-    number[NEAREST] = IDLE
-    for channel in range(c.channels):
-        lane = 3 * channel
-        if c.lane[lane + ENDS_AT] <= done:
-            c.lane[lane + HEAD] += 1
-            c.lane[lane + ENDS_AT] = IDLE
-        if c.lane[lane + HEAD] == c.lane[lane + TAIL]:
-            continue
-        if c.lane[lane + ENDS_AT] == IDLE and begun_ns != NOT_YET:
-            queued_ns = c.queued_ns[channel * c.buckets + c.lane[lane + HEAD]]
-            c.lane[lane + ENDS_AT] = done + (queued_ns + begun_ns) * PPM
-        if c.lane[lane + ENDS_AT] == IDLE:
-            number[HELD] += 1
-        else:
-            number[BUSY] += 1
-            number[NEAREST] = min(number[NEAREST], c.lane[lane + ENDS_AT])

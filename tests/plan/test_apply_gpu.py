@@ -21,13 +21,13 @@ from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
-from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
 from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.simulator.list_schedule import list_schedule
 
 DATA = Path(__file__).parents[1] / "data"
 UNWRAPPED = {

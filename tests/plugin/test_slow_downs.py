@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
+from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
@@ -21,6 +21,7 @@ from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build
+from disco_hlo.simulator.list_schedule import beside_transfers
 from disco_hlo.simulator.timeline import simulate
 
 ROOT = Path(__file__).parents[2]

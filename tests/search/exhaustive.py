@@ -49,7 +49,7 @@ def least_ns(graph: Graph, costs: CostModel, machine: MachineModel) -> int:
     """Makespan of the best strategy there is; without contention and one channel."""
     best_ns = 2**62
     for strategy in legal_strategies(graph):
-        problem = build(graph, strategy, costs, machine, ready_queue=True).problem
+        problem = build(graph, strategy, costs, machine).problem
         if sum(problem.duration_ns[~(problem.resource > 0)]) < best_ns:
             best_ns = best_order_ns(problem, best_ns)
     return best_ns

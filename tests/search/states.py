@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.core.kernels import group_refusal
 from disco_hlo.hlo.cost_model import CostModel
@@ -15,13 +16,20 @@ from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
+from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
+from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 from tests.search.cost_models import TrafficCosts
+
+
+def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:
+    """The all-reduces in production order."""
+    return np.array(sorted(graph.all_reduces, key=lambda x: step.node[at.RANK, x]), np.int64)
 
 
 class Bench:
@@ -43,6 +51,8 @@ class Bench:
         self.costs = UnitCosts(graph, self.step, self.model, machine, self.kept)
         (self.state,) = starts.states
         self.costs.price_all(self.state, self.scratch)
+        self.ranked = ranked(self.step, graph)
+        self.progress = new_progress(len(graph), machine.pace())
         self.started = np.zeros(4 * len(graph) + 4, np.int64)
 
     def heads(self) -> list[int]:
@@ -93,11 +103,11 @@ class Bench:
 
     def makespan_ns(self) -> int:
         """Cost by the ready queue."""
-        return int(schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)[0])
+        return int(schedule(self.step, self.state, self.scratch, self.progress, self.started)[0])
 
     def strategy(self) -> Strategy:
         """What the state stands for, in the order of the ready queue."""
-        _, count = schedule(self.step, self.state, self.scratch, self.machine.pace(), self.started)
+        _, count = schedule(self.step, self.state, self.scratch, self.progress, self.started)
         return to_strategy(
             self.graph, self.step, self.state, self.kept, self.started[:count], self.machine.asynchronous
         )

@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
-from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.plan.schedule import list_schedule
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import copy_state
-from disco_hlo.search.arrays.step import transfers_before
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.moves.arrange import list_order, regroup
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import GPU
+from disco_hlo.simulator.list_schedule import list_schedule
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
@@ -51,25 +50,6 @@ def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
     starts = [token.removesuffix(".start") for token in wanted if not token.endswith(".done")]
     smallest = {unit.token: min(unit.nodes) for unit in built.units.units}
     assert heads == [smallest[token] for token in starts]
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=SEEDS, count=st.integers(8, 50))
-def test_transfers_before_a_node_are_those_that_baselines_count(seed: int, count: int) -> None:
-    graph = random_step(Random(seed), count, backend="gpu")
-    assert transfers_before(graph).tolist() == all_reduce_depths(graph)
-
-
-def test_transfers_one_behind_the_other_are_counted() -> None:
-    graph = chain("""
-        param
-        all-reduce 0
-        negate 1
-        all-reduce 2
-        add 3 1
-        tuple 4 0
-    """)
-    assert transfers_before(graph).tolist() == all_reduce_depths(graph) == [0, 0, 1, 1, 2, 2]
 
 
 @settings(max_examples=40, deadline=None)

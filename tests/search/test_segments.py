@@ -17,7 +17,6 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
 from disco_hlo.search.moves.proposals import FUSE, REORDER
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
-from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.costs import CPU, GPU, PPM, MachineModel
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step
@@ -40,14 +39,11 @@ class Followed:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        node = bench.step.node
-        self.ranked = np.array(sorted(bench.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
         self.segments = self.fresh()
-        self.stage = new_stage(len(bench.graph), bench.machine)
         self.count(self.segments)
 
     def fresh(self) -> Segments:
-        return new_segments(self.bench.step, self.ranked, self.bench.machine)
+        return new_segments(self.bench.step, self.bench.ranked, self.bench.machine)
 
     def count(self, segments: Segments) -> int:
         return int(count_order(self.bench.step, self.bench.state, self.bench.scratch, segments))
@@ -58,7 +54,7 @@ class Followed:
 
     def engine_ns(self) -> int:
         bench = self.bench
-        return int(run_order(bench.step, bench.state, bench.scratch, self.stage, self.ranked)[0])
+        return int(run_order(bench.step, bench.state, bench.scratch, self.segments)[0])
 
     def sums(self, segments: Segments) -> tuple[object, ...]:
         return segments.slot[:, :-1].tolist(), segments.block.tolist(), int(segments.number[ORDER_DIGEST])
@@ -73,7 +69,7 @@ class Followed:
         if machine.compute_speed_ppm == PPM:
             assert found_ns == engine_ns
         if machine.transfer_wait_ns:  # a nanosecond may decide whether a transfer has it
-            units += 2 * machine.transfer_wait_ns * self.ranked.size
+            units += 2 * machine.transfer_wait_ns * bench.ranked.size
         assert abs(engine_ns - found_ns) <= units
         if machine.channels == 1 and not machine.transfer_wait_ns:
             assert found_ns <= engine_ns

@@ -6,7 +6,6 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from disco_hlo.cli.costs import costs_for
@@ -24,12 +23,12 @@ from disco_hlo.search.boundary.entries import refusal_of, run_order
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import signatures, to_strategy
 from disco_hlo.search.run import search
-from disco_hlo.search.times.timeline import new_stage
+from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts
-from tests.search.states import Bench
+from tests.search.states import Bench, ranked
 from tests.search.steps import chain
 
 ROOT = Path(__file__).parents[2]
@@ -80,11 +79,10 @@ def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, li
     (state,) = starts.states
     scratch = new_scratch(starts.step)
     UnitCosts(graph, starts.step, costs, machine, starts.kept).price_all(state, scratch)
-    stage = new_stage(len(graph), machine)
-    ranked = np.array(graph.all_reduces, np.int64)
-    predicted, entries = run_order(starts.step, state, scratch, stage, ranked)
-    order = stage.order[:entries].astype(np.int64)
-    strategy = to_strategy(graph, starts.step, state, starts.kept, order, machine.asynchronous)
+    segments = new_segments(starts.step, ranked(starts.step, graph), machine)
+    predicted, entries = run_order(starts.step, state, scratch, segments)
+    started = segments.started[:entries]
+    strategy = to_strategy(graph, starts.step, state, starts.kept, started, machine.asynchronous)
     assert simulate(build(graph, strategy, costs, machine).problem).makespan_ns == predicted
 
 

@@ -16,7 +16,7 @@ BufferRow = tuple[int, str, str, bool]
 
 def problem(
     text: str,
-    order: str | None = None,
+    order: str = "",
     *,
     compute_speed: float = 1.0,
     product_speed: float | None = None,
@@ -30,8 +30,8 @@ def problem(
     """A problem from lines such as ``x 8 on 1 after a b``: transfer x on channel 1 once a and b are done.
 
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
-    ``a x b ~x c``; without one the ready queue decides. Speeds are those beside the other kind; tasks whose names
-    begin with p are products.
+    ``a x b ~x c``; without one the tasks run as they are listed, one at a time. Speeds are those beside the other kind;
+    tasks whose names begin with p are products.
     ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins; ``holds`` such as
     ``a2 b1`` how much of a task must be done before a transfer begins beside it.
     """
@@ -45,9 +45,9 @@ def problem(
     product = [
         PPM, *[round(PPM * (compute_speed if product_speed is None else product_speed))] * channels,
     ]  # fmt: skip
-    entries = None
-    if order is not None:
-        entries = [~index[token[1:]] if token[0] == "~" else index[token] for token in order.split()]
+    one_by_one = (f"{row[0]} ~{row[0]}" if on else row[0] for row, on in zip(rows, resources, strict=True))
+    order = order or " ".join(one_by_one)
+    entries = [~index[token[1:]] if token[0] == "~" else index[token] for token in order.split()]
     held = {hold[0]: int(hold[1:]) for hold in holds.split()}
     return Problem(
         names=tuple(index),
@@ -61,7 +61,7 @@ def problem(
         products=np.array([name.startswith("p") for name in index], np.bool_),
         hold_ns=np.array([held.get(name, 0) for name in index], np.int64),
         transfer_wait_ns=wait_ns,
-        order=None if entries is None else np.array(entries, np.int32),
+        order=np.array(entries, np.int32),
         buffers=Buffers.of(
             [(size, index[by], [index[name] for name in to], kept) for size, by, to, kept in buffers]
         ),

@@ -18,7 +18,7 @@ DURATIONS = (
 )
 
 
-def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Problem:
+def random_problem(seed: int, tasks: int, channels: int) -> Problem:
     """Tasks with random ids, dependencies, durations of one of three scales, speeds and buffers."""
     random = Random(seed)
     topological = random.sample(range(tasks), tasks)
@@ -36,11 +36,12 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
     readers = random.randrange(min(4, tasks))
     durations_ns = [duration(random) * (longer if r else 1) for r in resource]
     holding = random.choice((0.0, 0.5, 1.0))
-    posed = Problem(
+    predecessors, resources = Lists.of(rows), np.array(resource, np.int32)
+    return Problem(
         names=tuple(f"t{i}" for i in range(tasks)),
         duration_ns=np.array(durations_ns, np.int64),
-        resource=np.array(resource, np.int32),
-        predecessors=Lists.of(rows),
+        resource=resources,
+        predecessors=predecessors,
         communicates=np.array([r > 0 or random.random() < 0.1 for r in resource], np.bool_),
         speed_ppm=np.array(speeds, np.int64),
         products=np.array([random.random() < 0.3 for _ in range(tasks)], np.bool_),
@@ -56,21 +57,20 @@ def random_problem(seed: int, tasks: int, channels: int, *, ordered: bool) -> Pr
             ]
         ),
         resident_bytes=random.randrange(10),
+        order=random_order(random, predecessors, resources),
     )
-    return replace(posed, order=random_order(random, posed)) if ordered else posed
 
 
 def with_durations(posed: Problem, duration_ns: NDArray[np.int64]) -> Problem:
     """The same tasks with other durations, and holds no longer than these."""
-    assert posed.hold_ns is not None
     return replace(
         posed, duration_ns=duration_ns, hold_ns=np.minimum(posed.hold_ns, np.maximum(duration_ns - 1, 0))
     )
 
 
-def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def random_order(random: Random, predecessors: Lists, resource: NDArray[np.int32]) -> NDArray[np.int32]:
     """A legal order: tasks as they become ready, each transfer waited for sooner or later, some again."""
-    missing = np.diff(posed.predecessors.offset).tolist()
+    missing, successors = np.diff(predecessors.offset).tolist(), predecessors.reversed(len(resource))
     ready = [task for task, count in enumerate(missing) if not count]
     flying: list[int] = []
     landed: list[int] = []
@@ -86,10 +86,10 @@ def random_order(random: Random, posed: Problem) -> np.ndarray[tuple[int], np.dt
         else:
             settled = ready.pop(random.randrange(len(ready)))
             order.append(settled)
-            if posed.resource[settled]:
+            if resource[settled]:
                 flying.append(settled)
                 continue
-        for successor in posed.successors[settled].tolist():
+        for successor in successors[settled].tolist():
             missing[successor] -= 1
             if not missing[successor]:
                 ready.append(successor)

@@ -1,4 +1,4 @@
-"""The simulator again, slow and obvious, for the fast engines to be compared with.
+"""The simulator again, slow and obvious, for the fast engines to be compared with; and the paper's ready queue.
 
 A heap of events as in SimPy, objects and lists instead of arrays, every running task followed for
 itself. It shares nothing with the engines but the problem. docs/simulator.md has the rules.
@@ -37,6 +37,8 @@ class Simulation:
     """The state of one simulated step."""
 
     problem: Problem
+    ready_queue: bool = False
+    """Whether the ready queue decides, not the problem's order."""
     now: int = 0
     running: dict[int, Running] = field(default_factory=dict)
     """By resource."""
@@ -48,7 +50,7 @@ class Simulation:
     version: int = 0
 
     def run(self) -> Simulation:
-        policy = ReadyQueue(self) if self.problem.order is None else InOrder(self)
+        policy = self.policy()
         policy.finished([])
         self.begin(policy)
         while self.events:
@@ -59,6 +61,9 @@ class Simulation:
             policy.finished(self.retire())
             self.begin(policy)
         return self
+
+    def policy(self) -> ReadyQueue | InOrder:
+        return ReadyQueue(self) if self.ready_queue else InOrder(self)
 
     def begin(self, policy: ReadyQueue | InOrder) -> None:
         """Let every idle resource take what the policy has for it, then foresee what ends when."""
@@ -101,13 +106,13 @@ class Simulation:
 
     def charge(self, op: Running, since: int) -> None:
         """A product has held a transfer, which on half of the devices had begun and waited beside it: that cost it."""
-        if op.is_first and since < self.now and not op.lost and self.problem.hold_ns is not None:
+        if op.is_first and since < self.now and not op.lost:
             slower = FULL_SPEED - int(self.problem.speed_ppm[3, 1])
             op.lost = int(self.problem.hold_ns[op.task]) * slower // 2
             op.left += op.lost
 
     def is_product(self, task: int) -> bool:
-        return self.problem.products is not None and bool(self.problem.products[task])
+        return bool(self.problem.products[task])
 
     def transfers(self) -> int:
         """Number of those under way."""
@@ -115,7 +120,7 @@ class Simulation:
 
     def hold_left(self) -> int:
         """Of the task on the compute stream, what it must still do before a transfer begins beside it."""
-        if 0 not in self.running or self.problem.hold_ns is None:
+        if 0 not in self.running:
             return 0
         op = self.running[0]
         behind_ns = int(self.problem.duration_ns[op.task] - self.problem.hold_ns[op.task])
@@ -172,7 +177,6 @@ class InOrder:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        assert simulation.problem.order is not None
         self.order = deque(simulation.problem.order.tolist())
         self.queues: dict[int, deque[int]] = {}
 
@@ -197,15 +201,15 @@ class InOrder:
         return None
 
 
-def simulate_slowly(problem: Problem) -> Simulation:
+def simulate_slowly(problem: Problem, *, ready_queue: bool = False) -> Simulation:
     """Start and end of every task, by tasks."""
-    return Simulation(problem).run()
+    return Simulation(problem, ready_queue).run()
 
 
-def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
+def simulate_tick_by_tick(problem: Problem, *, ready_queue: bool = False) -> dict[int, int]:
     """End of every task, found by going through the nanoseconds one by one: no foresight to get wrong."""
-    simulation = Simulation(problem)
-    policy = ReadyQueue(simulation) if problem.order is None else InOrder(simulation)
+    simulation = Simulation(problem, ready_queue)
+    policy = simulation.policy()
     policy.finished([])
     simulation.begin(policy)
     while simulation.running:
@@ -217,7 +221,7 @@ def simulate_tick_by_tick(problem: Problem) -> dict[int, int]:
     return simulation.end
 
 
-def peak_bytes_slowly(problem: Problem, simulation: Simulation) -> int:
+def peak_bytes_slowly(problem: Problem) -> int:
     """Peak memory by asking at every moment which buffers live."""
     buffers = [
         (
@@ -228,20 +232,15 @@ def peak_bytes_slowly(problem: Problem, simulation: Simulation) -> int:
         )
         for i in range(len(problem.buffers.size_bytes))
     ]
-    if problem.order is None:
-        moments = sorted({*simulation.start.values(), *simulation.end.values()})
-        born, done = simulation.start, {task: end - 1 for task, end in simulation.end.items()}
-    else:
-        order = problem.order.tolist()
-        moments = list(range(len(order)))
-        born = {task: order.index(task) for task in range(len(problem))}
-        done = {t: order.index(~t) if problem.resource[t] else order.index(t) for t in range(len(problem))}
+    order = problem.order.tolist()
+    born = {task: order.index(task) for task in range(len(problem))}
+    done = {t: order.index(~t) if problem.resource[t] else order.index(t) for t in range(len(problem))}
     live = [
         sum(
             size
             for size, producer, users, returned in buffers
             if born[producer] <= moment and (returned or moment <= max(done[user] for user in users))
         )
-        for moment in moments
+        for moment in range(len(order))
     ]
     return problem.resident_bytes + max(live, default=0)

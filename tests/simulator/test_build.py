@@ -56,7 +56,6 @@ def listed(problem: Problem) -> dict[str, tuple[int, int, str]]:
 
 
 def order_of(problem: Problem) -> str:
-    assert problem.order is not None
     return " ".join(problem.names[e] if e >= 0 else "~" + problem.names[~e] for e in problem.order.tolist())
 
 
@@ -155,13 +154,6 @@ def test_duplicated_ops_cost_their_readers_and_no_longer_run() -> None:
     assert listed(built.problem) == {"g0": (15, 0, ""), "g1": (19, 0, "")}
 
 
-def test_the_ready_queue_has_no_order_and_no_tokens() -> None:
-    built = build(STEP, Strategy(buckets=SEPARATE), COSTS, GPU, ready_queue=True)
-    assert built.problem.order is None
-    # n5 takes one less than b0, for which b1 has to wait.
-    assert simulate(built.problem).makespan_ns == 50 + 10 + 21 + 33 + 5
-
-
 def test_memory_of_a_step() -> None:
     # At n4 live the parameter, both reduced gradients, the gradient in flight, and the result of n4.
     problem = build(STEP, Strategy(buckets=SEPARATE), COSTS, GPU).problem
@@ -188,16 +180,14 @@ def test_an_op_in_place_of_a_donated_parameter_needs_none_either() -> None:
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
-@given(st.integers(0, 2**32), st.integers(2, 40), st.booleans())
+@given(st.integers(0, 2**32), st.integers(2, 40))
 @settings(max_examples=60)
-def test_random_strategies_become_sound_problems(
-    machine: MachineModel, seed: int, nodes: int, ready_queue: bool
-) -> None:
+def test_random_strategies_become_sound_problems(machine: MachineModel, seed: int, nodes: int) -> None:
     random = Random(seed)
     step, costs = random_step(random, nodes)
     strategy = random_strategy(random, step, asynchronous=machine.asynchronous)
     model = replace(machine, channels=2, one_shot_max_bytes=40, launch_ns=3, memory_bytes_per_us=7)
-    built = build(step, strategy, costs, model, ready_queue=ready_queue)
+    built = build(step, strategy, costs, model)
     slowly = simulate_slowly(built.problem)
     assert simulate(built.problem).makespan_ns == slowly.now
     ends = [slowly.end[task] for task in range(len(built.problem))]

@@ -23,7 +23,7 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, one_bucket, unfused, varied_buckets
+from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
@@ -64,6 +64,7 @@ from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
+from disco_hlo.simulator.list_schedule import beside_transfers
 
 _PLANS_KERNELS = "plan's kernels"
 

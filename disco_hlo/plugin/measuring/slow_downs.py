@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
+from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER
@@ -22,6 +22,7 @@ from disco_hlo.profiler.contention import MUCH_MOVED
 from disco_hlo.profiler.losses import MOST
 from disco_hlo.profiler.profile import Contention, Profile
 from disco_hlo.simulator.build import build
+from disco_hlo.simulator.list_schedule import beside_transfers
 from disco_hlo.simulator.timeline import simulate
 
 _RIGHT = 0.01

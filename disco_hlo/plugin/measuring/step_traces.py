@@ -15,7 +15,7 @@ from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.baselines import beside_transfers, one_bucket, varied_buckets
+from disco_hlo.plan.baselines import one_bucket, varied_buckets
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER
@@ -26,6 +26,7 @@ from disco_hlo.profiler.contention import bucket_totals_ns, contention
 from disco_hlo.profiler.holds import holds
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
+from disco_hlo.simulator.list_schedule import beside_transfers
 
 UNFUSED, ALONE, BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 """The modules, by the names that findings go by."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import run_order
 from disco_hlo.search.boundary.state import to_strategy
-from disco_hlo.search.times.timeline import new_stage
+from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
@@ -36,13 +35,12 @@ MACHINES = [
 
 
 def run(bench: Bench) -> tuple[int, Strategy]:
-    """What the engine says of the state's order, and the strategy with that order."""
-    graph, machine = bench.graph, bench.machine
-    stage = new_stage(len(graph), machine)
-    ranked = np.array(graph.all_reduces, np.int64)
-    cost_ns, entries = run_order(bench.step, bench.state, bench.scratch, stage, ranked)
-    started = stage.order[:entries].astype(np.int64)
-    strategy = to_strategy(graph, bench.step, bench.state, bench.kept, started, machine.asynchronous)
+    """What the state's order takes, and the strategy with that order."""
+    segments = new_segments(bench.step, bench.ranked, bench.machine)
+    cost_ns, count = run_order(bench.step, bench.state, bench.scratch, segments)
+    strategy = to_strategy(
+        bench.graph, bench.step, bench.state, bench.kept, segments.started[:count], bench.machine.asynchronous
+    )
     return int(cost_ns), strategy
 
 

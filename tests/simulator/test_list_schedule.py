@@ -11,14 +11,11 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
-from disco_hlo.plan.schedule import issue_ranks, list_schedule
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.simulator.list_schedule import list_schedule
 
 KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}
-# Nothing of jax or XLA is in it, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -96,12 +93,6 @@ def test_an_all_reduce_that_waits_for_another_one() -> None:
     """)
     order = list_schedule(units, *times(units, 10, 15))
     assert order == ("n1", "b0.start", "n5", "b0.done", "n3", "b1.start", "b1.done")
-
-
-def test_ranks_name_the_first_bucket_that_waits() -> None:
-    units = units_of(STEP)
-    ranks = dict(zip([u.token for u in units.units], issue_ranks(units, *times(units, 10, 15)), strict=True))
-    assert ranks == {"b0": 1, "b1": 0, "n1": 0, "n2": 1, "n3": 1, "n5": 0, "n7": 2, "n8": 2, "n9": 2}
 
 
 def test_the_longer_transfer_goes_first_among_equals() -> None:
