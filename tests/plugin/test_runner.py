@@ -162,7 +162,7 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
     execute = executables.execute
 
     def noted(executable: Any, arguments: Sequence[Any]) -> Any:
-        given.append([np.asarray(argument) for argument in arguments])
+        given.append([np.asarray(argument.addressable_data(0)) for argument in arguments])
         return execute(executable, arguments)
 
     def look(request: CompileRequest) -> None:
