@@ -162,7 +162,7 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
     execute = executables.execute
 
     def noted(executable: Any, arguments: Sequence[Any]) -> Any:
-        given.append([np.asarray(argument.addressable_data(0)) for argument in arguments])
+        given.append([np.asarray(argument) for argument in arguments])
         return execute(executable, arguments)
 
     def look(request: CompileRequest) -> None:
@@ -182,7 +182,8 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
         taken = executables.storage_taken(executable)
         assert sorted(taken) == [0, 1]
         for index, output in taken.items():
-            np.testing.assert_array_equal(given[1][index], returned[0][output][0])
+            expected = returned[0][output][0]  # jax 0.10.2 shows the devices' parts one behind the other
+            np.testing.assert_array_equal(given[1][index][: len(expected)], expected)
             assert not np.array_equal(given[2][index], given[1][index])
             np.testing.assert_array_equal(given[-1][index], given[0][index])
         for index in range(2, len(given[0])):
