@@ -15,16 +15,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 180
-_LAUNCHER_PREFIXES = (
-    "OMPI_COMM",
-    "PMIX_",
-    "PMI_",
-    "PRTE_LAUNCHED",
-    "SLURM_",
-    "JOB_",
-    "DISCO_",
-    "ENABLE_SEARCH",
-)
+_LAUNCHERS = ("OMPI_COMM", "PMIX_", "PMI_", "PRTE_LAUNCHED", "SLURM_", "JOB_", "DISCO_", "ENABLE_SEARCH")
 
 
 def run_under_mpi(
@@ -74,7 +65,7 @@ def _worker(scenario: str) -> list[str]:
 
 
 def _environment(folder: Path, settings: dict[str, object]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     told = {name if name.isupper() else f"JOB_{name.upper()}": str(value) for name, value in settings.items()}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**kept, **root, **told, "JOB_FOLDER": str(folder), "JAX_PLATFORMS": "cpu"}

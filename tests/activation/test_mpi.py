@@ -1,10 +1,13 @@
 """The MPI channel under a real mpiexec: the ways jobs and MPI worlds relate, and dead ranks."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from disco_hlo.activation import mpi
+from disco_hlo.activation.channel import Deadline
 from tests.activation.jobs import at_every_moment, run_alone, run_under_mpi
 from tests.activation.test_processes import DEFAULT, KV, assert_default_after, assert_exchange
 from tests.ports import free_port
@@ -77,20 +80,23 @@ def test_a_launcher_of_another_mpi_is_an_error_where_mpi_is_insisted_on(tmp_path
     assert results[0]["error"].startswith("DISCO_CHANNEL=mpi, but ")
 
 
-def test_waiting_for_a_rank_leaves_the_cores_alone(tmp_path: Path) -> None:
-    results = run_under_mpi("waiting", 2, tmp_path)
-    assert all(result["channel"].startswith("MPI") for result in results.values())
-    assert results[0]["cores"] < 0.5
+def test_waiting_for_a_rank_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks the process sleeps, longer and longer."""
+    slept: list[float] = []
+    monkeypatch.setattr(mpi.time, "sleep", slept.append)
+    request: Any = SimpleNamespace(Test=lambda: len(slept) == 30)
+    assert mpi._complete(request, Deadline(60.0), 0.01)
+    assert slept == sorted(slept)
+    assert (min(slept), max(slept)) == (20e-6, 0.01)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_three_ranks_one_killed_the_others_come_to_one_outcome(tmp_path: Path, victim: int) -> None:
+def test_three_ranks_one_killed_the_others_come_to_one_outcome(tmp_path: Path) -> None:
     def run(folder: Path, moment: str) -> dict[int, Any]:
-        told = {"victim": victim, "moment": moment, "timeout_s": 2, "channel": "mpi"}
+        told = {"victim": 0, "moment": moment, "timeout_s": 2, "channel": "mpi"}
         return run_under_mpi("killed", 3, folder, *KEEP_SURVIVORS, **told)
 
     for results in at_every_moment(tmp_path, run).values():
-        assert_default_after(results, 3, victim)
+        assert_default_after(results, 3, victim=0)
 
 
 def test_the_launcher_of_jax_distributed_ranks_may_let_survivors_live(tmp_path: Path) -> None:

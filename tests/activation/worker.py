@@ -224,25 +224,6 @@ def uninitialized() -> dict[str, Any]:
     return {"channel": channel.description, "sum": MPI.COMM_WORLD.allreduce(1)}
 
 
-def waiting() -> dict[str, Any]:
-    """All wait for the last rank; what share of a core does that take?"""
-    channel, _ = join()
-    channel.barrier(tag="start", timeout_s=TIMEOUT_S)
-    waits = Path(SETTINGS["folder"]) / "waits"
-    if channel.rank != channel.size - 1:
-        waits.touch()
-    else:
-        while not waits.exists():
-            time.sleep(0.05)
-        time.sleep(1.5)
-    wall_s, cpu_s = time.monotonic(), time.process_time()
-    channel.barrier(tag="last one", timeout_s=TIMEOUT_S)
-    return {
-        "channel": channel.description,
-        "cores": (time.process_time() - cpu_s) / (time.monotonic() - wall_s),
-    }
-
-
 def interrupted() -> dict[str, Any]:
     """Ctrl-C while rank 0 waits for a rank that does not come."""
     channel, _ = join()
@@ -275,7 +256,6 @@ if __name__ == "__main__":
             independent,
             beside_users_mpi,
             uninitialized,
-            waiting,
             interrupted,
         )
     }

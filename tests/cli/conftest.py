@@ -13,6 +13,9 @@ import pytest
 
 from disco_hlo.cli import main
 from tests.report import plans
+from tests.report.conftest import cpu_plan, h200_plan
+
+__all__ = ["cpu_plan", "h200_plan"]
 
 
 @dataclass(frozen=True)
@@ -65,26 +68,6 @@ def refused(disco: Disco) -> Callable[..., str]:
         return message
 
     return run
-
-
-@pytest.fixture(scope="session")
-def h200_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan folder of the H200 step."""
-    source = plans.h200()
-    return plans.save_plan(
-        tmp_path_factory.mktemp("h200"), source, plans.h200_module(), plans.early_all_reduces(source)
-    )
-
-
-@pytest.fixture(scope="session")
-def cpu_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan folder of a small step compiled here."""
-    from tests.steps.strategies import random_strategy
-
-    source = plans.cpu()
-    return plans.save_plan(
-        tmp_path_factory.mktemp("cpu"), source, plans.cpu_module(), random_strategy(source, seed=3)
-    )
 
 
 @pytest.fixture(scope="session")

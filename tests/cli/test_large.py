@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.read import read
 from disco_hlo.report import bundle
 from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
@@ -16,21 +17,21 @@ from tests.report.large import repeated_step
 
 
 @pytest.mark.slow
-def test_a_plan_of_50_000_instructions_is_inspected_and_reported(
+def test_a_plan_of_18_000_instructions_is_inspected_and_reported(
     disco: Disco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Most of each command is bringing the step into its canonical form: once is enough to see that it can be done.
     monkeypatch.setattr(bundle, "canonicalize", functools.cache(canonicalize))
-    data = repeated_step(9)
+    data = repeated_step(3)
     source = bundle.canonicalize(data)
-    assert len(source.graph) > 50_000
+    assert len(source.graph) > 17_700
     folder = plans.save_plan(tmp_path / "plan", source, data, plans.early_all_reduces(source))
     outcome = disco("inspect", folder)
     assert outcome.code == 0
-    assert "5986 op groups" in outcome.out
+    assert f"{len(read(source).groups)} op groups" in outcome.out
     page = tmp_path / "plan.html"
     assert disco("report", folder, "-o", page).code == 0
-    assert page.stat().st_size < 10_000_000
+    assert page.stat().st_size < 5_000_000
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_step_of_billions_of_parameters_is_searched(disco: Disco, tmp_path: Pa
     module = tmp_path / "step.hlo.pb"
     module.write_bytes(large_step(32, width=16384, batch=8192))
     outcome = disco(
-        "search", module, "-o", tmp_path / "found", "--evaluations", "2000", "--seeds", "1", "--json"
+        "search", module, "-o", tmp_path / "found", "--evaluations", "200", "--seeds", "1", "--json"
     )
     assert outcome.code == 0, outcome
     predicted = outcome.json["predicted"]
@@ -64,7 +65,7 @@ def test_a_step_of_billions_of_parameters_is_searched(disco: Disco, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "sizes"), [(2000, {}), (500, {"ops": 42}), (20, {"width": 256, "constant_bytes": 100 << 20})]
+    ("layers", "sizes"), [(800, {}), (150, {"ops": 42}), (20, {"width": 256, "constant_bytes": 100 << 20})]
 )
 def test_a_large_step_is_simulated_and_searched(
     disco: Disco, tmp_path: Path, layers: int, sizes: dict
@@ -72,7 +73,7 @@ def test_a_large_step_is_simulated_and_searched(
     module = tmp_path / "step.hlo.pb"
     module.write_bytes(large_step(layers, **sizes))
     assert disco("simulate", module).code == 0
-    outcome = disco("search", module, "-o", tmp_path / "found", "--seconds", "5", "--json")
+    outcome = disco("search", module, "-o", tmp_path / "found", "--seconds", "2", "--json")
     assert outcome.code == 0, outcome
     assert outcome.json["predicted"]["plan_ns"] <= outcome.json["predicted"]["default_ns"]
     assert disco("inspect", tmp_path / "found").code == 0

@@ -48,6 +48,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
 
 
 @pytest.fixture(scope="session")
+def enacted(searched: tuple[Job, Run]) -> Run:
+    """The training after the search, with its plan."""
+    return searched[0].train(ENABLE_SEARCH="0")
+
+
+@pytest.fixture(scope="session")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same training with XLA's default."""
     return new_job(tmp_path_factory.mktemp("default")).train()

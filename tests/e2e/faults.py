@@ -35,30 +35,11 @@ def not_installed() -> None:
     sys.meta_path.insert(0, Hide())
 
 
-def hook_missing() -> None:
-    """A jax before 0.10.2."""
-    import jax.extend.xla as extension
-
-    del extension.register_hlo_module_transformation
-
-
 def hook_never_called() -> None:
     """A jaxlib that takes the hook and forgets it."""
     import jax.extend.xla as extension
 
     extension.register_hlo_module_transformation = lambda *args, **kwargs: None
-
-
-def other_compile_function() -> None:
-    """A jax that compiles by a function of another signature."""
-    from jax._src import compiler
-
-    original = compiler.compile_or_get_cached
-
-    def compile_or_get_cached(backend: Any, computation: Any, *rest: Any, **more: Any) -> Any:
-        return original(backend, computation, *rest, **more)
-
-    compiler.compile_or_get_cached = compile_or_get_cached
 
 
 def disk_full() -> None:
@@ -215,23 +196,8 @@ def stops_at(stage: str) -> None:
 
 
 def disk_fills_at(stage: str) -> None:
-    """From ``stage`` on the plan directory's file system has no block left, where it is a small one of its own; else
-    as :func:`disk_full`."""
-
-    def fill() -> None:
-        directory = os.environ["DISCO_DIR"]
-        system = os.statvfs(directory)
-        if system.f_blocks * system.f_frsize > _SMALL_BYTES:
-            disk_full()
-            return
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(directory, "filler"), "wb", buffering=0) as filler,
-        ):
-            while True:
-                filler.write(b"x" * system.f_frsize)
-
-    _once_at(stage, fill)
+    """From ``stage`` on the plan directory takes no large files, as under :func:`disk_full`."""
+    _once_at(stage, disk_full)
 
 
 def directory_gone_at(stage: str) -> None:
@@ -324,7 +290,6 @@ def _at(stage: str, act: Callable[[Any], None]) -> None:
 
 MEASURED_RUN = "a-measured-run"
 """The stage of a candidate that is timed, after a few of its runs."""
-_SMALL_BYTES = 8 << 20
 
 
 def _once_at(stage: str, act: Callable[[], None]) -> None:
@@ -368,7 +333,7 @@ def arrange(fault: str) -> None:
 FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
-        not_installed, hook_missing, hook_never_called, other_compile_function, disk_full, read_only,
+        not_installed, hook_never_called, disk_full, read_only,
         no_memory, one_element_off, plan_wins, default_wins, no_look, no_timeline, plan_crashes_xla, enacting,
         dies_at, stops_at, fails_at, dies_in_run, hurries_from, disk_fills_at, directory_gone_at, clock_moves_at,
         coordinator_gone_at,

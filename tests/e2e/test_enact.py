@@ -26,30 +26,33 @@ def assert_donation(runs: list[Run], default: Run) -> None:
 
 
 def test_the_searching_run_goes_on_with_the_plan_and_the_next_one_enacts_it(
-    searched: tuple[Job, Run], default: Run
+    searched: tuple[Job, Run], enacted: Run, default: Run
 ) -> None:
     job, search = searched
     plan = plan_in(job.directory)
     assert plan.chosen == "plan"
     assert len(plan.strategy.groups) > 1
     assert len(plan.strategy.buckets) < 5
-    enacted = job.train(ENABLE_SEARCH="0")
     for run in (search, enacted):
         assert difference(run, job.directory, plan.strategy) is None
         assert_same_losses(run, default)
     assert difference(default, job.directory, plan.strategy) is not None
-    assert len(enacted.lines("enacts the plan of jit_train_step")) == 1
     assert_donation([search, enacted], default)
 
 
 def test_the_gain_is_the_same_in_the_search_and_in_the_enactment(
-    searched: tuple[Job, Run], copied: Job
+    searched: tuple[Job, Run], enacted: Run
 ) -> None:
     [found] = [line for line in searched[1].lines(" than XLA's default") if "; why: " in line]
     assert found.startswith(("disco: plan wins: ", "disco: plan is taken: "))
     gain = found.split(": ")[2].partition(" than ")[0]
-    [enacted] = copied.train(ENABLE_SEARCH="0").lines("enacts the plan of")
-    assert enacted.endswith(f"{gain} when measured")
+    [line] = enacted.lines("enacts the plan of")
+    assert line.endswith(f"{gain} when measured")
+
+
+def test_a_measured_plan_is_not_compared_again(searched: tuple[Job, Run], enacted: Run) -> None:
+    assert enacted.lines("compare") == []
+    assert not (slot_of(searched[0].directory) / "compared.json").exists()
 
 
 def test_a_search_leaves_the_steps_that_it_saw_run_beside_the_plan(searched: tuple[Job, Run]) -> None:
@@ -63,38 +66,27 @@ def test_a_search_leaves_the_steps_that_it_saw_run_beside_the_plan(searched: tup
     assert all(re.match(r"[gbn]\d+_|copy", name) for name in ours), ours
 
 
-def test_two_steps_of_one_name_each_with_a_plan_are_both_enacted(
-    searched: tuple[Job, Run], copied: Job
+def test_two_steps_of_one_name_are_enacted_where_each_has_a_plan_and_left_to_xla_where_not(
+    copied: Job,
 ) -> None:
+    one = copied.train("--last-batch", "6", ENABLE_SEARCH="0")
+    assert len(one.lines("is left alone unless a plan was saved for it: not larger than jit_train_step")) == 1
     copied.train("--batch", "6", fault="plan_wins", ENABLE_SEARCH="1")
-    default = copied.train("--last-batch", "6")
-    enacted = copied.train("--last-batch", "6", ENABLE_SEARCH="0")
-    assert [is_ours(replace(enacted, modules=(one,))) for one in enacted.modules] == [True, True]
-    assert [is_ours(replace(default, modules=(one,))) for one in default.modules] == [False, False]
-    assert len(enacted.lines("enacts the plan of jit_train_step")) == 2
-    assert enacted.lines("disco: warning:") == (
-        [] if KEEPS_DONATION else enacted.lines("loses buffer donation")
-    )
-    assert_same_losses(enacted, default)
-
-
-def test_a_second_step_without_a_plan_is_left_to_xla_without_a_warning(
-    searched: tuple[Job, Run],
-) -> None:
-    run = searched[0].train("--last-batch", "6", ENABLE_SEARCH="0")
-    assert sorted(is_ours(replace(run, modules=(one,))) for one in run.modules) == [False, True]
-    assert len(run.lines("is left alone unless a plan was saved for it: not larger than jit_train_step")) == 1
-    assert run.lines("disco: warning:") == ([] if KEEPS_DONATION else run.lines("loses buffer donation"))
+    both = copied.train("--last-batch", "6", ENABLE_SEARCH="0")
+    for run, plans in ((one, 1), (both, 2)):
+        assert sum(is_ours(replace(run, modules=(module,))) for module in run.modules) == plans
+        assert len(run.lines("enacts the plan of jit_train_step")) == plans
+        assert run.lines("disco: warning:") == ([] if KEEPS_DONATION else run.lines("loses buffer donation"))
+    assert_same_losses(both, one)
 
 
 # In the pmap script JAX compiles the step twice: the first call takes parameters from the host, the second
 # the step's own output, sharded otherwise. Both are the step.
 @pytest.mark.parametrize(("kind", "compiled"), [("shard_map", 1), ("pmap", 2)])
 def test_a_step_mapped_by_hand_is_searched_once_and_enacted(
-    kind: str, compiled: int, searched: tuple[Job, Run], fresh: Callable[..., Job]
+    kind: str, compiled: int, searched: tuple[Job, Run], default: Run, fresh: Callable[..., Job]
 ) -> None:
     job = fresh(searched[0])
-    default = job.train("--kind", kind)
     search = job.train("--kind", kind, fault="plan_wins", ENABLE_SEARCH="1")
     enacted = job.train("--kind", kind, ENABLE_SEARCH="0")
     plan = plan_in(job.directory)
@@ -104,5 +96,4 @@ def test_a_step_mapped_by_hand_is_searched_once_and_enacted(
         assert is_ours(run)
         assert difference(run, job.directory, plan.strategy) is None
         assert_same_losses(run, default)
-    assert difference(default, job.directory, plan.strategy) is not None
     assert_donation([search, enacted], default)

@@ -27,66 +27,25 @@ def assert_one_line(run: Run, default: Run, text: str) -> None:
     assert_same_losses(run, default)
 
 
-@pytest.mark.parametrize(
-    ("environment", "line"),
-    [
-        ({"ENABLE_SEARCH": "banana"}, "disco: off: ENABLE_SEARCH is 'banana'; expected 1 (search), 0"),
-        (
-            {"ENABLE_SEARCH": "1", "DISCO_ALPHA": "x"},
-            "disco: off: DISCO_ALPHA is 'x'; expected a number, 1 or",
-        ),
-    ],
-)
-def test_a_setting_that_cannot_be_used(
-    environment: dict[str, str], line: str, fresh: Callable[..., Job], default: Run
-) -> None:
-    assert_one_line(fresh().train(**environment), default, line)
-
-
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        ("hook_missing", "register_hlo_module_transformation is missing; use jax 0.10.2 to"),
-        (
-            "other_compile_function",
-            "compile_or_get_cached takes no compile_options, devices, executable_devices",
-        ),
-        ("hook_never_called", "XLA did not call the HLO hook while compiling jit_train_step"),
-    ],
-)
-def test_a_jax_that_lacks_what_we_need(
-    fault: str, line: str, fresh: Callable[..., Job], default: Run
-) -> None:
-    assert_one_line(fresh().train(fault=fault, ENABLE_SEARCH="1"), default, line)
-
-
-def test_no_plan(fresh: Callable[..., Job], default: Run) -> None:
-    assert_one_line(fresh().train(ENABLE_SEARCH="0"), default, "there is no plan for it in ")
+def test_a_jax_that_lacks_what_we_need(fresh: Callable[..., Job], default: Run) -> None:
+    line = "XLA did not call the HLO hook while compiling jit_train_step"
+    assert_one_line(fresh().train(fault="hook_never_called", ENABLE_SEARCH="1"), default, line)
 
 
 def test_no_plan_but_one_for_another_batch_size(copied: Job) -> None:
-    default = copied.train("--batch", "6")
     run = copied.train("--batch", "6", ENABLE_SEARCH="0")
-    assert_one_line(
-        run, default, "; for jit_train_step a plan lies beside (disco list), but another batch size,"
-    )
+    [line] = run.lines("disco: warning:")
+    assert "; for jit_train_step a plan lies beside (disco list), but another batch size," in line
+    assert not is_ours(run)
 
 
 def test_a_step_without_an_all_reduce(fresh: Callable[..., Job]) -> None:
     job = fresh()
-    default = job.train("--kind", "no_all_reduce")
     run = job.train("--kind", "no_all_reduce", ENABLE_SEARCH="1")
-    assert_one_line(
-        run, default, "none of 1 modules on several devices has an all-reduce of a computed value"
-    )
+    [line] = run.lines("disco: warning:")
+    assert "none of 1 modules on several devices has an all-reduce of a computed value" in line
+    assert not is_ours(run)
     assert list(job.directory.iterdir()) == []
-
-
-def test_a_named_step_that_is_not_there(fresh: Callable[..., Job], default: Run) -> None:
-    run = fresh().train(ENABLE_SEARCH="1", DISCO_MODULE="other_step")
-    assert_one_line(
-        run, default, "no module is called other_step (DISCO_MODULE); compiled were jit_train_step"
-    )
 
 
 def test_a_search_where_no_plan_could_be_saved(
@@ -146,9 +105,7 @@ def test_a_search_that_is_killed_or_interrupted_leaves_a_measured_plan_alone(
 ) -> None:
     before = (slot_of(copied.directory) / "plan.json").read_bytes()
     start_searching(copied).kill()
-    enacted = copied.train(ENABLE_SEARCH="0")
-    assert is_ours(enacted)
-    assert_same_losses(enacted, default)
+    assert (slot_of(copied.directory) / "plan.json").read_bytes() == before
     # The killed one's lock is in nobody's way.
     search = start_searching(copied)
     search.processes[0].send_signal(signal.SIGINT)

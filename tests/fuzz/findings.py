@@ -109,13 +109,14 @@ def panel(strategy: Wanted) -> list[Wanted]:
 
 def outcomes(
     worker: Worker,
-    program: Program,
+    program: Program | int,
     strategies: Sequence[Wanted],
     deadline: float = float("inf"),
     until: str = "",
+    **asked: Any,
 ) -> tuple[list[tuple[Wanted, str, str]], str]:
     """What comes of each pair, each with its detail, and why the program was skipped; pairs behind one that aborts
-    are tried, too, but none behind one whose outcome is ``until``."""
+    are tried, too, but none behind one whose outcome is ``until``. What else is ``asked`` for goes to ``task``."""
     found: list[tuple[Wanted, str, str]] = []
     skipped: list[str] = []
     left = list(strategies)
@@ -128,7 +129,7 @@ def outcomes(
             if "skipped" in message:
                 skipped.append(message["skipped"])
 
-        end = worker.ask(task(program, left, by_hand=not until, until=until), hear, deadline)
+        end = worker.ask(task(program, left, until=until, **{"by_hand": not until, **asked}), hear, deadline)
         found += [(one, *outcome) for one, outcome in zip(left, heard, strict=False)]
         left = left[len(heard) :]
         if end.how in ("done", "stopped"):

@@ -6,10 +6,6 @@ from tests.fuzz.grammar import MOST_ELEMENTS, Production, Scope
 from tests.fuzz.program import ProgramError, Type
 
 
-def _is_float(of: Type) -> bool:
-    return of.is_float
-
-
 def unary(s: Scope) -> None:
     x = s.array()
     if s.types[x].is_float:

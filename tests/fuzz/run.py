@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tests.fuzz import findings, tally
 from tests.fuzz.findings import Finding
 from tests.fuzz.processes import Worker
 from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
-from tests.fuzz.worker import DEFAULT, WRITING
 
 _PROGRESS_S = 5.0
 _SHRINK_S = 120.0
@@ -166,37 +164,18 @@ class Run:
         count = 0 if settings.defaults else settings.strategies
         left = wanted(seed, count, settings.searched)
         by_hand = seed % settings.by_hand_every == 0
-        skipped: list[str] = []
-        while left and not skipped:
-            heard: list[tuple[Wanted, str, str]] = []
-
-            def hear(
-                message: dict[str, Any],
-                heard: list[tuple[Wanted, str, str]] = heard,
-                left: list[Wanted] = left,
-            ) -> None:
-                if "pair" in message:
-                    heard.append((left[len(heard)], message["kind"], message["detail"]))
-                if "skipped" in message:
-                    skipped.append(message["skipped"])
-
-            task = findings.task(seed, left, by_hand, settings.devices, settings.past_gate)
-            end = worker.ask(task, hear, self.deadline)
-            if end.how == "stopped" or self.ended.is_set():
-                return
-            left = left[len(heard) :]
-            if end.trying in (WRITING, DEFAULT):
-                skipped.append(f"default: {end.how}: {end.said}")
-            elif end.how != "done" and left:
-                heard.append((left.pop(0), findings.kind_of(end), end.said))
-            self._count(seed, heard)
-            if end.how == "done":
-                break
+        heard, skipped = findings.outcomes(
+            worker, seed, left, self.deadline,
+            by_hand=by_hand, devices=settings.devices, past_gate=settings.past_gate,
+        )  # fmt: skip
+        if time.monotonic() >= self.deadline or self.ended.is_set():
+            return
+        self._count(seed, heard)
         with self.lock:
             self.counts.note_done(seed)
-            for why in skipped:
-                self.counts.skipped[why.partition(":")[0]] += 1
-                self.say(f"skipped: program {seed}: {why[:300]}")
+            if skipped:
+                self.counts.skipped[skipped.partition(":")[0]] += 1
+                self.say(f"skipped: program {seed}: {skipped[:300]}")
 
     def _count(self, seed: int, heard: list[tuple[Wanted, str, str]]) -> None:
         with self.lock:

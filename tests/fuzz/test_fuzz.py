@@ -29,33 +29,22 @@ from tests.fuzz.pairs import Case, SkippedError
 from tests.fuzz.processes import Worker
 from tests.fuzz.program import Program, ProgramError
 from tests.fuzz.run import Run, Settings
-from tests.fuzz.strategies import Wanted, random_order, wanted
+from tests.fuzz.strategies import KINDS, Wanted, random_order, wanted
 from tests.fuzz.tally import Tally
 
 SEED = 70_000
 
 
-def _short(programs: int, strategies: int, *, searched: bool) -> Run:
+@pytest.mark.slow
+def test_nothing_is_found_in_a_short_run() -> None:
+    # The search is compiled on the product's leg alone; the other has less time.
+    programs, strategies, searched = (6, 9, True) if sys.version_info >= (3, 12) else (4, 6, False)
     settings = Settings(
         seed=SEED, pairs=programs * strategies, strategies=strategies, searched=searched, keep=0, jobs=1,
         pair_limit_s=900.0,
     )  # fmt: skip
-    return Run(settings, say=lambda _: None)
-
-
-@pytest.mark.product_only  # the search is compiled on this leg alone
-@pytest.mark.slow
-def test_nothing_is_found_in_a_short_run() -> None:
-    run = _short(programs=12, strategies=9, searched=True)
-    counts = run.go()
-    assert counts.pairs >= 80
-    assert not run.lines, "\n".join(run.lines)
-
-
-def test_nothing_is_found_in_a_shorter_run_without_the_search() -> None:
-    run = _short(programs=4, strategies=6, searched=False)
-    counts = run.go()
-    assert counts.pairs >= 18
+    run = Run(settings, say=lambda _: None)
+    assert run.go().pairs >= 0.74 * settings.pairs
     assert not run.lines, "\n".join(run.lines)
 
 
@@ -91,13 +80,6 @@ def test_wrong_numbers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = Case(_difference()).attempt(Wanted("unfused"))
     assert outcome.kind == "different"
     assert "12 of 12 elements" in outcome.detail
-
-
-def test_a_default_that_is_wrong_itself_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = by_hand.evaluate
-    monkeypatch.setattr(by_hand, "evaluate", lambda _: evaluate(_difference(swapped=True)))
-    with pytest.raises(SkippedError, match="op by op it is another"):
-        Case(_difference())
 
 
 def test_a_right_default_that_the_gate_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,19 +200,8 @@ def test_a_random_order_is_legal_and_not_always_one() -> None:
 def test_what_is_tried_follows_from_the_seed() -> None:
     assert wanted(3, 12, True) == wanted(3, 12, True) != wanted(4, 12, True)
     assert not {one.kind for one in wanted(3, 12, False)} & {"moves", "search"}
-    assert Counter(one.kind for one in wanted(3, 12, True)) == Counter(
-        {
-            "default": 1,
-            "xla": 1,
-            "unfused": 1,
-            "one-kernel": 1,
-            "one-bucket": 1,
-            "random": 3,
-            "order": 2,
-            "moves": 2,
-            "search": 1,
-        }
-    )
+    counts = Counter(one.kind for one in wanted(3, 12, True))
+    assert counts == Counter([*KINDS, "random", "random", "order", "moves"])
 
 
 # Workers -----------------------------------------------------------------------------------------

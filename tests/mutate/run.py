@@ -15,29 +15,27 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from random import Random
 from typing import Any
 
 from disco_hlo.cli import main as cli
 from disco_hlo.errors import DiscoError
+from tests.fuzz.processes import Worker
 from tests.mutate import corpus
 from tests.mutate.cases import KINDS, Kind
 
 MOST_BYTES = 1 << 30
 """What a command may take beyond what the process held before the first one."""
-MOST_CPU_S = 60.0
-"""And how long, in processor time."""
+MOST_S = 600.0
+"""And how long."""
 
 
 @dataclass(frozen=True)
@@ -158,18 +156,17 @@ def _called(arguments: list[str], environment: dict[str, str]) -> Iterator[None]
 # In processes of their own ------------------------------------------------------------------------
 
 
-def _work(place: Path, seed: int, numbers: Sequence[int]) -> None:
-    """Run cases here, a line of JSON each; the memory is bounded once the first has been run."""
-    out = os.fdopen(os.dup(1), "w")
+def _work(place: Path, seed: int) -> None:
+    """Run the cases that standard input names; the memory is bounded once some have been run."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     runner = Runner(place, seed)
-    for position, number in enumerate(numbers):
-        out.write(json.dumps({"begins": number}) + "\n")
-        out.flush()
+    out.write(json.dumps({"ready": True}) + "\n")
+    for position, line in enumerate(sys.stdin):
         if position == 20:
             _bound_memory()
-        out.write(json.dumps(asdict(runner.run(number))) + "\n")
-        out.flush()
+        result = runner.run(json.loads(line)["number"])
+        out.write(json.dumps(asdict(result) | {"done": True}) + "\n")
 
 
 def _bound_memory() -> None:
@@ -177,86 +174,19 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(fields[0]) + MOST_BYTES,) * 2)
 
 
-class _Worker:
-    """A process that runs cases; begun anew after one that ended it."""
-
-    def __init__(self, place: Path, seed: int, numbers: Sequence[int]) -> None:
-        command = [sys.executable, "-m", "tests.mutate.run", "--work", str(place), "--seed", str(seed)]
-        self.left = list(numbers)
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(self.left))
-        self.process.stdin.close()
-        self.lines: SimpleQueue[str] = SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")
-
-    def results(self) -> Iterator[Result]:
-        """Until none are left or the process has ended; what ended it is a result, too."""
-        current, since = None, self._cpu_s()
-        while self.left:
-            try:
-                line = self.lines.get(timeout=1.0)
-            except Empty:
-                if current is not None and self._cpu_s() - since > MOST_CPU_S:
-                    self.process.kill()
-                    yield self._ended(current, "too long")
-                    return
-                continue
-            if not line:
-                if current is None:
-                    self.errors.seek(0)
-                    raise RuntimeError(self.errors.read().decode()[-2000:])
-                yield self._ended(current, f"process ended ({self.process.wait()})")
-                return
-            body = json.loads(line)
-            if "begins" in body:
-                current, since = body["begins"], self._cpu_s()
-                continue
-            self.left.remove(body["number"])
-            yield Result(**body)
-
-    def _ended(self, number: int, outcome: str) -> Result:
-        self.left.remove(number)
-        case, _ = Case.of(number, 0)
-        self.errors.seek(0)
-        return Result(
-            number,
-            case.kind.name,
-            case.label,
-            outcome,
-            self.errors.read().decode(errors="replace")[-4000:],
-            0.0,
-        )
-
-    def _cpu_s(self) -> float:
-        try:
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def run_all(place: Path, seed: int, numbers: Sequence[int]) -> Iterator[Result]:
-    """Run the cases in one process after the other."""
-    left = list(numbers)
-    while left:
-        worker = _Worker(place, seed, left[:2000])
-        left = left[2000:]
-        try:
-            yield from worker.results()
-        finally:
-            worker.process.kill()
-            worker.process.wait()
-        left = worker.left + left
+    """Run the cases in one process after the other, begun anew after one that ended it."""
+    command = (sys.executable, "-m", "tests.mutate.run", "--work", str(place), "--seed", str(seed))
+    with Worker("cpu", 1, pair_limit_s=MOST_S, tasks=2000, command=command) as worker:
+        for number in numbers:
+            heard: list[dict[str, Any]] = []
+            end = worker.ask({"number": number}, heard.append)
+            if end.how == "done":
+                del heard[0]["done"]
+                yield Result(**heard[0])
+            else:
+                case, _ = Case.of(number, seed)
+                yield Result(number, case.kind.name, case.label, end.how, end.said, 0.0)
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -286,7 +216,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     if given.work is not None:
-        _work(given.work, given.seed, json.load(sys.stdin))
+        _work(given.work, given.seed)
         return
     with tempfile.TemporaryDirectory(prefix="disco_mutate_") as folder:
         if given.only is not None:

@@ -94,13 +94,13 @@ def test_neither_settings_nor_a_store_is_read_from_a_device(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("part", "name", "value", "why"),
     [
-        ("architecture", "dense", [64], "dense has 1 widths, expected 2"),
-        ("architecture", "dense", [64, 32, 16], "dense has 3 widths, expected 2"),
-        ("architecture", "layers", 10**12, "layers is 1000000000000"),
-        ("architecture", "uses_edges", 1, "uses_edges is 1, expected true or false"),
-        ("device", "element_ns", [1, 2], "element_ns is"),
-        ("device", "streaming", [[1, 2, 3]], "no pairs"),
-        ("device", "memory_bandwidth", "fast", "memory_bandwidth is 'fast'"),
+        ("architecture", "dense", [64], "of length 2, got 1 - at `$.dense`"),
+        ("architecture", "dense", [64, 32, 16], "of length 2, got 3 - at `$.dense`"),
+        ("architecture", "layers", 10**12, "<= 65536 - at `$.layers`"),
+        ("architecture", "uses_edges", 1, "Expected `bool`, got `int` - at `$.uses_edges`"),
+        ("device", "element_ns", [1, 2], "Expected `object`, got `array` - at `$.element_ns`"),
+        ("device", "streaming", [[1, 2, 3]], "of length 2, got 3 - at `$.streaming[0]`"),
+        ("device", "memory_bandwidth", "fast", "Expected `float`, got `str` - at `$.memory_bandwidth`"),
     ],
 )
 def test_weights_of_another_make_are_refused(part: str, name: str, value: object, why: str) -> None:

@@ -56,7 +56,7 @@ def arrange(fault: str, rank: int) -> None:
 
 def main(address: str, rank: int, folder: Path, fault: str) -> None:
     # How soon jax ends a rank whose other is gone; 100 s if nobody says.
-    jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=5)
     configure("info")
     report: dict[str, Any] = {}
 
@@ -75,7 +75,7 @@ def main(address: str, rank: int, folder: Path, fault: str) -> None:
 
         candidates.compare = compared
         if fault == "run":  # the other waits for a rank that does not come
-            session = replace(session, settings=replace(session.settings, timeout_s=5))
+            session = replace(session, settings=replace(session.settings, timeout_s=2))
         measure(session, trials, budget_s=0.1)
         report["trials"] = [[trial.error, len(trial.times_ns)] for trial in trials]
         return None

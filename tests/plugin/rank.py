@@ -1,4 +1,4 @@
-"""One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS RANK OUTPUT."""
+"""One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS RANK FOLDER."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def runs_with_a_decision(request: CompileRequest) -> list[int]:
     return sorted(request.equal)
 
 
-def main(address: str, rank: int, output: Path) -> None:
+def main(address: str, rank: int, folder: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     report: dict[str, object] = {}
 
@@ -142,7 +142,7 @@ def main(address: str, rank: int, output: Path) -> None:
     jax.jit(mapped)(stacked, x)
     report["updated"] = np.asarray(updated.addressable_data(0)).tolist()
     report["flipped"] = np.asarray(flipped.addressable_data(0)).tolist()
-    output.write_text(json.dumps(report))
+    (folder / f"{rank}.json").write_text(json.dumps(report))
     jax.distributed.shutdown()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 import pytest
@@ -16,41 +14,31 @@ from disco_hlo.plugin.measuring.runner import Outputs
 from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.plugin.xla.dtypes import jax_dtype
 from disco_hlo.plugin.xla.executables import Parameter
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
-
-CompileWith = Callable[[str, Handler], list[CompileRequest]]
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps.intercept import intercept
 
 
 @pytest.mark.parametrize(("dtype", "repeats"), [("f32", 1), ("f32", 3), ("bf16", 1)])
-def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(
-    dtype: str, repeats: int, compile_with: CompileWith
-) -> None:
-    made: list[Outputs] = []
-
-    def handle(request: CompileRequest) -> None:
+def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(dtype: str, repeats: int) -> None:
+    def look(request: CompileRequest) -> Outputs:
         sweep = all_reduce_runner(request, 4096, dtype, repeats, seed=5)
-        made.append(sweep.outputs())
         assert sweep.run() > 0
+        return sweep.outputs()
 
-    def on_three(x: jax.Array) -> jax.Array:
-        return x.sum()
-
-    mesh = Mesh(np.array(jax.devices()[1:4]), ("data",))
-    compile_with("on_three", handle)
+    split = NamedSharding(Mesh(np.array(jax.devices()[1:4]), ("data",)), PartitionSpec("data"))
+    on_three = jax.jit(lambda x: x.sum(), in_shardings=split)
     with jax.default_matmul_precision("float32"), jax.transfer_guard("disallow_explicit"):
-        split = NamedSharding(mesh, PartitionSpec("data"))
-        jax.jit(on_three, in_shardings=split).lower(jax.ShapeDtypeStruct((6,), np.float32)).compile()
+        made = intercept(on_three, (jax.ShapeDtypeStruct((6,), np.float32),), look, devices=3)
     element = np.dtype(jax_dtype(dtype))
     parameter = Parameter((4096 // element.itemsize,), element, sharded=True)
     inputs = [synthetic_values(parameter, 5, 0, place).astype(np.float64) for place in range(3)]
-    assert len(made[0]) == 1
-    assert len(made[0][0]) == 3
-    for found in made[0][0]:
+    assert [len(per_device) for per_device in made] == [3]
+    for found in made[0]:
         assert found.dtype == element
         np.testing.assert_allclose(found.astype(np.float64), sum(inputs) * 3 ** (repeats - 1), rtol=1e-2)
 
 
-def test_an_unknown_element_type_is_refused(compile_with: CompileWith) -> None:
+def test_an_unknown_element_type_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="element type 'f33': expected one of bf16"):
         jax_dtype("f33")
 

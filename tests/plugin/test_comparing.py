@@ -16,7 +16,7 @@ import pytest
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring import comparing
@@ -26,39 +26,44 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
-from disco_hlo.plugin.session import join
-from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.sessions import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
+
+# What is compared does not depend on the versions of Python and JAX.
+pytestmark = pytest.mark.product_only
 
 Array = Any
 
 
 def measured(
-    step: models.Step, change: Callable[[bytes], bytes], folder: Path, *, realistic: bool = True
+    step: models.Step, change: Callable[[bytes], bytes], folder: Path
 ) -> tuple[Trial, Trial, frozenset[int] | None]:
-    """The unfused step and a changed one as they were judged, and which inputs were positive in the end.
+    """The unfused step and a changed one as they were judged, and which inputs were positive in the end."""
 
-    Unless they are realistic, inputs are positive and integers 0 or 1.
-    """
-
-    def body(request: CompileRequest) -> tuple[Trial, Trial, frozenset[int] | None]:
-        session = join(request, Settings(search=True, directory=folder))
-        source = canonicalize(compiles.capture(request))
+    def look(session: Session, source: CanonicalModule) -> tuple[Trial, Trial, frozenset[int] | None]:
+        request = session.request
         plain = unfused(source.graph)
-        if realistic:
-            request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
+        request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
         compile_trials(session, source, trials[:2], tag="candidate")
         trials[2].executable = compiles.compile_module(request, change(apply(plain, source)))
         measure(session, trials, budget_s=0.1)
         return trials[1], trials[2], request.positive
 
-    found: tuple[Trial, Trial, frozenset[int] | None] = intercept(*step, body)
+    found: tuple[Trial, Trial, frozenset[int] | None] = in_session(folder, look, lambda: step)
     return found
+
+
+def assert_refused(step: models.Step, change: Callable[[bytes], bytes], folder: Path) -> None:
+    """A program that computes something else is refused, and the unfused one is not."""
+    plain, wrong, _ = measured(step, change, folder)
+    assert plain.error == ""
+    assert "differs from XLA's default at" in wrong.error
 
 
 # --- programs that are wrong behind a mask only ---------------------------------------------------
@@ -109,16 +114,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_program_that_is_wrong_only_behind_a_mask_is_refused(fault: str, tmp_path: Path) -> None:
-    plain, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path)
-    assert plain.error == ""
-    assert "differs from XLA's default at" in wrong.error
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_positive_inputs_do_not_show_what_is_wrong_behind_a_mask(fault: str, tmp_path: Path) -> None:
-    """Should they do so one day, signs are not needed."""
-    _, wrong, _ = measured(relu_step(), reading_twice(*FAULTS[fault]), tmp_path, realistic=False)
-    assert wrong.error == ""
+    """Positive inputs do not show it."""
+    assert_refused(relu_step(), reading_twice(*FAULTS[fault]), tmp_path)
 
 
 # --- programs that are wrong for some rows of a table only ----------------------------------------
@@ -149,18 +146,11 @@ def with_two_words(module: bytes) -> bytes:
 
 
 def test_a_program_that_is_wrong_from_the_third_row_of_a_table_on_is_refused(tmp_path: Path) -> None:
-    plain, wrong, _ = measured(embedding_step(), with_two_words, tmp_path)
-    assert plain.error == ""
-    assert "differs from XLA's default at" in wrong.error
+    """Zeros and ones do not show it."""
+    assert_refused(embedding_step(), with_two_words, tmp_path)
 
 
-def test_zeros_and_ones_do_not_show_what_is_wrong_from_the_third_row_on(tmp_path: Path) -> None:
-    """Should they do so one day, bounds of indices are needed for times alone."""
-    _, wrong, _ = measured(embedding_step(), with_two_words, tmp_path, realistic=False)
-    assert wrong.error == ""
-
-
-@pytest.mark.parametrize("make", [models.transformer, models.lstm, models.resnet])
+@pytest.mark.parametrize("make", [models.lstm, models.resnet])
 def test_steps_with_tokens_or_labels_pass_the_comparison(
     make: Callable[[], models.Step], tmp_path: Path
 ) -> None:
@@ -230,17 +220,10 @@ def normalized_step(dtype: Any = np.float32) -> models.Step:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
-def test_an_output_that_is_nothing_but_rounding_does_not_refuse_a_right_plan(
+def test_an_output_that_is_nothing_but_rounding_does_not_refuse_a_right_plan_nor_hide_a_wrong_one(
     dtype: Any, tmp_path: Path
 ) -> None:
-    plain, _, _ = measured(normalized_step(dtype), lambda module: module, tmp_path)
-    assert plain.error == ""
-
-
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
-def test_beside_such_an_output_a_wrong_program_is_refused(dtype: Any, tmp_path: Path) -> None:
-    _, wrong, _ = measured(normalized_step(dtype), reading_twice("select", 2, 1), tmp_path)
-    assert "differs from XLA's default at" in wrong.error
+    assert_refused(normalized_step(dtype), reading_twice("select", 2, 1), tmp_path)
 
 
 # --- one element, one tile ------------------------------------------------------------------------
@@ -285,14 +268,12 @@ def tiles_of(shape: tuple[int, ...]) -> Array:
     return cut.transpose(0, 2, 1, 3).reshape(-1, rows * columns)
 
 
-@pytest.mark.product_only  # what is compared does not depend on the versions of Python and JAX
 @pytest.mark.parametrize("name", STEPS)
 def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_path: Path) -> None:
     """Of elements whose change is more than the last digits of what they are added to."""
 
-    def body(request: CompileRequest) -> list[tuple[int, str]]:
-        session = join(request, Settings(search=True, directory=tmp_path))
-        source = canonicalize(compiles.capture(request))
+    def look(session: Session, source: CanonicalModule) -> list[tuple[int, str]]:
+        request = session.request
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         default = Program("default", compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
@@ -316,7 +297,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
                         said.append((number, reference._first_unlike(changed)))
         return said
 
-    found = intercept(*STEPS[name](), body)
+    found = in_session(tmp_path, look, STEPS[name])
     assert len(found) >= 2
     for number, said in found:
         assert said.startswith(f"output {number} differs from XLA's default at ["), said
@@ -394,6 +375,4 @@ def test_in_several_passes_a_wrong_program_is_refused_and_a_right_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "free_host_bytes", lambda: 1 << 12)
-    plain, wrong, _ = measured(relu_step(), reading_twice("select", 2, 1), tmp_path)
-    assert plain.error == ""
-    assert "differs from XLA's default at" in wrong.error
+    assert_refused(relu_step(), reading_twice("select", 2, 1), tmp_path)

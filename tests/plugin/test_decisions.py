@@ -13,34 +13,21 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from disco_hlo.errors import UnsupportedError, is_shared
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
 from disco_hlo.plugin.measuring.inputs.device_values import Devices
-from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.parameters import named_parameters
 from tests.steps import models
-from tests.steps.intercept import intercept
 
 Array = Any
 FLOATS, WHOLE = np.float32, np.int32
 SPLIT, EVERYWHERE = PartitionSpec("data"), PartitionSpec()
 
 
-def equal_in(step: Callable[..., Any], arguments: tuple[Any, ...]) -> set[str]:
+def equal_in(*step: Any) -> set[str]:
     """Names of the arguments of a jitted step that are made equal."""
-
-    def body(request: CompileRequest) -> set[str]:
-        source = canonicalize(compiles.capture(request))
-        found = equal_parameters(source, Devices(1, models.DEVICES))
-        pairs = zip(source.graph.nodes, source.protos, strict=True)
-        return {
-            node.op_name.partition("[")[0]
-            for node, proto in pairs
-            if node.opcode == "parameter" and proto.parameter_number in found
-        }
-
-    found: set[str] = intercept(step, arguments, body)
-    return found
+    source, names = named_parameters(step)
+    found = equal_parameters(source, Devices(1, models.DEVICES))
+    return {names[number].partition("[")[0] for number in found}
 
 
 def equal(local: Callable[..., Any], donate: tuple[int, ...] = (), **whole: bool) -> set[str]:

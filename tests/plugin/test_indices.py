@@ -18,11 +18,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring.inputs import indices
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.parameters import named_parameters
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -31,19 +32,10 @@ Arrays = tuple[int, ...] | jax.ShapeDtypeStruct
 CAPTURED = Path(__file__).parents[1] / "data"
 
 
-def named(source: CanonicalModule) -> dict[str, int]:
+def names_of(*step: Any) -> dict[str, int]:
     """The bounds by the names of the arguments."""
-    found = index_bounds(source)
-    pairs = zip(source.graph.nodes, source.protos, strict=True)
-    return {
-        node.op_name: found[proto.parameter_number]
-        for node, proto in pairs
-        if node.opcode == "parameter" and proto.parameter_number in found
-    }
-
-
-def names_of(step: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, int]:
-    return dict(intercept(step, arguments, lambda request: named(canonicalize(compiles.capture(request)))))
+    source, names = named_parameters(step)
+    return {names[number]: bound for number, bound in index_bounds(source).items()}
 
 
 def bounds(function: Callable[..., Any], **arrays: Arrays) -> dict[str, int]:

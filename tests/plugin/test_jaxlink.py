@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from disco_hlo.errors import ActivationError, UnsupportedError, shared
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from tests.plugin.handled import handled, seen
 
-CompileWith = Callable[[str, Handler], list[CompileRequest]]
 Install = Callable[[Handler], None]
 
 
@@ -51,29 +51,24 @@ def test_jit_shard_map_and_pmap_all_reach_the_handler(install: Install) -> None:
     assert ("jit_by_jit", 4) in reached
 
 
-def test_none_means_the_default(compile_with: CompileWith) -> None:
-    def asked_default(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    requests = compile_with("asked_default", lambda request: None)
-    assert float(jax.jit(asked_default)(1.0)) == 2.0
-    assert len(requests) == 1
+def test_none_means_the_default() -> None:
+    assert handled(lambda _: None, lambda x: x + 1, 1.0) == 2.0
 
 
 def test_an_error_of_the_handler_is_one_line_and_training_goes_on(
-    compile_with: CompileWith, caplog: pytest.LogCaptureFixture
+    install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def handle(request: CompileRequest) -> LoadedExecutable:
+    def handle(_: CompileRequest) -> LoadedExecutable:
         raise RuntimeError("no such luck")
 
     def unlucky(x: jax.Array) -> jax.Array:
         return x + 1
 
-    compile_with("unlucky", handle)
+    x = np.float32(1.0)
+    install(handle)
     with caplog.at_level(logging.WARNING, "disco_hlo"):
-        assert float(jax.jit(unlucky)(1.0)) == 2.0
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["jit_unlucky runs as XLA compiles it: RuntimeError: no such luck"]
+        assert float(jax.jit(unlucky)(x)) == 2.0
+    assert caplog.messages == ["jit_unlucky runs as XLA compiles it: RuntimeError: no such luck"]
 
 
 def test_a_compile_that_is_not_understood_is_left_to_jax(
@@ -93,52 +88,36 @@ def test_a_compile_that_is_not_understood_is_left_to_jax(
     assert "a module runs as XLA compiles it: KeyError: 'sym_name'" in caplog.text
 
 
-def test_ctrl_c_in_the_handler_is_the_users(compile_with: CompileWith) -> None:
-    def handle(request: CompileRequest) -> LoadedExecutable:
+def test_ctrl_c_in_the_handler_is_the_users() -> None:
+    def handle(_: CompileRequest) -> LoadedExecutable:
         raise KeyboardInterrupt
 
-    def stopped(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    compile_with("stopped", handle)
     with pytest.raises(KeyboardInterrupt):
-        jax.jit(stopped)(1.0)
+        handled(handle, lambda x: x + 1, 1.0)
 
 
-def test_compiles_made_by_the_handler_are_not_intercepted(install: Install) -> None:
+def test_compiles_made_by_the_handler_are_not_intercepted() -> None:
     asked: list[str] = []
 
     def handle(request: CompileRequest) -> None:
         asked.append(request.module_name)
         assert float(jax.jit(lambda x: x * 3)(2.0)) == 6.0
-        thread = threading.Thread(target=in_a_thread)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(in_a_thread).result() == 10.0
 
-    def in_a_thread() -> None:
+    def in_a_thread() -> float:
         with jaxlink.ours():
-            assert float(jax.jit(lambda x: x * 5)(2.0)) == 10.0
+            return float(jax.jit(lambda x: x * 5)(2.0))
 
     def nesting(x: jax.Array) -> jax.Array:
         return x + 1
 
-    install(handle)
-    assert float(jax.jit(nesting)(np.float32(1.0))) == 2.0
+    assert handled(handle, nesting, 1.0) == 2.0
     assert asked == ["jit_nesting"]
 
 
-def test_the_default_is_compiled_once(compile_with: CompileWith) -> None:
-    defaults: list[LoadedExecutable] = []
-
-    def handle(request: CompileRequest) -> None:
-        defaults.extend([request.call_default(), request.call_default()])
-
-    def once(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    compile_with("once", handle)
-    assert float(jax.jit(once)(1.0)) == 2.0
-    assert defaults[0] is defaults[1]
+def test_the_default_is_compiled_once() -> None:
+    assert seen(lambda request: request.call_default() is request.call_default(), lambda x: x + 1, 1.0)
 
 
 def test_uninstalling_gives_jax_its_own_function_back(install: Install) -> None:
@@ -199,7 +178,6 @@ def test_our_compiles_keep_what_the_autotuner_picks(
     users: tuple[str, str],
     writable: bool,
     expected: tuple[str, str],
-    compile_with: CompileWith,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,11 +205,7 @@ def test_our_compiles_keep_what_the_autotuner_picks(
         compiles.capture(request)
         monkeypatch.undo()
 
-    def tuned(x: jax.Array) -> jax.Array:
-        return -x
-
-    compile_with("tuned", handle)
-    assert float(jax.jit(tuned)(1.0)) == -1.0
+    assert handled(handle, lambda x: -x, 1.0) == -1.0
     assert kept == [(str(tmp_path) if expected[0] == "ours" else expected[0], expected[1])]
 
 

@@ -1,25 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 import pytest
 
 from disco_hlo.plugin.xla import jaxlink, job
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from tests.plugin.handled import seen
 
 
-def test_facts_name_backend_devices_and_versions(
-    compile_with: Callable[[str, Handler], list[CompileRequest]],
-) -> None:
-    def facts_step(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    requests = compile_with("facts_step", lambda request: None)
-    jax.jit(facts_step)(np.zeros(2, np.float32))
-    facts = job.device_facts(requests[0])
+def test_facts_name_backend_devices_and_versions() -> None:
+    facts = seen(job.device_facts, lambda x: x + 1, np.zeros(2, np.float32))
     assert (facts.backend, facts.device_kind) == ("cpu", "cpu")
     assert (facts.device_count, facts.local_device_count) == (1, 1)
     assert (facts.process_index, facts.process_count) == (0, 1)
@@ -27,16 +18,9 @@ def test_facts_name_backend_devices_and_versions(
     assert facts.runtime_version == "cpu"
 
 
-def test_a_host_says_how_much_memory_is_left(
-    compile_with: Callable[[str, Handler], list[CompileRequest]],
-) -> None:
-    def memory_step(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    requests = compile_with("memory_step", lambda request: None)
-    jax.jit(memory_step)(np.zeros(2, np.float32))
+def test_a_host_says_how_much_memory_is_left() -> None:
     # A CPU device has no memory of its own, the host has.
-    assert job.free_device_bytes(requests[0]) is None
+    assert seen(job.free_device_bytes, lambda x: x + 1, np.zeros(2, np.float32)) is None
     free = free_host_bytes()
     assert free is not None
     assert free > 1 << 20

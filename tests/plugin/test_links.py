@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,8 +20,9 @@ from disco_hlo.plugin.measuring.links import (
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.trace import Execution, Trace
+from tests.steps.intercept import intercept
 
 
 def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,21 +36,14 @@ def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.M
     assert link_label() == "NCCL_P2P_DISABLE=1,NCCL_SHM_DISABLE=1"
 
 
-@pytest.mark.parametrize("without_call", [False, True])
-def test_an_all_reduce_is_timed_over_the_devices_of_the_request(
-    without_call: bool, compile_with: Callable[[str, Handler], list[CompileRequest]]
-) -> None:
-    found: list[int] = []
-
-    def timed_step(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    def handle(request: CompileRequest) -> None:
-        found.extend(all_reduce_times(request, 4096, 0, without_call=without_call))
-
-    compile_with("timed_step", handle)
+def on_two_devices(look: Callable[[CompileRequest], Any]) -> Any:
     split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
-    jax.jit(timed_step, in_shardings=split)(np.full((2, 3), 1 + without_call, np.float32))
+    return intercept(jax.jit(lambda x: x + 1, in_shardings=split), (np.ones((2, 3), np.float32),), look)
+
+
+@pytest.mark.parametrize("without_call", [False, True])
+def test_an_all_reduce_is_timed_over_the_devices_of_the_request(without_call: bool) -> None:
+    found = on_two_devices(lambda request: all_reduce_times(request, 4096, 0, without_call=without_call))
     assert len(found) == REPEATS
     assert min(found) >= 1
 
@@ -85,20 +80,8 @@ def test_a_trace_that_lost_transfers_is_not_read() -> None:
         traced_transfers(trace, (64,), runs=1)
 
 
-def test_all_reduces_of_a_step_are_timed_by_size(
-    compile_with: Callable[[str, Handler], list[CompileRequest]],
-) -> None:
-    found: dict[int, list[int]] = {}
-
-    def swept_step(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    def handle(request: CompileRequest) -> None:
-        found.update({k: list(v) for k, v in all_reduce_times_in_steps(request, [1024, 1 << 16], 0).items()})
-
-    compile_with("swept_step", handle)
-    split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
-    jax.jit(swept_step, in_shardings=split)(np.full((2, 3), 1, np.float32))
+def test_all_reduces_of_a_step_are_timed_by_size() -> None:
+    found = on_two_devices(lambda request: all_reduce_times_in_steps(request, [1024, 1 << 16], 0))
     assert sorted(found) == [1024, 1 << 16]
     assert all(len(times) == 9 and min(times) >= 1 for times in found.values())
 

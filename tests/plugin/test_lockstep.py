@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,36 +15,16 @@ import pytest
 
 from disco_hlo.errors import ActivationError, GoneError, is_shared
 from disco_hlo.plugin.measuring import lockstep
-from tests.ports import free_port
+from tests.plugin.two_ranks import run_two
 
-RANK = Path(__file__).with_name("measuring_rank.py")
 NO_MEMORY = "RESOURCE_EXHAUSTED: out of memory"
-
-
-def measured_by_two(folder: Path, fault: str) -> tuple[list[int], list[str]]:
-    """Exit codes of both ranks, and what they wrote to stderr."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    address = f"127.0.0.1:{free_port()}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), address, str(rank), str(folder), fault],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    return [process.returncode for process in ranks], errors
 
 
 @pytest.mark.parametrize("fault", ["inputs", "run on all"])
 def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_on(
     fault: str, tmp_path: Path
 ) -> None:
-    codes, errors = measured_by_two(tmp_path, fault)
+    codes, errors, _ = run_two("measuring_rank.py", tmp_path, fault, devices=1)
     assert codes == [0, 0], errors
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     for report in reports:
@@ -62,7 +41,7 @@ def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_o
 
 @pytest.mark.product_only  # how jax ends a job is its own; that nobody goes on is shown once
 def test_a_rank_whose_run_fails_alone_ends_the_job_and_says_why(tmp_path: Path) -> None:
-    codes, errors = measured_by_two(tmp_path, "run")
+    codes, errors, _ = run_two("measuring_rank.py", tmp_path, "run", devices=1)
     assert 0 not in codes, errors
     [line] = [one for one in errors[1].splitlines() if one.startswith("disco: ")]
     assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}) and not on all (" in line

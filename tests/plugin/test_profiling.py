@@ -23,15 +23,12 @@ from disco_hlo.plugin.measuring import profiling, room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
-from disco_hlo.plugin.measuring.microbenchmarks import as_times
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, _alike, _slow_downs
 from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable
-from disco_hlo.plugin.session import Session, join
-from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
@@ -39,6 +36,7 @@ from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
+from tests.plugin.sessions import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -48,10 +46,7 @@ CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e
 
 @pytest.fixture(scope="module")
 def step() -> CanonicalModule:
-    made, arguments = models.mlp()
-    source = intercept(made, arguments, lambda request: canonicalize(compiles.capture(request)))
-    assert isinstance(source, CanonicalModule)
-    return source
+    return canonicalize(intercept(*models.mlp(), compiles.capture))
 
 
 @pytest.fixture
@@ -146,7 +141,7 @@ def test_without_a_store_a_search_still_has_its_numbers() -> None:
     profile = known.profile("f00d")
     assert profile.launch_ns == 400
     assert profile.all_reduce is not None
-    assert not set(profile.ops) & set(as_times(CONSTANTS))
+    assert profile.ops == {}
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("cpu", one_bucket), ("gpu", unfused)])
@@ -257,11 +252,8 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
     ]
     monkeypatch.setattr(room, "memory", lambda executable: sizes.pop(0))
     monkeypatch.setattr(room, "room_bytes", lambda session: 1 << 30)
-    made, arguments = models.mlp()
 
-    def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:
-        source = canonicalize(compiles.capture(request))
-        session = join(request, Settings(search=True, directory=tmp_path))
+    def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
         found = profile_step(session, source, read(source), None)
         assert found is not None
         return source, found.profile
@@ -271,9 +263,9 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
             with pytest.raises(
                 ProfileError, match="neither the unfused step nor XLA's own could be profiled"
             ):
-                intercept(made, arguments, body)
+                in_session(tmp_path, look)
         else:
-            source, profile = intercept(made, arguments, body)
+            source, profile = in_session(tmp_path, look)
             xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
             assert xlas & set(profile.ops)
     assert (
@@ -296,24 +288,21 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
         return whole(session, module, *more, **named)
 
     monkeypatch.setattr(profiling, "take", take)
-    made, arguments = models.mlp()
 
-    def body(request: CompileRequest) -> tuple[CanonicalModule, Profile]:
-        source = canonicalize(compiles.capture(request))
-        session = join(request, Settings(search=True, directory=tmp_path))
+    def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
         with ProfileStore(tmp_path / "profile.sqlite") as store:
             found = profile_step(session, source, read(source), store)
         assert found is not None
         return source, found.profile
 
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        source, first = intercept(made, arguments, body)
+        source, first = in_session(tmp_path, look)
     assert "XLA's kernels: not profiled: MemoryError: out of memory" in caplog.messages
     xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
     assert first.ops
     assert not xlas & set(first.ops)
     fails = False
-    _, second = intercept(made, arguments, body)
+    _, second = in_session(tmp_path, look)
     assert xlas & set(second.ops)
 
 

@@ -11,31 +11,17 @@ import numpy as np
 import optax
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.parameters import named_parameters
 from tests.steps import models
-from tests.steps.intercept import intercept
 
 Array = Any
 
 
-def names_of(step: Callable[..., Any], arguments: tuple[Any, ...]) -> set[str]:
+def names_of(*step: Any) -> set[str]:
     """Names of the arguments that stay positive."""
-
-    def body(request: CompileRequest) -> set[str]:
-        source = canonicalize(compiles.capture(request))
-        found = positive_parameters(source)
-        pairs = zip(source.graph.nodes, source.protos, strict=True)
-        return {
-            node.op_name
-            for node, proto in pairs
-            if node.opcode == "parameter" and proto.parameter_number in found
-        }
-
-    found: set[str] = intercept(step, arguments, body)
-    return found
+    source, names = named_parameters(step)
+    return {names[number] for number in positive_parameters(source)}
 
 
 def positive(function: Callable[..., Any], **shapes: tuple[int, ...]) -> set[str]:

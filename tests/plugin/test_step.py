@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from disco_hlo.plugin import step as steps
-from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step, why_none
@@ -24,26 +23,10 @@ Install = Callable[[Handler], None]
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> None:
-    """Nothing was compiled so far."""
+def forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was compiled so far, and what the plugin says is kept."""
     steps._histories.clear()
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """What the plugin says."""
-    lines: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    handler, level = Kept(), LOGGER.level
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
-    yield lines
-    LOGGER.removeHandler(handler)
-    LOGGER.setLevel(level)
+    caplog.set_level(logging.INFO, "disco_hlo")
 
 
 @pytest.fixture
@@ -142,7 +125,7 @@ def test_a_search_leaves_a_second_step_that_is_not_larger_alone(
 
 
 def test_who_accumulates_gradients_in_a_loop_is_told_where_the_all_reduces_are(
-    offered: Callable[..., list[Step | None]], log: list[str]
+    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     def accumulate(x: Any) -> Any:
         return jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.pmean(jnp.tanh(y), "data"), x)
@@ -150,32 +133,34 @@ def test_who_accumulates_gradients_in_a_loop_is_told_where_the_all_reduces_are(
     assert offered() == []
     jax.pmap(accumulate, axis_name="data", devices=jax.devices()[:2])(np.ones((2, 4), np.float32))
     reason = "has no all-reduce of a computed value outside its loops and branches"
-    assert [line.split(": ")[1].startswith(reason) for line in log if "left alone" in line] == [True]
+    assert [line.split(": ")[1].startswith(reason) for line in caplog.messages if "left alone" in line] == [
+        True
+    ]
     assert reason in why_none(Settings(search=True, directory=Path("/plans")))
 
 
 def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
-    offered: Callable[..., list[Step | None]], log: list[str]
+    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     offered()
     run(2, width=8), run(2, width=4)
-    [line] = [line for line in log if "is left alone" in line]
+    [line] = [line for line in caplog.messages if "is left alone" in line]
     [key] = re.findall(r"\(([0-9a-f]{16})\)", line)
     assert line.endswith(f"; DISCO_MODULE={key} searches it instead")
 
 
 def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
-    offered: Callable[..., list[Step | None]], log: list[str]
+    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """JAX compiles a step anew where its state comes in another sharding; what it gives may be the same module."""
     seen = offered()
     run(2, width=8), run(2, width=4), run(2, width=4)
     assert [one is not None for one in seen] == [True, False, False]
-    assert len([line for line in log if "is left alone" in line]) == 1
+    assert len([line for line in caplog.messages if "is left alone" in line]) == 1
 
 
 def test_of_many_small_modules_of_one_name_the_user_is_told_three_times(
-    offered: Callable[..., list[Step | None]], log: list[str]
+    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Indexing each array of a sharded state, outside of any jit, wrote a line for each of its shapes."""
     seen = offered()
@@ -183,21 +168,21 @@ def test_of_many_small_modules_of_one_name_the_user_is_told_three_times(
     for width in (5, 6, 7, 8, 9):
         run(2, width)
     assert [one is not None for one in seen] == [True] + [False] * 5
-    ends = [line.split("instead")[-1] for line in log if "is left alone" in line]
+    ends = [line.split("instead")[-1] for line in caplog.messages if "is left alone" in line]
     assert ends == ["", "", "; more of this name are told of with DISCO_LOG=debug only"]
 
 
 def test_that_a_step_has_no_plan_is_said_once_however_often_it_is_compiled(
-    install: Install, log: list[str], tmp_path: Path
+    install: Install, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     settings = Settings(search=False, directory=tmp_path)
     install(lambda request: enact_phase.handle(request, settings))
     run(2), run(2)
-    assert len([line for line in log if "there is no plan for it" in line]) == 1
+    assert len([line for line in caplog.messages if "there is no plan for it" in line]) == 1
 
 
 def test_a_step_that_calls_python_is_not_told_to_search_when_it_is_compiled_again(
-    install: Install, log: list[str], tmp_path: Path
+    install: Install, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The search has said why it left the step alone; that there is no plan for it follows."""
     settings = Settings(search=True, directory=tmp_path)
@@ -212,7 +197,7 @@ def test_a_step_that_calls_python_is_not_told_to_search_when_it_is_compiled_agai
         jax.block_until_ready(mapped_step(np.ones((2, 4), np.float32)))
 
     train(), train()
-    [line] = [line for line in log if "runs as XLA compiles it" in line]
+    [line] = [line for line in caplog.messages if "runs as XLA compiles it" in line]
     assert "calls back into Python" in line
 
 

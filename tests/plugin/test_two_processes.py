@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,35 +9,18 @@ import pytest
 
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
 from disco_hlo.plugin.xla.executables import Parameter
-from tests.ports import free_port
+from tests.plugin.two_ranks import run_two
 
 KEEPS_DONATION = jax.__version_info__ >= (0, 11)
-RANK = Path(__file__).with_name("rank.py")
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the ranks of one job say of it."""
-    address = f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     folder = tmp_path_factory.mktemp("ranks")
-    outputs = [folder / f"{rank}.json" for rank in (0, 1)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), address, str(rank), str(output)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors
-    return [{**json.loads(output.read_text()), "address": address} for output in outputs]
+    codes, errors, address = run_two("rank.py", folder, devices=2)
+    assert codes == [0, 0], errors
+    return [{**json.loads((folder / f"{rank}.json").read_text()), "address": address} for rank in (0, 1)]
 
 
 def test_a_rank_that_comes_late_takes_no_time_of_the_step(reports: list[dict[str, Any]]) -> None:
