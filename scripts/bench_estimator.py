@@ -25,8 +25,8 @@ import numpy as np  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.optimize.costs import costs_of, machine_of  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
-from disco_hlo.plugin.costing import costs_of, machine_of  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.profile import load  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402

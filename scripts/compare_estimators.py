@@ -29,8 +29,8 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Figures of one model: predicted and measured step times by estimator."""
     from evaluation import step as steps
 
+    from disco_hlo.optimize.costs import costs_of, machine_of
     from disco_hlo.plan.read import read
-    from disco_hlo.plugin.costing import costs_of, machine_of
     from disco_hlo.plugin.measuring.candidates import (
         DEFAULT,
         Trial,

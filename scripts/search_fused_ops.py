@@ -17,15 +17,15 @@ from dataclasses import replace
 
 from checkout import ROOT
 
-from disco_hlo.cli.costs import costs_for
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import costs_for
+from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.phases.ranking import searchable
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from disco_hlo.plugin.phases import rehearsal
+from disco_hlo.optimize import rehearsal
 
 
 def compile_search(module: bytes, device_kind: str) -> None:

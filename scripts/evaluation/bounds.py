@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.costs import pieces_of
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group
-from disco_hlo.plugin.costing import pieces_of
 from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
 from evaluation.step import Costs, FoundPlans
 

@@ -11,9 +11,9 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import beside_transfers, one_at_a_time, varied_buckets
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.keys import owners
 from evaluation.predicting import what_ran

@@ -17,10 +17,10 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables

@@ -18,19 +18,20 @@ import msgspec
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.ablations import NO_FUSION
+from disco_hlo.optimize.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure, steps_in_a_row
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
-from disco_hlo.plugin.phases.beside import NO_FUSION
-from disco_hlo.plugin.phases.finding import PLAN
-from disco_hlo.plugin.phases.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.merge import merge

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disco_hlo.optimize.select import winning
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_to
 from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
-from disco_hlo.plugin.phases.winner import winning
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.trace import Trace
 from evaluation import measure

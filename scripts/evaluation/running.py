@@ -17,8 +17,8 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.rehearsal import stand_in_profile
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.phases.rehearsal import stand_in_profile
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from evaluation import commands

@@ -21,10 +21,10 @@ import msgspec
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF
-from disco_hlo.plugin.phases.sharding import advice_for
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -179,8 +178,6 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
         xla = read(source)
         costs = Costs(profile, costs_of(profile, graph, [xla]), machine)
         _note_prediction(record, variant, XLA_ORDER, costs, xla)
-        if variant.name == WHOLE:
-            _note_advice(record, variant.source, costs, xla)
         made = [with_order(graph, xla, costs.model, machine)]
         made.append(best_buckets(graph, xla.groups, costs.model, machine))
         best = min(made, key=lambda one: one.predicted_ns)
@@ -206,21 +203,4 @@ def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs,
         nodes=len(graph),
         moves=len(variant.moves),
         restructure_s=variant.restructure_s,
-    )
-
-
-def _note_advice(record: Record, source: CanonicalModule, costs: Costs, strategy: Strategy) -> None:
-    """What the step's own profile says that splitting the optimizer's state would save (CoCoNet, figure 10)."""
-    advice = advice_for(source, strategy, costs.model, costs.machine)
-    if advice is None:
-        return
-    record.note(
-        "sharding_advice",
-        {
-            "saved_ms": (advice.step_ns - advice.sharded_ns) / 1e6,
-            "step_ms": advice.step_ns / 1e6,
-            "sharded_ms": advice.sharded_ns / 1e6,
-            "arrays": len(advice.state),
-            "saved_bytes": advice.saved_bytes,
-        },
     )

@@ -11,10 +11,11 @@ from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial, ratio_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.xla import compiles

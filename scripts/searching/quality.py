@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from disco_hlo.optimize.predict import lower_bound
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.report.predict import lower_bound
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber

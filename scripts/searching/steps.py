@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from disco_hlo.cli.costs import Costs, costs_for
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.costs import MeasuredCosts

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.cli.costs import Link, costs_for, formula
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.optimize.costs import Link, costs_for, formula
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.simulator.costs import HoldsTransfers, holds_ns
 from tests.report import plans

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
+from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.phases import compiling
-from disco_hlo.plugin.phases.beside import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 

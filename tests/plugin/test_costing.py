@@ -11,8 +11,8 @@ import pytest
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.profile import Contention, Profile, load
 from tests.estimator.steps import transformer

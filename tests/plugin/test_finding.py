@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
-from disco_hlo.cli.costs import shipped_profile
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.ablations import OUR_KERNELS
+from disco_hlo.optimize.costs import shipped_profile
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.normal import normal_form
@@ -18,7 +19,6 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.phases.beside import OUR_KERNELS
 from disco_hlo.plugin.phases.finding import PLAN, find
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
+from disco_hlo.optimize import rehearsal
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.phases import rehearsal
 from disco_hlo.plugin.phases.finding import Found
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step

@@ -10,9 +10,10 @@ import pytest
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import room
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.room import RankMemory, least_bytes, room_bytes
 from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.phases.ranking import memory_limit_bytes

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group
-from disco_hlo.plugin.costing import costs_of
 from disco_hlo.plugin.phases.second_look import Look, estimates_ns, unknown_kernels, with_kernels
 from disco_hlo.profiler.costs import MeasuredCosts, fused_key
 from disco_hlo.profiler.profile import OpTime, load

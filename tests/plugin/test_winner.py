@@ -7,8 +7,8 @@ from statistics import mean, pstdev
 
 import pytest
 
+from disco_hlo.optimize.select import winning
 from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
-from disco_hlo.plugin.phases.winner import winning
 
 
 def trial(predicted_ms: int, *times_ms: float, error: str = "") -> Trial:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from evaluation.measure import at_once
 from evaluation.record import CellName, Record, read
 
@@ -37,7 +36,6 @@ def test_schedules_are_measured_beside_the_default_and_only_once(tmp_path: Path)
     record = read(tmp_path / "adam-10-tiny-nvlink-2.json")
     rows = record["rows"]
     assert 1 <= record["facts"]["steps_at_once"] <= 20
-    assert "sharding_advice" not in record["facts"]
     orders = ("XLA's order", "our order")
     assert set(rows) == {"XLA default", "whole, our order"} | {
         f"{name}, {order}" for name in ("chunk-2", "sharded-update") for order in orders
@@ -53,21 +51,6 @@ def test_schedules_are_measured_beside_the_default_and_only_once(tmp_path: Path)
     again = run(*command)
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1] == "  nothing left to do"
-
-
-def test_the_replicated_update_says_what_splitting_its_state_would_save(tmp_path: Path) -> None:
-    done = run(
-        "adam-replicated-10", "--size", "tiny", "--link", "nvlink", "--rounds", "3", "--out", str(tmp_path),
-        "--schedules", "none-of-them",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    record = read(tmp_path / "adam-replicated-10-tiny-nvlink-2.json")
-    advice = record["facts"]["sharding_advice"]
-    # The moments, two times 1024 floats; of each device keeps a half.
-    assert (advice["arrays"], advice["saved_bytes"]) == (2, 4096)
-    assert advice["saved_ms"] == pytest.approx(advice["step_ms"] - advice["sharded_ms"])
-    assert advice["step_ms"] == record["rows"]["XLA default"]["predicted"]["step_ms"]
-    assert {row["status"] for row in record["rows"].values()} == {"ok"}
 
 
 class Steps:

@@ -17,7 +17,8 @@ from evaluation.fidelity import cpu_plans, fidelity
 from evaluation.links import prepare_rank
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.measuring.candidates import Trial
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.cli.costs import Costs, costs_for
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.profiler.costs import MeasuredCosts

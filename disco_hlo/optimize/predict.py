@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
 from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import Timeline, simulate
-
-
-class Costs(CostModel, Protocol):
-    """A cost model with its machine and its all-reduce line."""
-
-    @property
-    def machine(self) -> MachineModel:
-        """How kernels and collectives run beside each other."""
-
-    @property
-    def pieces(self) -> LinearPieces:
-        """The all-reduce time over size."""
 
 
 @dataclass(frozen=True, eq=False)
