@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel, estimator_for  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
-from disco_hlo.optimize.costs import costs_of, machine_of  # noqa: E402
+from disco_hlo.optimize.costs import costs_of  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.profiler.costs import MeasuredCosts  # noqa: E402
 from disco_hlo.profiler.profile import load  # noqa: E402
@@ -122,7 +122,8 @@ def main() -> None:
         vars(module)["time"] = SimpleNamespace(perf_counter=time.process_time, sleep=time.sleep)
     source = canonicalize(gzip.decompress(MODULE.read_bytes()))
     profile = load(PROFILE)
-    costs, machine = costs_of(profile, source.graph), machine_of(profile)
+    costs = costs_of(profile, source.graph)
+    machine = costs.machine
     trained = costs.estimator
     if not isinstance(trained, GnnModel):
         raise SystemExit("no weights ship for the H200")

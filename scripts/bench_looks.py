@@ -29,10 +29,10 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.kernel_times import FusedOps
 from disco_hlo.optimize.costs import costs_of, machine_of, seen_kernels
+from disco_hlo.optimize.reprofile import estimates_ns
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.phases.second_look import estimates_ns
 from disco_hlo.profiler.corrections import NONE, corrections
 from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
 from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts

@@ -29,45 +29,34 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Figures of one model: predicted and measured step times by estimator."""
     from evaluation import step as steps
 
-    from disco_hlo.optimize.costs import costs_of, machine_of
+    from disco_hlo.optimize.costs import Costs, costs_of
+    from disco_hlo.optimize.pipeline import Budget, Case, optimize
+    from disco_hlo.optimize.select import ratio_noise, ratio_to
+    from disco_hlo.plan.plan import DEFAULT
     from disco_hlo.plan.read import read
-    from disco_hlo.plugin.measuring.candidates import (
-        DEFAULT,
-        Trial,
-        compile_trials,
-        measure,
-        ratio_noise,
-        ratio_to,
-    )
-    from disco_hlo.plugin.phases.ranking import memory_limit_bytes, ranked, searchable
+    from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+    from disco_hlo.plugin.phases.finding import COMPILE_S
     from disco_hlo.plugin.settings import Settings
-    from disco_hlo.profiler.costs import MeasuredCosts
     from disco_hlo.search.api import SearchSettings
-    from disco_hlo.search.run import search
-    from disco_hlo.search.warm import warm_up
 
     settings = Settings(search=True, directory=args.out, seed=args.seed)
     request = steps.request_of(model, args.size)
     step = steps.captured(request)
     session = steps.session_of(request, settings)
     profile = steps.profile(session, step, args.out)
-    graph, xla = step.source.graph, read(step.source)
-    trained, machine = costs_of(profile, graph), machine_of(profile)
+    xla = read(step.source)
+    trained = costs_of(profile, step.source.graph)
     if not hasattr(trained.estimator, "analytic"):
         raise SystemExit(f"compare_estimators.py: no weights ship for {profile.platform.device_kind}")
-    models = {TRAINED: trained, ANALYTICAL: MeasuredCosts(profile, trained.estimator.analytic)}
+    models = {TRAINED: trained, ANALYTICAL: Costs(profile, trained.estimator.analytic)}
     trials = [Trial(DEFAULT, None, 0)]
     found: dict[str, Any] = {}
     for name, costs in models.items():
-        limit = memory_limit_bytes(graph, xla, costs, machine)
-        chosen = SearchSettings(
-            method="joint", seed=args.seed, seconds=args.search_seconds, memory_limit_bytes=limit
-        )
-        warm_up(graph, costs, machine, chosen)
-        result = search(graph, costs, machine, start=searchable(graph, xla), settings=chosen)
-        best = ranked(step.source, xla, result, costs, machine)[0]
+        case, budget = Case(step.source, xla, costs), Budget.of(args.search_seconds, COMPILE_S)
+        searched = optimize(case, SearchSettings(seed=args.seed), budget)
+        best = searched.best
         trials.append(Trial(name, best.strategy, best.predicted_ns))
-        found[name] = {"predicted_ms": best.predicted_ns / 1e6, "evaluations": result.evaluations}
+        found[name] = {"predicted_ms": best.predicted_ns / 1e6, "evaluations": searched.result.evaluations}
     compile_trials(session, step.source, trials, tag="estimators")
     measure(session, trials, budget_s=args.measure_seconds)
     for trial in trials:
@@ -77,8 +66,8 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
             continue
         found[trial.name] |= {
             "median_ms": trial.median_ns / 1e6,
-            "of_default": ratio_to(trial, trials[0]),
-            "noise": ratio_noise(trial, trials[0]),
+            "of_default": ratio_to(trial.times_ns, trials[0].times_ns),
+            "noise": ratio_noise(trial.times_ns, trials[0].times_ns),
         }
     return found
 

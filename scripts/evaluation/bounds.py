@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.optimize.costs import pieces_of
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
@@ -28,12 +27,12 @@ def bounds_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[
 def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
     """The bound and full overlap of XLA's kernels or the plan's, whichever allow less."""
     kernels = (read(source).groups, plans.searched[0].groups)
-    found = lowest_bound(source.graph, kernels, known.model, known.machine, pieces_of(known.profile))
+    found = lowest_bound(source.graph, kernels, known.model, known.machine, known.model.pieces)
     return {"bound_ms": found.makespan_ns / 1e6, "full_overlap_ms": found.full_overlap_ns / 1e6}
 
 
 def _parts(source: CanonicalModule, known: Costs, kernels: Sequence[Group]) -> dict[str, float]:
-    found = bound_of_kernels(source.graph, kernels, known.model, known.machine, pieces_of(known.profile))
+    found = bound_of_kernels(source.graph, kernels, known.model, known.machine, known.model.pieces)
     return {
         "compute_ms": found.compute_ns / 1e6,
         "before_ms": found.before_ns / 1e6,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.optimize.reprofile import with_kernels
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
@@ -16,7 +17,6 @@ from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
-from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step

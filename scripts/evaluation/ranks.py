@@ -26,7 +26,6 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
@@ -130,10 +129,12 @@ class _Benchmark:
         found = None
         if not self.session.tell(self.session.leads and self.files.plans() is not None, "searched"):
             self._say("profiling")
-            with rehearsed(self.session, self.step) as wait_for_code:
+            wanted = self.session.leads and not self._on_cpu
+            kind = self.session.facts.device_kind
+            with rehearsed(self.step.module, kind, wanted=wanted) as wait_for_code:
                 first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
                 with self.session.stage("search's code", takes_s=PATIENCE_S):
-                    wait_for_code(Interruption())
+                    wait_for_code(lambda: False)
             with self.session.stage("search", takes_s=300 + self.args.search_seconds):
                 if first is not None:
                     plans = step.search(self.step, first.profile, self.session.settings)

@@ -19,7 +19,7 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.optimize.costs import costs_of, machine_of
+from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
@@ -172,11 +172,12 @@ def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]
 def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> None:
     """Find our order and buckets for a variant; predict both orders."""
     assert variant.source is not None
-    source, graph, machine = variant.source, variant.source.graph, machine_of(profile)
+    source, graph = variant.source, variant.source.graph
     started = time.monotonic()
     try:
         xla = read(source)
-        costs = Costs(profile, costs_of(profile, graph, [xla]), machine)
+        model = costs_of(profile, graph, [xla])
+        costs, machine = Costs(profile, model, model.machine), model.machine
         _note_prediction(record, variant, XLA_ORDER, costs, xla)
         made = [with_order(graph, xla, costs.model, machine)]
         made.append(best_buckets(graph, xla.groups, costs.model, machine))

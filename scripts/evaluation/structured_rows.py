@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.select import ratio_to
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import Trial, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.xla import compiles
@@ -166,7 +167,7 @@ def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequen
             break
     for row in alive:
         _trace(asked, record, row)
-        ratio = ratio_to(row.trial, default.trial)
+        ratio = ratio_to(row.trial.times_ns, default.trial.times_ns)
         asked.say(f"  {row.name}: {row.trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
 
 

@@ -16,7 +16,6 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
@@ -40,11 +39,11 @@ class Case:
         self.graph = self.module.graph
         profile = load_profile(ROOT / "disco_hlo" / "data" / "profiles" / f"nvidia-h200-{link}.json")
         self.costs: Costs = costs_for(self.graph, profile, None)
-        model = self.costs.model
-        if estimator != "gnn" and isinstance(model, MeasuredCosts) and isinstance(model.estimator, GnnModel):
+        network = self.costs.estimator
+        if estimator != "gnn" and isinstance(network, GnnModel):
             ops = {key: time for key, time in profile.ops.items() if key[: len(GROUP_PREFIX)] != GROUP_PREFIX}
             told = profile if estimator == "measured" else replace(profile, ops=ops)
-            self.costs.model = MeasuredCosts(told, model.estimator.analytic)
+            self.costs = Costs(told, network.analytic)
         self.xla = read(self.module)
 
     def simulated_ns(self, strategy: Strategy) -> int:

@@ -32,8 +32,8 @@ def assert_one_line(run: Run, default: Run, text: str) -> None:
     [
         ({"ENABLE_SEARCH": "banana"}, "disco: off: ENABLE_SEARCH is 'banana'; expected 1 (search), 0"),
         (
-            {"ENABLE_SEARCH": "1", "DISCO_ALPHA": "x"},
-            "disco: off: DISCO_ALPHA is 'x'; expected a number, 1 or",
+            {"ENABLE_SEARCH": "1", "DISCO_BUDGET_S": "x"},
+            "disco: off: DISCO_BUDGET_S is 'x'; expected a number of",
         ),
     ],
 )
