@@ -15,6 +15,7 @@ from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.callbacks import refuse_callbacks
+from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
@@ -23,7 +24,7 @@ from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import chosen, compile_and_measure, trials_of
-from disco_hlo.plugin.phases.finding import find, look_again, looks
+from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.structure_search import restructured_trials
@@ -76,34 +77,12 @@ def _only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
 
 def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedExecutable | None:
     source = step.source
-    xla = read(source)
     stop = interruption(session, source.graph.fingerprint)
-    alone = session.leads and session.facts.backend == "gpu"
-    rehearsal = rehearsed(step.module, session.facts.device_kind, wanted=alone)
-    with stop.watched(), rehearsal as wait_for_code:
-        session.say("profiling the step; the training waits until the search is over")
-        started = time.monotonic()
-        with measured_times(session) as store:
-            profiled = profile_step(session, source, xla, store, slot)
-        profile_s = time.monotonic() - started
-        if session.tell(bool(stop), "interrupted"):
-            session.say("interrupted before the search; this run goes on with XLA's default")
+    with stop.watched():
+        searched = _search(session, step, slot, stop)
+        if searched is None:
             return None
-        if profiled is not None:
-            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-        room = room_bytes(session)
-        takes_s = session.settings.budget_s + AROUND_SEARCH_S
-        with session.stage("search", takes_s=takes_s):
-            wait_for_code(lambda: bool(stop))
-            found = (
-                find(session, source, xla, profiled.profile, stop, room_bytes=room)
-                if profiled is not None
-                else None
-            )
-        for _ in range(looks(session)):
-            found = look_again(
-                session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room
-            )
+        profile_s, found = searched
         trials = trials_of(session, found, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
@@ -135,3 +114,32 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
     return executable
+
+
+def _search(
+    session: Session, step: Step, slot: PlanSlot, stop: Interruption
+) -> tuple[float, Found | None] | None:
+    """How long profiling took, and on rank 0 what was found; None where somebody interrupted before the search."""
+    source, xla = step.source, read(step.source)
+    wanted = session.leads and session.facts.backend == "gpu"
+    with rehearsed(step.module, session.facts.device_kind, wanted=wanted) as wait_for_code:
+        session.say("profiling the step; the training waits until the search is over")
+        started = time.monotonic()
+        with measured_times(session) as store:
+            profiled = profile_step(session, source, xla, store, slot)
+        profile_s = time.monotonic() - started
+        if session.tell(bool(stop), "interrupted"):
+            session.say("interrupted before the search; this run goes on with XLA's default")
+            return None
+        room = room_bytes(session)
+        takes_s = session.settings.budget_s + AROUND_SEARCH_S
+        found = None
+        if profiled is not None:
+            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+        with session.stage("search", takes_s=takes_s):
+            wait_for_code(lambda: bool(stop))
+            if profiled is not None:
+                found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
+    for _ in range(looks(session)):
+        found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
+    return profile_s, found
