@@ -5,7 +5,7 @@
 The times that the H200 profile and its estimator say are taken for the truth. The search is told another estimate
 of every kernel that never ran: the truth times a random factor, the same one each time it asks (``--error`` is the
 standard deviation of its logarithm; a model that training never saw is estimated with a mean error of 8 %). After each
-search the best plan's kernels are looked up in the truth, as ``phases.second_look`` measures them on a device, and the
+search the best plan's kernels are looked up in the truth, as ``phases.finding`` measures them on a device, and the
 search is made again, in one series with estimates corrected by what was measured (``profiler.corrections``), in the
 other as they are.
 Every search has the same budget in candidates, so the figures do not depend on the machine.

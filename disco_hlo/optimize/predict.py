@@ -23,11 +23,6 @@ class Predicted:
     built: Built
     timeline: Timeline
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """For each task of the timeline, the unit it belongs to."""
-        return self.built.tokens
-
 
 def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:
     """Simulate one strategy.
