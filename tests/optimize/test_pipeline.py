@@ -10,9 +10,10 @@ import pytest
 from msgspec import UNSET
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize import pipeline
-from disco_hlo.optimize.costs import costs_for
+from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -126,9 +127,9 @@ def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs
     assert case.limit_bytes is None
     assert replace(case, room_bytes=0).limit_bytes == own
     assert replace(case, room_bytes=1 << 30).limit_bytes == resident_bytes(case.source.graph) + (1 << 30)
-    on_gpu = case_of(plans.h200())
-    graph, machine = on_gpu.source.graph, on_gpu.costs.machine
-    needed = with_order(graph, on_gpu.xla, on_gpu.costs, machine).peak_bytes
+    graph, device = case.source.graph, AnalyticModel(DeviceModel(4e12, 4e14))
+    on_gpu = replace(case, costs=Costs(plans.sockets_profile(), device))
+    needed = with_order(graph, case.xla, on_gpu.costs, on_gpu.costs.machine).peak_bytes
     assert replace(on_gpu, room_bytes=1 << 30).limit_bytes == int(needed * 1.1)
 
 
