@@ -127,7 +127,7 @@ def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs
     assert case.limit_bytes is None
     assert replace(case, room_bytes=0).limit_bytes == own
     assert replace(case, room_bytes=1 << 30).limit_bytes == resident_bytes(case.source.graph) + (1 << 30)
-    graph, device = case.source.graph, AnalyticModel(DeviceModel(4e12, 4e14))
+    graph, device = case.source.graph, AnalyticModel(DeviceModel(4e12, 4e14, hoists=False))
     on_gpu = replace(case, costs=Costs(plans.sockets_profile(), device))
     needed = with_order(graph, case.xla, on_gpu.costs, on_gpu.costs.machine).peak_bytes
     assert replace(on_gpu, room_bytes=1 << 30).limit_bytes == int(needed * 1.1)
