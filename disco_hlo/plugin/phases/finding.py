@@ -35,8 +35,8 @@ from disco_hlo.search.api import SearchSettings
 from disco_hlo.simulator import engine
 
 COMPILE_S = 600.0
-"""The longest that a training waits for the search's code, once on a machine; the budget does not count it. Otherwise
-the first search would end without a plan."""
+"""The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
+compiling the code that predicts takes: otherwise the first search would end without a plan."""
 MEASURE_BUDGET_S = 40.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0
@@ -79,11 +79,13 @@ def find(
         room_bytes: what each device has left for a plan (CPU); None where nobody knows.
     """
     settings, budget = session.settings, Budget.of(session.settings.budget_s, COMPILE_S)
-    say_what_predicting_takes(session)
+    compiles = say_what_predicting_takes(session)
     also = plans_in(before.candidates) if before is not None else []
     case = Case(source, xla, costs_of(profile, source.graph, (xla, *also)), room_bytes)
     if before is None:
         session.say("%s", outlook(session, case))
+    if compiles:
+        budget = Budget.of(settings.budget_s, COMPILE_S)
     with search_progress(progress_wanted()) as on_progress:
         found = optimize(
             case,
@@ -122,12 +124,14 @@ def looks(session: Session) -> int:
     return int(session.facts.backend == "gpu") if wanted is None else wanted
 
 
-def say_what_predicting_takes(session: Session) -> None:
-    """A line before the first prediction on a machine: the step is simulated only once that code is compiled."""
-    if not all(map(is_cached, (DeviceModel.__module__, engine.__name__))):
+def say_what_predicting_takes(session: Session) -> bool:
+    """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
+    compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
+    if compiles:
         session.say(
             "compiling the code that predicts step times, once on this machine: up to a minute or two"
         )
+    return compiles
 
 
 def outlook(session: Session, case: Case) -> str:
