@@ -3,7 +3,7 @@
 DisCo's simulator starts a transfer as soon as its channel is free (section 4.4). On a GPU it is a kernel like others
 and needs multiprocessors for its thread blocks. Where a matrix product begins at the same moment, whose thread blocks
 are in line already, the transfer comes behind the last of them: the product's last wave leaves multiprocessors free
-(docs/simulator.md, "What kernels hold", has what two H200s showed). A transfer issued before such a product runs
+(docs/simulator.md, "Delays", has what two H200s showed). A transfer issued before such a product runs
 behind it, not beside it.
 
 Read on a trace in which kernels run under transfers, in a known order: when a transfer could have begun follows from

@@ -1,6 +1,6 @@
 """Twelve faults in a job of two processes: nobody waits long, no training is ended by us, and nothing is banned.
 
-The rows are docs/cluster.md's table. Most need real time: a minute of standing still, jax's own 100 s until it misses a
+docs/cluster.md has the longest wait. Most need real time: a minute of standing still, jax's own 100 s until it misses a
 process. Those run where TWELVE_FAULTS is set, with their times printed (``TWELVE_FAULTS=1 pytest -s``); the others are
 tests as any.
 """

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import llama
 import numpy as np
 import parallel
 import pytest
@@ -119,6 +120,7 @@ def test_unknown_size_ends_with_code_2_and_one_message(
         (train.main, "bert.toml", ["--model", "bert"]),
         (tensor_parallel.main, "tensor_parallel.toml", []),
         (self_attention.main, "self_attention.toml", []),
+        (llama.main, "llama.toml", []),
     ):
         monkeypatch.setattr(sys, "argv", ["somewhere/script.py", *arguments, "--size", "huge"])
         with pytest.raises(SystemExit) as stopped:

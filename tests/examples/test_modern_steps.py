@@ -1,0 +1,98 @@
+"""Steps as people train them today: every form trains alike, and holds the collectives that its name says."""
+
+import functools
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import llama
+import numpy as np
+import pytest
+
+from tests.examples.test_scripts import EXAMPLES, run
+
+TINY = llama.load("tiny")._replace(length=16, dtype="float32")
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter)(?:-start)?\(")
+
+
+def trained(form: llama.Form, steps: int = 3, rows: int = 2) -> list[float]:
+    """Losses on a batch of as many rows, in however many microbatches."""
+    config, where = TINY._replace(rows_per_device=rows), llama.layout(form)
+    state = jax.jit(
+        functools.partial(llama.init, config, form), out_shardings=llama.state_shardings(config, where)
+    )(jax.random.key(0))
+    step = llama.compile_step(config, where)
+    _, shape = llama.abstract_arguments(config, where)
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (steps, 16, shape.shape[-1]))
+    losses = []
+    for batch in tokens[:, : shape.shape[0] * shape.shape[1]]:
+        state, loss = step(state, jnp.asarray(batch.reshape(shape.shape), jnp.int32))
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    return trained(llama.Form("dp", "unroll", "none"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        llama.Form("dp", "scan", "dots"),
+        llama.Form("fsdp", "scan", "all"),
+        llama.Form("fsdp", "unroll", "dots"),
+    ],
+    ids=str,
+)
+def test_every_form_trains_alike(form: llama.Form, expected: list[float]) -> None:
+    np.testing.assert_allclose(trained(form), expected, rtol=2e-5)
+
+
+def test_tensor_parallel_and_accumulated_steps_train_alike(expected: list[float]) -> None:
+    """Half as many rows at once on as many devices, or twice as many a device on half of them: the same batch."""
+    accumulated = trained(llama.Form("fsdp", "scan", "dots", accumulate=2), rows=1)
+    np.testing.assert_allclose(accumulated, expected, rtol=2e-5)
+    # The vocabulary is split as well, so that its weights are drawn alike but summed in another order.
+    np.testing.assert_allclose(trained(llama.Form("fsdp+tp", "scan"), rows=4), expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("shard", llama.SHARDS)
+def test_sharded_state_is_gathered_in_the_loop(shard: str) -> None:
+    where = llama.layout(llama.Form(shard, "scan"))
+    compiled = llama.compile_step(TINY, where).lower(*llama.abstract_arguments(TINY, where)).compile()
+    [bodies, entry] = compiled.as_text().rsplit("ENTRY ", 1)
+    inside = Counter(COLLECTIVE.findall(bodies))
+    assert inside["all-reduce"] > 0
+    assert (inside["all-gather"] >= 7) == (shard != "dp")
+    assert "all-reduce" in COLLECTIVE.findall(entry)
+
+
+@pytest.mark.mpi
+def test_accumulated_sharded_steps_in_two_processes_are_those_of_one(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(EXAMPLES / "llama.py"),
+        "--shard",
+        "fsdp",
+        "--accumulate",
+        "2",
+        "--steps",
+        "3",
+    ]
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    one = run(command, 2, tmp_path / "one" / "run.json")
+    two = run(["mpiexec", "-n", "2", *command, "--distributed"], 1, tmp_path / "two" / "run.json")
+    assert (one["processes"], two["processes"]) == (1, 2)
+    np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
+
+
+def test_a_trainer_in_flax_nnx_learns(tmp_path: Path) -> None:
+    script = [sys.executable, str(EXAMPLES / "nnx_trainer.py"), "--steps", "6"]
+    record = run(script, 2, tmp_path / "run.json")
+    assert (record["model"], record["shard"], record["parameters"]) == ("nnx_trainer", "fsdp", 872320)
+    assert record["losses"][-1] < record["losses"][0] - 0.5
