@@ -3,7 +3,7 @@
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
 cache directory is named after the text of all files of the function's package and of what any of them may call:
-the simulator, and vectors. It lies in
+the rules in ``core``, the simulator, and vectors. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -17,10 +17,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import binding
+from numba import extending
 
 from disco_hlo.errors import DiscoError
 
@@ -29,6 +31,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KNOWN_NUMBA = ((0, 61), (0, 68))
 """Of these versions the parts are known that ``inner_code`` is made of; of another one none are asked for."""
+
+
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(function: Function) -> Function:
@@ -61,8 +66,14 @@ def inner(function: Function) -> Function:
     """``function`` for compiled functions alone to call: nothing is made for Python, and what calls it is cached."""
     _refuse_a_numba_that_compiles_nothing()
     njit: Any = numba.njit
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_pipeline("InnerCompiler")}
-    return cast(Function, _of_any_value(njit(nogil=True, **options)(function)))
+    return cast(Function, _of_any_value(njit(nogil=True, **_INNER, **_pipeline("InnerCompiler"))(function)))
+
+
+def shared(module: ModuleType) -> None:
+    """Let compiled functions call the functions of a module, which are plain Python and stay so for Python."""
+    for function in vars(module).values():
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            extending.register_jitable(nogil=True, **_INNER, **_pipeline("InnerCompiler"))(function)
 
 
 def _refuse_a_numba_that_compiles_nothing() -> None:
@@ -161,8 +172,10 @@ def _cache_directory(package: Path) -> Path | None:
 def _sources(package: Path) -> list[Path]:
     """Every file that compiled code of the package may come from."""
     here = Path(__file__).parent
-    shared = {Path(__file__), here / "inner_code.py", here / "vectors.py", *(here / "simulator").glob("*.py")}
-    return sorted(shared | {*package.rglob("*.py")})
+    files = {Path(__file__), here / "inner_code.py", here / "vectors.py"}
+    for folder in (here / "core", here / "simulator", package):
+        files |= {*folder.rglob("*.py")}
+    return sorted(files)
 
 
 def _base_directory() -> Path:

@@ -13,8 +13,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind, is_cloned
-from disco_hlo.hlo.legality import external_reads, group_refusal, is_joinable
+from disco_hlo.core.kernels import emitter_kind, group_refusal
+from disco_hlo.core.rows import is_joinable
+from disco_hlo.hlo.graph import Graph, Kind, external_reads, is_cloned
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def single_ops(graph: Graph) -> list[FusedOp]:
     found: dict[str, FusedOp] = {}
     for node in graph.nodes:
         if node.kind is Kind.FUSIBLE and node.key not in found and is_plain(graph, (node.id,), (node.id,)):
-            found[node.key] = FusedOp((node.id,), (node.id,), _emitter(graph, (node.id,)))
+            found[node.key] = FusedOp((node.id,), (node.id,), emitter_kind(graph, (node.id,), (node.id,)))
     return list(found.values())
 
 
@@ -82,7 +83,7 @@ class Grower:
         members, results = group.written(self.graph)
         if sum(self.graph.nodes[m].opcode != "bitcast" for m in members) < 2:
             return None
-        return FusedOp(members, results, _emitter(self.graph, members))
+        return FusedOp(members, results, emitter_kind(self.graph, members, results))
 
     def _seed_group(self) -> _Group:
         if self.own and self.dice.random() < self.growth.from_xla:
@@ -194,12 +195,6 @@ def is_plain(graph: Graph, members: Iterable[int], results: Iterable[int]) -> bo
         return False
     touched = (*external_reads(graph, members), *results)
     return all(graph.nodes[node].shape.dtype != "tuple" for node in touched)
-
-
-def _emitter(graph: Graph, members: Iterable[int]) -> str:
-    """XLA's label of a kernel: on GPU one with a reduction is an input fusion."""
-    reduces = any(graph.nodes[member].opcode == "reduce" for member in members)
-    return "input" if graph.backend == "gpu" and reduces else "loop"
 
 
 def _ancestors(graph: Graph) -> list[int]:

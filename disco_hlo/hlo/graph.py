@@ -15,7 +15,7 @@ This module knows no protobuf and no XLA: it is data. ``canonical.py`` builds it
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import TypeVar
@@ -118,6 +118,12 @@ def is_cloned(node: Node) -> bool:
     return node.kind is Kind.CONSTANT and not node.shape.dims and node.shape.dtype != "tuple"
 
 
+def external_reads(graph: Graph, inside: Collection[int]) -> list[int]:
+    """Nodes that a kernel of these reads from outside, ascending; scalar constants, which it has itself, left out."""
+    read = {operand for member in inside for operand in graph.nodes[member].operands}
+    return sorted(x for x in read.difference(inside) if not is_cloned(graph.nodes[x]))
+
+
 @dataclass(frozen=True)
 class Graph:
     """A training step in canonical form. Immutable; nodes are topologically numbered."""
@@ -161,10 +167,11 @@ class Graph:
 
     @cached_property
     def first_of_key(self) -> tuple[int, ...]:
-        """For each node the first with its :attr:`Node.key`: what follows from shapes and attributes is found
-        once for all of them, since the layers of a model repeat."""
-        first: dict[str, int] = {}
-        return tuple(first.setdefault(node.key, node.id) for node in self.nodes)
+        """For each node the first of its :attr:`Node.key` and kind: what follows from shapes and attributes is found
+        once for all of them, since the layers of a model repeat. An op that is kept apart may have a twin that may
+        be fused."""
+        first: dict[tuple[str, Kind], int] = {}
+        return tuple(first.setdefault((node.key, node.kind), node.id) for node in self.nodes)
 
     @cached_property
     def all_reduces(self) -> tuple[int, ...]:

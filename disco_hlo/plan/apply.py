@@ -12,12 +12,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from disco_hlo.core.kernels import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Kind, is_cloned
-from disco_hlo.hlo.legality import external_reads
-from disco_hlo.hlo.legality_gpu import emitter_kind
+from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
 from disco_hlo.hlo.opcodes import FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
@@ -186,8 +185,7 @@ class _ModuleWriter:
             wrapper = self.wrapped.get(node_id)
             kind = emitter_of(wrapper.proto) if wrapper else ""
             if kind in ("", "triton"):
-                is_gpu = self.graph.backend == "gpu"
-                kind = emitter_kind(self.graph, (node_id,), (node_id,)) if is_gpu else "loop"
+                kind = emitter_kind(self.graph, (node_id,), (node_id,))
             self._write_group(token, Group((node_id,), kind=kind))
             return
         operands = [self._value(operand) for operand in node.operands]

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, fused, leaves
+from disco_hlo.plan.check_pairs import Body, behind, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
-from disco_hlo.plan.check_values import Step, Values
+from disco_hlo.plan.check_values import NOTHING, Step, Values
 
 
 class Kernels:
@@ -24,17 +24,28 @@ class Kernels:
     def may_write_over(self, step: Step, places: Sequence[tuple[int, int]], result: int, body: Body) -> bool:
         """Whether XLA may put a result over an array that is read at several places, and that would be wrong.
 
-        It looks at one place alone. Kernels write over what they read at one place element by element, library calls
-        and collectives over particular operands. A sort has copied each operand to its result before it begins.
+        It looks at the first place of each name that the array has, and of names that differ by bitcasts at one alone.
+        Kernels write over what they read at one place element by element, library calls and collectives over
+        particular operands. A sort has copied each operand to its result before it begins.
         """
         opcode = step.instruction.opcode
         if opcode == "sort":
             return False
         fits = [self.reads_what_it_writes(step, place, leaf, result, body) for place, leaf in places]
-        if opcode == "fusion":
-            reads = self._fused_reads(step.instruction)
-            return not all(fits) and any(reads.may_be_shared(place) for place, _ in places)
-        return not all(fits) and (opcode in ELEMENTWISE or any(fits))
+        if all(fits):
+            return False
+        if opcode != "fusion":
+            return opcode in ELEMENTWISE or any(fits)
+        reads = self._fused_reads(step.instruction)
+        numbers = step.instruction.operand_ids
+        first = {numbers[place]: (place, leaf) for place, leaf in reversed(places)}
+        shared = [reads.may_be_shared(place) for place, _ in first.values()]
+        homes = {
+            (home[0].id, home[1]) if home is not None and home[0].opcode != "bitcast" else None
+            for home in (behind(body, body.by_id[name], at[1], "opt-barrier") for name, at in first.items())
+        }
+        is_seen = len(homes) == 1 and None not in homes
+        return all(shared) if is_seen else any(shared)
 
     def _fused_reads(self, fusion: Message) -> FusedReads:
         kernel = fused(fusion, self._bodies)
@@ -53,6 +64,8 @@ class Kernels:
         """
         instruction = step.instruction
         opcode = instruction.opcode
+        if sources := self._sorted(step):
+            return sources[result] == self._values.itself(step.operands[place][leaf])
         wanted = (place, leaf, result)
         if any(one[:3] == wanted and (one.is_declared or opcode != "fusion") for one in step.pairs):
             return True
@@ -63,14 +76,26 @@ class Kernels:
             return lies_alike(read, self._values.shapes[step.results[result]])
         return _works_in_place(instruction, place, result, gpu=self._gpu)
 
+    def _sorted(self, step: Step) -> list[int]:
+        """Of a sort, alone or in a kernel of its own, the value that each result holds in another order; empty for what
+        is no sort. XLA copies each operand to its result, in turn, but for what lies there already; then it sorts."""
+        values = [self._values.itself(operand[0]) if operand else NOTHING for operand in step.operands]
+        if step.instruction.opcode == "sort":
+            return values
+        body = fused(step.instruction, self._bodies) if step.instruction.opcode == "fusion" else None
+        if body is None or body.root.opcode != "sort":
+            return []
+        read = [body.by_id[one] for one in body.root.operand_ids]
+        if not all(one.opcode in ("parameter", "iota") for one in read):
+            return []
+        return [values[one.parameter_number] if one.opcode == "parameter" else NOTHING for one in read]
+
 
 def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool) -> bool:
     """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
     opcode = instruction.opcode
     if opcode in ("all-reduce", "collective-broadcast"):
         return gpu and place == result
-    if opcode == "sort":
-        return place == result
     if opcode == "triangular-solve":
         return place == 1
     if opcode == "custom-call" and gpu:

@@ -17,16 +17,12 @@ It refuses a module
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_kernels import Kernels
 from disco_hlo.plan.check_pairs import Body, MalformedError, leaf_count
 from disco_hlo.plan.check_reader import Reader
-from disco_hlo.plan.check_reads import ELEMENTWISE
 from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
 
 
@@ -53,44 +49,17 @@ def faults(data: bytes, backend: str) -> list[str]:
     Raises:
         ModuleError: the bytes are no HLO module.
     """
-    return _checked(data, backend)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Overwrite:
-    """One value written over another: all readers of the first must run before what writes the second."""
-
-    computation: str
-    overwritten: str
-    writer: str
-    """The instruction that writes the second value."""
-    readers: tuple[str, ...]
-    """The instructions of the same computation that read the first, the writer excepted."""
-    is_carried: bool
-    """Whether the overwritten value is one that a loop carries from turn to turn."""
-
-
-def overwrites(data: bytes, backend: str) -> list[Overwrite]:
-    """What constrains the order of a module, in the order in which it is written over.
-
-    Raises:
-        ModuleError: the bytes are no HLO module.
-    """
-    return _checked(data, backend)[1]
-
-
-def _checked(data: bytes, backend: str) -> tuple[list[str], list[Overwrite]]:
     module = proto.parse(data)
     try:
-        reader = Reader(module, ELEMENTWISE)
+        reader = Reader(module)
         entry = reader.entry()
         check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
-        check.entry(entry)
+        check.entry(entry, reader.arguments)
     except MalformedError as error:
-        return [str(error)], []
+        return [str(error)]
     except (IndexError, KeyError, RecursionError) as error:  # operands, indices or calls that lead nowhere
-        return [f"{module.name} contradicts itself: {type(error).__name__} {error}"], []
-    return check.faults, check.overwrites()
+        return [f"{module.name} contradicts itself: {type(error).__name__} {error}"]
+    return check.faults
 
 
 class _Check:
@@ -98,16 +67,10 @@ class _Check:
 
     def __init__(self, values: Values, bodies: dict[int, Body], *, gpu: bool) -> None:
         self.faults: list[str] = []
-        self._written: list[tuple[str, int, Message]] = []
-        """(computation, value that was overwritten, writer)"""
-        self._readers: dict[int, list[tuple[str, Message]]] = {}
-        """(computation, reader) of each value that shares its buffer."""
         self._values = values
         self._itself, self._buffer = _shared_buffers(values)
         self._holds: dict[int, int] = {}
         """Which value a buffer holds."""
-        self._changes: list[tuple[int, int | None]] = []
-        """What buffers held before each change, to be undone between exclusive branches."""
         self._arguments: set[int] = set()
         """Buffers of arguments."""
         self._last_read: dict[int, int] = {}
@@ -116,46 +79,23 @@ class _Check:
         """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
         self._kernels = Kernels(values, bodies, gpu=gpu)
 
-    def entry(self, block: Block) -> None:
-        """Check the whole module, of which this is the entry."""
+    def entry(self, block: Block, arguments: Leaves) -> None:
+        """Check the whole module, of which this is the entry, with its arguments."""
         self._read_only()
-        given = [value for value in range(1, len(self._itself)) if self._is_argument(value)]
-        for value in given:
+        for value in arguments:
             buffer = self._buffer[value]
             if buffer in self._holds:
-                both = f"{self._name(self._holds[buffer])} and {self._name(value)}"
-                self._fault(f"{both} are arguments of {block.name} in one buffer")
+                both = f"{self._values.name(self._holds[buffer])} and {self._values.name(value)}"
+                self.faults.append(f"{both} are arguments of {block.name} in one buffer")
             if buffer:
                 self._arguments.add(buffer)
-                self._hold(buffer, value)
+                self._holds[buffer] = value
         self._run(block)
         self._read(block.ends_with, block.body.root, block)
         self._results(block)
         for time, value, sentence in self._two_names:
             if self._last_read.get(value, 0) <= time and value not in self._values.read_only:
                 self.faults.append(sentence)
-
-    def overwrites(self) -> list[Overwrite]:
-        """What was written over what, and who reads it."""
-        return [
-            Overwrite(
-                computation,
-                self._name(value),
-                str(writer.name),
-                tuple(dict.fromkeys(self._others(value, computation, writer))),
-                value in self._values.phis,
-            )
-            for computation, value, writer in self._written
-        ]
-
-    def _others(self, value: int, computation: str, writer: Message) -> Iterator[str]:
-        for where, reader in self._readers.get(value, ()):
-            if where == computation and reader.name != writer.name:
-                yield str(reader.name)
-
-    def _is_argument(self, value: int) -> bool:
-        definer = self._values.definers[value][0]
-        return definer is not None and definer.opcode == "parameter" and value not in self._values.phis
 
     def _read_only(self) -> None:
         """No other value may be in the buffer of a constant or of an argument that was not donated."""
@@ -167,10 +107,12 @@ class _Check:
             kept = wanted.get(self._buffer[value])
             if kept is not None and kept != self._itself[value] and value not in values.phis:
                 del wanted[self._buffer[value]]
-                self._fault(f"{self._name(value)} is written over {self._name(kept)}, which must not change")
+                self.faults.append(
+                    f"{self._values.name(value)} is written over {self._values.name(kept)}, which must not change"
+                )
         for kept in wanted.values():
-            self._fault(
-                f"{self._name(kept)} must not change, but a loop or conditional has it in its own buffer"
+            self.faults.append(
+                f"{self._values.name(kept)} must not change, but a loop or conditional has it in its own buffer"
             )
 
     def _results(self, block: Block) -> None:
@@ -182,12 +124,12 @@ class _Check:
             if value == NOTHING:
                 continue
             if values.itself(value) in values.read_only:
-                self._fault(
-                    f"{block.body.root.name} returns {name}, which is the unchangeable {self._name(value)}"
+                self.faults.append(
+                    f"{block.body.root.name} returns {name}, which is the unchangeable {self._values.name(value)}"
                 )
             buffer = values.buffer(value)
             if buffer in seen:
-                self._fault(
+                self.faults.append(
                     f"{block.body.root.name} returns {seen[buffer]} and {name}, which are in one buffer"
                 )
             seen[buffer] = name
@@ -212,7 +154,7 @@ class _Check:
         for operand in step.operands:
             self._read(operand, step.runs, block)
         self._kernel(step, block)
-        self._define_all(step.results, step, block)
+        self._define_all(step.results, step)
 
     def _done(self, step: Step, block: Block) -> None:
         """An async op ends: what it was given must still be there, unless it wrote over it itself."""
@@ -220,46 +162,32 @@ class _Check:
             own = {self._itself[value] for value in operand}
             left = [one for one in operand if self._holds.get(self._buffer[one]) not in own]
             self._read(left, step.instruction, block)
-            self._touch(operand)
+            self._last_read.update((self._itself[value], self._now) for value in operand)
 
     def _loop(self, step: Step, block: Block) -> None:
-        self._read(step.operands[0], step.instruction, block)
-        self._define_all(step.starts, step, block)
+        carried = zip(step.operands[0], step.starts, strict=True)
+        self._read([one for one, phi in carried if self._itself[phi] == phi], step.instruction, block)
+        self._define_all(step.starts, step)
         for inner in step.blocks:
             self._run(inner)
         body = step.blocks[1]
         self._now += 1
         self._read(body.ends_with, body.body.root, body)
-        self._define_all(step.results, step, block)
+        self._define_all(step.results, step)
 
     def _branches(self, step: Step, block: Block) -> None:
         """Branches exclude each other: what one writes, another one does not see."""
         for operand in step.operands:
             self._read(operand, step.runs, block)
-        written: dict[int, int] = {}
+        before, written = self._holds, dict[int, int]()
         for branch in step.blocks:
-            mark = len(self._changes)
+            self._holds = dict(before)
             self._run(branch)
             self._now += 1
             self._read(branch.ends_with, branch.body.root, branch)
-            while len(self._changes) > mark:
-                buffer, before = self._changes.pop()
-                written.setdefault(buffer, self._holds[buffer])
-                if before is None:
-                    del self._holds[buffer]
-                else:
-                    self._holds[buffer] = before
-        for buffer, value in written.items():
-            self._hold(buffer, value)
-        self._define_all(step.results, step, block)
-
-    def _hold(self, buffer: int, value: int) -> None:
-        self._changes.append((buffer, self._holds.get(buffer)))
-        self._holds[buffer] = value
-
-    def _touch(self, values: Leaves) -> None:
-        for value in values:
-            self._last_read[self._itself[value]] = self._now
+            written.update(self._holds.items() - before.items())
+        self._holds = before | written
+        self._define_all(step.results, step)
 
     def _read(self, values: Leaves, reader: Message, block: Block) -> None:
         holds, buffers, itself, last, now = (
@@ -271,84 +199,66 @@ class _Check:
             buffer = buffers[one]
             if not buffer:
                 continue
-            self._readers.setdefault(one, []).append((block.name, reader))
             held = holds.get(buffer)
             if held != one:
-                by = "nothing has written" if held is None else f"{self._name(held)} has overwritten"
-                self._fault(f"{reader.name} reads {self._name(one)}, which {by} before, in {block.name}")
+                by = "nothing has written" if held is None else f"{self._values.name(held)} has overwritten"
+                self.faults.append(
+                    f"{reader.name} reads {self._values.name(one)}, which {by} before, in {block.name}"
+                )
 
-    def _define_all(self, results: Leaves, step: Step, block: Block) -> None:
-        buffers = [self._buffer[one] for one in results if self._buffer[one]]
-        if len(set(buffers)) != len(buffers):
-            twice = next(one for one in buffers if buffers.count(one) > 1)
-            both = [self._name(one) for one in results if self._buffer[one] == twice]
-            self._fault(f"{step.runs.name} writes {both[0]} and {both[1]} into one buffer")
+    def _define_all(self, results: Leaves, step: Step) -> None:
+        written: dict[int, int] = {}
         for one in results:
             buffer = self._buffer[one]
-            if not buffer:
+            if not buffer or self._itself[one] != one:
                 continue
-            before = self._holds.get(buffer)
-            if before is not None and one not in self._values.phis:
-                self._written.append((block.name, before, step.runs))
-            self._hold(buffer, self._itself[one])
+            if buffer in written:
+                both = f"{self._values.name(written[buffer])} and {self._values.name(one)}"
+                self.faults.append(f"{step.runs.name} writes {both} into one buffer")
+            written[buffer] = one
+        self._holds |= written
 
     # --- kernels -----------------------------------------------------------------------------------
 
     def _kernel(self, step: Step, block: Block) -> None:
         """What a kernel writes over must be read before, element by element."""
-        shared = {self._buffer[one] for one in step.results} - {NOTHING}
-        entering = [self._itself[one] for operand in step.operands for one in operand if one != NOTHING]
-        twice = len(set(entering)) != len(entering)
-        if not shared and not twice:
-            return
+        places: dict[int, list[tuple[int, int]]] = {}
         for place, operand in enumerate(step.operands):
             for leaf, value in enumerate(operand):
-                if value != NOTHING and self._buffer[value] in shared:
-                    self._must_share(step, place, leaf, value, block)
-        if twice:
-            for value in {one for one in entering if entering.count(one) > 1}:
-                self._may_share(step, value, block)
+                if value != NOTHING:
+                    places.setdefault(self._itself[value], []).append((place, leaf))
+        for value, names in places.items():
+            if self._buffer[value]:
+                self._must_share(step, value, names, block)
+            if len(names) > 1:
+                self._may_share(step, value, names, block)
 
-    def _must_share(self, step: Step, place: int, leaf: int, value: int, block: Block) -> None:
+    def _must_share(self, step: Step, value: int, names: list[tuple[int, int]], block: Block) -> None:
         for result, written in enumerate(step.results):
             if self._buffer[written] != self._buffer[value]:
                 continue
-            if not self._kernels.reads_what_it_writes(step, place, leaf, result, block.body):
-                self._fault(
-                    f"{step.runs.name} writes {self._name(written)} over {self._name(value)} "
+            if not all(self._kernels.reads_what_it_writes(step, *at, result, block.body) for at in names):
+                self.faults.append(
+                    f"{step.runs.name} writes {self._values.name(written)} over {self._values.name(value)} "
                     f"and reads that at other elements than it writes, in {block.name}"
                 )
 
-    def _may_share(self, step: Step, value: int, block: Block) -> None:
+    def _may_share(self, step: Step, value: int, names: list[tuple[int, int]], block: Block) -> None:
         """XLA puts a result into the buffer of an operand of its size that nothing reads any more, having looked at
-        one of the operand's names alone. Not so a result that must be in the buffer of an argument."""
-        places = [
-            (p, leaf)
-            for p, operand in enumerate(step.operands)
-            for leaf, v in enumerate(operand)
-            if self._itself[v] == value
-        ]
+        some of the operand's names alone. Not so a result that must be in the buffer of an argument."""
         size = self._values.size(value)
         for result, written in enumerate(step.results):
             if written == NOTHING or self._values.size(written) != size:
                 continue
             if self._buffer[written] in self._arguments:
                 continue
-            if self._kernels.may_write_over(step, places, result, block.body):
+            if self._kernels.may_write_over(step, names, result, block.body):
                 self._two_names.append((
                     self._now, value,
-                    f"{step.runs.name} reads {self._name(value)} by two names and may write "
-                    f"{self._name(written)} over it, in {block.name}",
+                    f"{step.runs.name} reads {self._values.name(value)} by two names and may write "
+                    f"{self._values.name(written)} over it, in {block.name}",
                 ))  # fmt: skip
                 return
-
-    # --- words -------------------------------------------------------------------------------------
-
-    def _name(self, value: int) -> str:
-        return self._values.name(value)
-
-    def _fault(self, sentence: str) -> None:
-        self.faults.append(sentence)
 
 
 def _returned(body: Body) -> list[str]:

@@ -121,10 +121,8 @@ def _declared(instruction: Message, operands: tuple[Message, ...]) -> tuple[Pair
 def _fusion_pairs(fusion: Message, bodies: Mapping[int, Body]) -> Iterator[Pair]:
     """A fusion writes in place where an in-place op is behind its root and a parameter behind that op."""
     body = fused(fusion, bodies)
-    if body.root.opcode in _NEVER_IN_PLACE:
-        return
     for leaf in range(leaf_count(fusion.shape)):
-        source = _behind(body, body.root, leaf)
+        source = behind(body, body.root, leaf)
         if source is None:
             continue
         for pair in _inner_pairs(source[0], body, bodies):
@@ -133,12 +131,6 @@ def _fusion_pairs(fusion: Message, bodies: Mapping[int, Body]) -> Iterator[Pair]
             read = _updated(pair, source[0], body, bodies)
             if read is not None and read[0].opcode == "parameter":
                 yield Pair(read[0].parameter_number, read[1], leaf)
-
-
-_NEVER_IN_PLACE = frozenset(
-    ("add", "multiply", "subtract", "divide", "select", "convert", "reduce", "broadcast", "copy", "transpose", "slice")
-)  # fmt: skip
-"""The commonest roots that are no in-place op and hand nothing on, to be quick about most fusions."""
 
 
 def fused(fusion: Message, bodies: Mapping[int, Body]) -> Body:
@@ -170,17 +162,19 @@ def _updated(
     pair: Pair, writer: Message, body: Body, bodies: Mapping[int, Body]
 ) -> tuple[Message, int] | None:
     """What an in-place op in a fusion writes over; through a fusion inside that writes in place itself."""
-    read = _behind(body, _operand(writer, pair.operand, body), pair.operand_leaf)
+    read = behind(body, _operand(writer, pair.operand, body), pair.operand_leaf)
     if read is None or read[0].opcode != "fusion":
         return read
     for inner in _inner_pairs(read[0], body, bodies):
         if inner.result_leaf == read[1]:
-            return _behind(body, _operand(read[0], inner.operand, body), inner.operand_leaf)
+            return behind(body, _operand(read[0], inner.operand, body), inner.operand_leaf)
     return read
 
 
-def _behind(body: Body, instruction: Message, leaf: int) -> tuple[Message, int] | None:
-    """Where one array of an instruction comes from, through tuples and bitcasts."""
+def behind(
+    body: Body, instruction: Message, leaf: int, through: str = "bitcast"
+) -> tuple[Message, int] | None:
+    """Where one array of an instruction comes from, through tuples and ops of one kind that hand all on."""
     for _ in range(len(body.by_id) + 1):
         opcode = instruction.opcode
         if opcode == "tuple":
@@ -197,7 +191,7 @@ def _behind(body: Body, instruction: Message, leaf: int) -> tuple[Message, int] 
             whole = _operand(instruction, 0, body)
             leaf += leaf_at(whole.shape, (instruction.tuple_index,), instruction.name)
             instruction = whole
-        elif opcode == "bitcast":
+        elif opcode == through:
             instruction = _operand(instruction, 0, body)
         else:
             return instruction, leaf

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, leaves, pairs
+from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, pairs
+from disco_hlo.plan.check_reads import ELEMENTWISE
 from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
 
 _HANDS_ON = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency"))
 _DONES = frozenset(("all-gather-done", "all-reduce-done", "async-done", "collective-permute-done", "copy-done",
                     "recv-done", "send-done", "async-update"))  # fmt: skip
-_MAKES_VALUES = frozenset((
+_MAKES_VALUES = ELEMENTWISE | frozenset((
     "after-all", "all-gather", "all-reduce", "all-reduce-start", "all-to-all", "batch-norm-grad",
     "batch-norm-inference", "batch-norm-training", "broadcast", "cholesky", "collective-broadcast",
     "collective-permute", "collective-reduce",
@@ -26,23 +27,25 @@ _MAKES_VALUES = frozenset((
     "replica-id", "reshape", "reverse", "rng", "rng-bit-generator", "rng-get-and-update-state", "scaled-dot", "scatter",
     "select-and-scatter", "set-dimension-size", "shuffle", "slice", "sort", "topk", "transpose", "triangular-solve",
 ))  # fmt: skip
-"""Ops beside the elementwise ones that read their operands and write arrays of their own."""
+"""Ops that read their operands and write arrays of their own."""
 
 
 class Reader:
     """Reads a module's computations, call by call, into blocks of steps."""
 
-    def __init__(self, module: Message, elementwise: frozenset[str]) -> None:
+    def __init__(self, module: Message) -> None:
         self.values = Values()
+        self.arguments: list[int] = []
+        """Of the entry."""
         self._module = module
-        self._plain = _MAKES_VALUES | elementwise
         self.bodies = _bodies(module)
         self._sequences = {
             key: sequence.instruction_ids for key, sequence in module.schedule.sequences.items()
         }
         self._before: dict[tuple[int, int], Leaves] = {}
-        """What an instruction defined in an earlier call of its computation."""
-        self._called: set[int] = set()
+        """What an instruction defined in the first call of its computation."""
+        self._twins: list[tuple[int, int]] = []
+        """Values that are in one buffer since a computation that is called twice has one set of buffers."""
         self._calling: list[int] = []
         self._left = 20 * sum(len(computation.instructions) for computation in module.computations) + 1000
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -82,9 +85,12 @@ class Reader:
             argument = given[entry.parameter_number][leaf]
             donated.add(argument)
             values.share(argument, block.ends_with[out])
-        values.read_only.update(
-            one for held in arguments for one in held if one not in donated and one != NOTHING
-        )
+        values.settle()
+        for one, other in self._twins:
+            if values.itself(one) == one and values.itself(other) == other:
+                values.share(one, other)
+        self.arguments = [one for held in arguments for one in held if one != NOTHING]
+        values.read_only.update(one for one in self.arguments if one not in donated)
         return block
 
     def block(self, computation: int, arguments: Sequence[Leaves], caller: str) -> Block:
@@ -98,15 +104,12 @@ class Reader:
         self._calling.append(computation)
         block = Block(body.name, body)
         known: dict[int, Leaves] = {}
-        again = computation in self._called
         for number in sequence:
             instruction = body.by_id[number]
             known[number] = self._values_of(instruction, known, body, arguments, block)
-        if again:
-            self._share_with_earlier(computation, block)
-        self._called.add(computation)
         for step in block.steps:
-            self._before.setdefault((computation, step.instruction.id), step.results)
+            earlier = self._before.setdefault((computation, step.instruction.id), step.results)
+            self._twins += zip(earlier, step.results, strict=False)
         block.ends_with = known[body.root.id]
         self._calling.pop()
         return block
@@ -127,13 +130,6 @@ class Reader:
             raise MalformedError(f"{body.name} is called too often to be checked")
         return sequence
 
-    def _share_with_earlier(self, computation: int, block: Block) -> None:
-        """A computation that is called twice has one set of buffers."""
-        for step in block.steps:
-            earlier = self._before.get((computation, step.instruction.id), ())
-            for one, other in zip(earlier, step.results, strict=False):
-                self.values.share(one, other)
-
     def _values_of(
         self,
         instruction: Message,
@@ -153,7 +149,7 @@ class Reader:
             raise MalformedError(f"{instruction.name} in {body.name} reads nothing")
         if opcode == "get-tuple-element":
             return self._member(instruction, operands, body)
-        if opcode in self._plain:
+        if opcode in _MAKES_VALUES:
             return self._op(instruction, operands, body, block)
         if opcode == "parameter":
             found = _argument(instruction, arguments, body)
@@ -199,8 +195,6 @@ class Reader:
         return results
 
     def _pairs(self, instruction: Message, body: Body) -> tuple[Pair, ...]:
-        if instruction.opcode not in _MAY_WRITE_IN_PLACE:
-            return ()
         read = tuple([body.by_id[one] for one in instruction.operand_ids])
         return pairs(instruction, read, self.bodies)
 
@@ -282,85 +276,42 @@ class Reader:
         return inner.ends_with
 
     def _while(self, instruction: Message, operands: tuple[Leaves, ...], block: Block) -> Leaves:
-        """A loop; what its body hands on untouched stays the value that the loop was given (as in the phis of XLA's
-        ``HloDataflowAnalysis``)."""
+        """A loop: what it carries is what it was given, or what its body returned in the turn before."""
         values, begin = self.values, operands[0]
         body_id, condition_id = _called(instruction, 2)
         body = self.bodies.get(body_id)
         given = next((p for p in body.by_id.values() if p.opcode == "parameter"), None) if body else None
         if given is None or leaf_count(given.shape) != len(begin):
             raise MalformedError(f"{instruction.name} gives its body another shape than that takes")
-        carried = [values.new(given, leaf, one) for leaf, one in enumerate(leaves(given.shape))]
-        values.phis.update(carried)
+        carried = values.new_for(given, given.shape)
         blocks = tuple(self.block(one, [carried], instruction.name) for one in (condition_id, body_id))
         end = blocks[1].ends_with
         results = values.new_for(instruction, instruction.shape)
         if not len(end) == len(begin) == len(results):
             raise MalformedError(f"{instruction.name} does not return what it takes")
-        values.phis.update(results)
-        untouched = self._untouched(begin, carried, end)
-        written = [place for place in range(len(begin)) if place not in untouched]
-        for place in untouched:
-            if carried[place] != NOTHING:
-                values.same(carried[place], begin[place])
-        for place in written:
-            for value in (begin[place], end[place], results[place]):
-                values.share(carried[place], value)
-        defined = [results[place] for place in written]
-        step = Step(instruction, "while", ([begin[place] for place in written],), defined, (), blocks)
-        step.starts = [carried[place] for place in written]
-        block.steps.append(step)
-        return [begin[place] if place in untouched else results[place] for place in range(len(begin))]
-
-    def _untouched(self, begin: Leaves, carried: Leaves, end: Leaves) -> set[int]:
-        """The places of what a loop carries that hold what it began with in every turn: the body hands on what is
-        there, or what is at another such place that began with the same."""
-        place_of = {value: place for place, value in enumerate(carried) if value != NOTHING}
-        found = set(range(len(begin)))
-
-        def is_changed(place: int) -> bool:
-            source = place if end[place] == carried[place] else place_of.get(end[place])
-            return source not in found or self.values.itself(begin[source]) != self.values.itself(
-                begin[place]
-            )
-
-        while changed := {place for place in found if is_changed(place)}:
-            found -= changed
-        return found
+        values.choose(carried, (begin, end))
+        values.choose(results, (begin, end))
+        block.steps.append(Step(instruction, "while", (begin,), results, (), blocks, carried))
+        return results
 
     def _conditional(self, instruction: Message, operands: tuple[Leaves, ...], block: Block) -> Leaves:
-        """One of several; what all of them hand on stays what it was."""
-        values = self.values
+        """One of several."""
         called = _called(instruction, len(operands) - 1)
         blocks = tuple(
             self.block(one, [given], instruction.name)
             for one, given in zip(called, operands[1:], strict=True)
         )
-        results = values.new_for(instruction, instruction.shape)
+        results = self.values.new_for(instruction, instruction.shape)
         if not blocks or any(len(one.ends_with) != len(results) for one in blocks):
             raise MalformedError(f"{instruction.name} does not return what its branches give")
-        values.phis.update(results)
-        returned: list[int] = []
-        defined: list[int] = []
-        for result, *ends in zip(results, *(one.ends_with for one in blocks), strict=True):
-            if len(set(ends)) == 1:
-                returned.append(ends[0])
-                continue
-            for end in ends:
-                values.share(result, end)
-            returned.append(result)
-            defined.append(result)
-        block.steps.append(Step(instruction, "conditional", operands[:1], defined, (), blocks))
-        return returned
+        self.values.choose(results, [one.ends_with for one in blocks])
+        block.steps.append(Step(instruction, "conditional", operands[:1], results, (), blocks))
+        return results
 
 
 _NEEDS_OPERANDS = frozenset((
     *_HANDS_ON, *_DONES, "get-tuple-element", "while", "conditional", "copy-start", "send", "all-gather-start",
     "collective-permute-start",
-))  # fmt: skip
-_MAY_WRITE_IN_PLACE = frozenset((
-    "all-reduce-start", "async-start", "collective-permute", "collective-permute-start", "custom-call",
-    "dynamic-update-slice", "fusion", "ragged-all-to-all", "scatter", "set-dimension-size",
 ))  # fmt: skip
 
 

@@ -169,9 +169,7 @@ class FusedReads:
 
     def _is_in_place(self, root: Message) -> bool:
         """Whether only some elements of a result are visited, in an order of their own."""
-        while root.opcode == "bitcast":
-            root = self._body.by_id[root.operand_ids[0]]
-        return root.opcode in ("dynamic-update-slice", "scatter")
+        return self._home(root).opcode in ("dynamic-update-slice", "scatter")
 
     def _operand_relation(self, reader: Message, place: int, relation: _Relation, size: int) -> _Relation:
         """How operand ``place`` is read; ``size`` is how many elements the result has."""

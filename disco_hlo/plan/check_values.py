@@ -66,8 +66,8 @@ class Values:
     def __init__(self) -> None:
         self.definers: list[tuple[Message | None, int]] = [(None, 0)]
         self.shapes: list[Message] = [None]
-        self.phis: set[int] = set()
-        """Values that stand for one of several: of loops and conditionals."""
+        self.phis: dict[int, list[int]] = {}
+        """Values that stand for one of several, of loops and conditionals; for each what it may be."""
         self.read_only: set[int] = set()
         """Constants and arguments that were not donated."""
         self._is: list[int] = [NOTHING]
@@ -87,10 +87,30 @@ class Values:
         """A value for every array of a shape."""
         return [self.new(instruction, leaf, one) for leaf, one in enumerate(leaves(shape))]
 
-    def same(self, one: int, other: int) -> None:
-        """Make one value another: it was handed on untouched."""
-        self._is[one] = other
-        self.share(one, other)
+    def choose(self, phis: Leaves, inputs: Sequence[Leaves]) -> None:
+        """Let each of some values be one of several."""
+        for phi, *ends in zip(phis, *inputs, strict=True):
+            if phi == NOTHING:
+                continue
+            self.phis[phi] = ends
+            for end in ends:
+                self.share(phi, end)
+
+    def settle(self) -> None:
+        """Find the values that can only be one other value: all that goes round is handed on, or changes places with an
+        equal. XLA's ``HloDataflowAnalysis`` leaves out such phis; one that it kept would hold the same numbers."""
+        stands_for: dict[int, int | None] = dict.fromkeys(self.phis)
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for phi, inputs in self.phis.items():
+                found = {stands_for.get(one, one) for one in inputs} - {None}
+                new = phi if len(found) > 1 else next(iter(found), None)
+                if stands_for[phi] not in (new, phi):
+                    stands_for[phi], is_settled = new, False
+        for phi, value in stands_for.items():
+            if value is not None:
+                self._is[phi] = value
 
     def itself(self, value: int) -> int:
         """The value that a value was found to be."""

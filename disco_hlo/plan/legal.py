@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from disco_hlo.core.kernels import group_refusal
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan.kernels import FUSION_KINDS
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph

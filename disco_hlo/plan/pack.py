@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Shape, is_cloned
-from disco_hlo.hlo.legality import external_reads
+from disco_hlo.hlo.graph import Shape, external_reads, is_cloned
 from disco_hlo.hlo.proto import Message, shape_of, shape_to_proto
 from disco_hlo.plan.kernels import FUSION_KINDS, task_config, triton_config
 from disco_hlo.plan.partitions import KernelWork

@@ -3,7 +3,7 @@
 This is the structural half of a strategy's legality (DisCo, section 4.5: "if H' is valid"):
 whatever the backend, a strategy must own every op at most once, carry every all-reduce exactly
 once (both in ``ownership``), and leave no unit waiting for itself through a path outside. Which
-ops may share a kernel is the backend's business (``disco_hlo/hlo/legality.py``). ``apply``, the
+ops may share a kernel is the backend's business (``disco_hlo/core/legality.py``). ``apply``, the
 simulator and the search all take units, dependencies and order from here, so they cannot disagree.
 
 A unit reads a value from the unit that owns it. Nodes that are no units hand reads through:

@@ -135,13 +135,6 @@ def has_room(g: Any, w: Any) -> Any:
 
 
 @inner
-def fresh_stamp(w: Any) -> Any:
-    """A number that no mark holds yet."""
-    w.number[at.STAMP] += 1
-    return w.number[at.STAMP]
-
-
-@inner
 def note_change(w: Any, node: Any) -> None:
     """Remember that the unit that owns ``node`` must be looked at again."""
     w.changed[w.number[at.CHANGES]] = node

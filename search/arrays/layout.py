@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 # Step.node: what the graph says of node x, never written. Rows ending in _AT are CSR offsets into
-# Step.edge: the list of x is edge[node[ROW, x] : node[ROW, x + 1]].
+# Step.edge: the list of x is edge[node[ROW, x] : node[ROW, x + 1]]. What the rules read is described in
+# ``core.rows.Rows``: FLAGS, OPERANDS_AT, BUFFERS_AT, USERS_AT, SHAPE, GEOMETRY, ELEMENT_COUNT, READS_PER_ELEMENT, and
+# GPU_FLAGS to SHARED_BYTES.
 FLAGS: Final = 0
 OPERANDS_AT: Final = 1
-"""Operands as written, repeats included."""
 SOURCES_AT: Final = 2
 """Executing nodes whose values x reads, directly or through free nodes, ascending."""
 READERS_AT: Final = 3
@@ -23,11 +24,8 @@ EARLIER_AT: Final = 4
 LATER_AT: Final = 5
 """The reverse of earlier."""
 BUFFERS_AT: Final = 6
-"""Nodes whose storage x overwrites."""
 SHAPE: Final = 7
-"""Equal numbers, equal shapes (layout included)."""
 GEOMETRY: Final = 8
-"""Equal numbers, equal dimensions and layout, whatever the element type."""
 RANK: Final = 9
 """Place of an all-reduce among all of them in production order, 0 for other nodes."""
 CHANNEL: Final = 10
@@ -39,61 +37,45 @@ ALONE: Final = 12
 SLICE: Final = 13
 """ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
 USERS_AT: Final = 14
-"""All nodes that list x, any node, among their operands."""
 MIXED: Final = 15
 """A hash of x itself."""
 GPU_FLAGS: Final = 16
-"""This row and the next ones are ``hlo.gpu_facts.GpuFacts``; zeros on other backends."""
 REDUCTION: Final = 17
 TRANSPOSE: Final = 18
 LOOP: Final = 19
 OPERAND_LOOP: Final = 20
-ELEMENTS: Final = 21
-SHARED_BYTES: Final = 22
-MOVED: Final = 23
+SHARED_BYTES: Final = 21
+MOVED: Final = 22
 """Bytes that an all-reduce moves (filled in by ``costing``)."""
-READ: Final = 24
+READ: Final = 23
 """Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other, shapes apart
 (filled in by ``costing``)."""
-HOLD: Final = 25
+HOLD: Final = 24
 """ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
 ``costing``)."""
-UNCUT_AT: Final = 26
+UNCUT_AT: Final = 25
 """Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by its head and
 the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry root). Of such a head
 the same the other way round: the all-reduce, and its own digest."""
-COUNT_OF_ELEMENTS: Final = 27
-"""``hlo.legality.element_count``"""
-READS_PER_ELEMENT: Final = 28
-"""``hlo.legality.reads_per_element``"""
-NODE_ROWS: Final = 29
+ELEMENT_COUNT: Final = 26
+READS_PER_ELEMENT: Final = 27
+NODE_ROWS: Final = 28
 
-# Bits of node[FLAGS].
-FUSIBLE: Final = 1
+# Bits of node[FLAGS] beside those of ``core.rows``, which end below them.
+FUSIBLE: Final = 1 << 16
 """May join a group. Bitcasts do not have it: they follow their neighbours."""
-ACTIVE: Final = 2
+ACTIVE: Final = 1 << 17
 """Executes: of the kind FUSIBLE, FIXED or ALL_REDUCE."""
-ALL_REDUCE: Final = 4
-BITCAST: Final = 8
-CLONED: Final = 16
-"""Scalar constant, which every kernel has its own copy of."""
-RETURNED: Final = 32
+ALL_REDUCE: Final = 1 << 18
+RETURNED: Final = 1 << 19
 """The entry root returns it, directly or through free nodes."""
-ELEMENTWISE: Final = 64
-REDUCE: Final = 128
-SINGLE_RESULT: Final = 256
-"""May be a result only where it is the sole one."""
-TUPLE: Final = 1024
-"""The value is a tuple."""
-UNCUT: Final = 512
+UNCUT: Final = 1 << 20
 """``UNCUT_AT`` has something of it."""
-ORDERED: Final = 2048
+ORDERED: Final = 1 << 21
 """Something must run behind it though it does not read it."""
-BLOCK_ALONE: Final = 4096
-"""A reduction that XLA:GPU has done by blocks of threads, and behind which no chain of ops stands: a kernel that
-computes it must return it."""
-
-PRODUCT: Final = 8192
+MUST_BE_RETURNED: Final = 1 << 22
+"""``core.legality_gpu.must_be_returned``"""
+PRODUCT: Final = 1 << 23
 """A matrix product, a convolution or what else libraries compute."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
@@ -189,11 +171,11 @@ PRODUCERS_AT: Final = 19
 PRODUCER_COUNT: Final = 20
 EVALUATED: Final = 21
 """At a member of a kernel that is judged: how many elements of it are evaluated."""
-SCRATCH_ROWS: Final = 22
+ABOUT: Final = 22
+"""What the last refusal of a kernel is about (``core.reasons``)."""
+SCRATCH_ROWS: Final = 23
 
-# Scratch.number.
-STAMP: Final = 0
-"""Largest number that any of the marks above holds."""
+# Scratch.number, behind ``core.marks.STAMP``.
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2

@@ -15,40 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.core.legality_gpu import must_be_returned
+from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo import gpu_facts as fact
-from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, flat_shapes, flat_users, grouped
-from disco_hlo.hlo.gpu_facts import gpu_facts
-from disco_hlo.hlo.graph import Graph, Kind, Node, overwritten_names, rewriting
-from disco_hlo.hlo.legality import (
-    FEW_READS,
-    LIMITS,
-    MOST_WORK,
-    REPETITION,
-    element_count,
-    keeps_own_buffer,
-    reads_per_element,
-)
-from disco_hlo.hlo.opcodes import ELEMENTWISE, PRODUCTS
+from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
+from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
+from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import mixed
+from disco_hlo.search.arrays.views import GraphView
 
-UNSUPPORTED = ("stochastic-convert",)
-"""Ops that XLA:GPU has no code generator for (see ``hlo.legality_gpu``)."""
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
 _FEW: Final = 32
-_NEVER_JOINS = 1 << 20
-"""Beside the bits of ``FLAGS``: no kernel may hold ops of this key."""
-_JOINS = 1 << 21
-"""A kernel may hold ops of this key, unless something else forbids it."""
 _ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
-_FLAG_OF_OPCODE = {
-    **dict.fromkeys(ELEMENTWISE, at.ELEMENTWISE),
-    **dict.fromkeys(("concatenate", "reduce-window", "gather"), at.SINGLE_RESULT),
-    "bitcast": at.BITCAST,
-    "reduce": at.REDUCE,
-}
 
 
 class Step(NamedTuple):
@@ -63,9 +43,8 @@ class Step(NamedTuple):
     the hash of what they compute (0: empty slot), as long as what they return has this one; last column: 1
     where they may not stand with other results even if the rules allow it (Triton's tiles)."""
     limits: NDArray[np.int64]
-    """Operands and results, emissions, reductions of one kernel, see ``legality.Limits``; whether XLA:GPU's
-    rules hold; how often a kernel may read what it reads (``hlo.legality``); how many kernels in ``special`` are
-    larger than any other may be, and how many ops each owns."""
+    """``core.rows.Rows.limits``, then how many kernels in ``special`` are larger than any other may be, and how many
+    ops each owns."""
 
 
 def build_step(graph: Graph) -> Step:
@@ -73,66 +52,37 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     if count > MAXIMUM_NODES:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
-    flat = flat_graph(graph)
+    flat, read = flat_graph(graph), rows(graph)
     active = np.isin(flat.kind, _ACTIVE)
     sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
-    edges: list[NDArray[np.int64]] = []
-    placed = 0
+    for name, row in read._asdict().items():
+        if name in GraphView.rows:
+            node[GraphView.rows[name], : row.size] = row
+    edges, placed = [read.edge], read.edge.size
     for row, (begin, items) in (
-        (at.OPERANDS_AT, (flat.operand_at, flat.operand)),
         (at.SOURCES_AT, sources),
         (at.READERS_AT, _reversed(*sources)),
         (at.EARLIER_AT, earlier),
         (at.LATER_AT, _reversed(*earlier)),
-        (at.BUFFERS_AT, _buffers(graph)),
-        (at.USERS_AT, flat_users(graph)),
     ):
         node[row] = placed + begin
         edges.append(items)
         placed += items.size
-    alike, shapes = flat.of_key, flat_shapes(graph)
-    node[at.FLAGS, :count] = _flags(graph, flat, active, _flags_of_keys(graph)[alike])
+    node[at.FLAGS, :count] |= _flags(graph, flat, active, read.flags)
     node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
-    node[at.SHAPE, :count] = shapes.of_key[alike]
-    node[at.GEOMETRY, :count] = shapes.geometry[shapes.of_key][alike]
     gradients = list(graph.all_reduces)
     node[at.CHANNEL, gradients] = _numbered(
         (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
     )
-    node[at.KEY, :count] = alike
-    examples = [graph.nodes[x] for x in flat.example.tolist()]
-    node[at.COUNT_OF_ELEMENTS, :count] = np.array([element_count(x) for x in examples], np.int64)[alike]
-    reads = np.array([reads_per_element(graph, x) for x in examples], np.int64)
-    node[at.READS_PER_ELEMENT, :count] = reads[alike]
+    node[at.KEY, :count] = flat.of_key
     node[at.MIXED, :count] = mixed(np.arange(count))
     node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
-    limits = LIMITS[graph.backend]
-    is_gpu = graph.backend == "gpu"
-    if is_gpu:
-        _add_gpu_facts(graph, node)
-    # Given, not compiled in: code that is kept does not notice a change of what lies outside of its package.
-    of_backend = (limits.operands_and_results, limits.emissions, limits.reductions, is_gpu)
-    bounds = np.array([*of_backend, REPETITION, FEW_READS, MOST_WORK, 0], np.int64)
-    return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), bounds)
-
-
-def _add_gpu_facts(graph: Graph, node: NDArray[np.int64]) -> None:
-    facts = gpu_facts(graph)
-    for row, values in (
-        (at.GPU_FLAGS, facts.flags),
-        (at.REDUCTION, facts.reduction),
-        (at.TRANSPOSE, facts.transpose),
-        (at.LOOP, facts.loop),
-        (at.OPERAND_LOOP, facts.operand_loop),
-        (at.ELEMENTS, facts.elements),
-        (at.SHARED_BYTES, facts.shared_bytes),
-    ):
-        node[row, : len(graph)] = values
-    for x in np.flatnonzero((facts.reduction >= 0) & (facts.flags & fact.LONG_REDUCE != 0)).tolist():
-        if not any(facts.flags[user] & fact.CHAIN for user in graph.users[x]):
-            node[at.FLAGS, x] |= at.BLOCK_ALONE
+    for x in np.flatnonzero(read.reduction >= 0).tolist():
+        if must_be_returned(read, x):
+            node[at.FLAGS, x] |= at.MUST_BE_RETURNED
+    return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), np.append(read.limits, 0))
 
 
 def production_order(
@@ -295,44 +245,23 @@ def _running(graph: Graph, node: int) -> set[int]:
     return found
 
 
-def _buffers(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    pairs = np.array(sorted(set(overwritten_names(graph))), np.int64).reshape(-1, 2)
-    return grouped(pairs[:, 1], pairs[:, 0], len(graph))
-
-
-def _flags_of_keys(graph: Graph) -> NDArray[np.int64]:
-    """``[keys]``: what follows from a node's op and shapes, the same for all nodes of equal key."""
-    flat, shapes, is_gpu = flat_graph(graph), flat_shapes(graph), graph.backend == "gpu"
-    nodes = [graph.nodes[x] for x in flat.example.tolist()]
-    opcodes = [node.opcode for node in nodes]
-    found = np.array([_FLAG_OF_OPCODE.get(opcode, 0) for opcode in opcodes], np.int64)
-    found[~shapes.reads_in_place] &= ~at.ELEMENTWISE
-    is_tuple = np.array([shape.dtype == "tuple" for shape in shapes.distinct], np.bool_)
-    found[is_tuple[shapes.of_key]] |= at.TUPLE
-    # Not a scatter, though XLA:GPU would take it: what its updates cost inside it no estimate tells (docs/search.md).
-    found[(flat.kind == Kind.FUSIBLE)[flat.example] | flat.is_bitcast[flat.example]] |= _JOINS
-    for i, opcode in enumerate(opcodes):
-        if (is_gpu and opcode in UNSUPPORTED) or (opcode == "copy" and keeps_own_buffer(graph, nodes[i])):
-            found[i] |= _NEVER_JOINS
-    return found
-
-
 def _flags(
-    graph: Graph, flat: FlatGraph, active: NDArray[np.bool_], of_key: NDArray[np.int64]
+    graph: Graph, flat: FlatGraph, active: NDArray[np.bool_], known: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Row ``FLAGS`` but for ``ORDERED``, ``[nodes]``."""
+    """The search's own bits of row ``FLAGS`` but for ``ORDERED``, ``[nodes]``; ``known`` are the others."""
     returned, through_tuple = np.zeros((2, len(graph)), np.bool_)
     returned[_through_free(graph, (graph.root,))] = True
     through_tuple[list(_tuples_of_fusible(graph))] = True
+    # Not a scatter, though XLA:GPU would take it: what its updates cost inside it no estimate tells (docs/search.md).
+    fusible = (flat.kind == Kind.FUSIBLE) & (known & (OWN_BUFFER | NOT_GENERATED) == 0)
     # Where a value passes through a tuple it leaves the kernel, so both ends cannot share one.
-    fusible = active & ((of_key & (_JOINS | _NEVER_JOINS)) == _JOINS)
     fusible[flat.reader[through_tuple[flat.operand]]] = False
     is_read = np.zeros(len(graph), np.bool_)
     is_read[flat.operand] = True
     fusible &= returned | is_read
-    flags = of_key & ~(_JOINS | _NEVER_JOINS)
+    flags = np.zeros(len(graph), np.int64)
     for bit, holds in (
-        (at.RETURNED, returned), (at.CLONED, flat.is_cloned), (at.ACTIVE, active), (at.FUSIBLE, fusible),
+        (at.RETURNED, returned), (at.ACTIVE, active), (at.FUSIBLE, fusible),
         (at.PRODUCT, np.array([node.opcode in PRODUCTS for node in graph.nodes], np.bool_)),
     ):  # fmt: skip
         flags |= np.where(holds, bit, 0)

@@ -17,10 +17,14 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, shared
+from disco_hlo.core import legality, legality_gpu, marks, reasons
 from disco_hlo.search.arrays import layout as at
 
 _POINTER: Final = types.CPointer(types.int64)
+
+for module in (legality, legality_gpu, marks, reasons):
+    shared(module)
 
 
 class View(types.Type):
@@ -60,13 +64,12 @@ class GraphView(View):
         "transpose": at.TRANSPOSE,
         "loop": at.LOOP,
         "operand_loop": at.OPERAND_LOOP,
-        "elements": at.ELEMENTS,
         "shared_bytes": at.SHARED_BYTES,
         "moved_bytes": at.MOVED,
         "read": at.READ,
         "hold_ns": at.HOLD,
         "uncut_at": at.UNCUT_AT,
-        "element_count": at.COUNT_OF_ELEMENTS,
+        "element_count": at.ELEMENT_COUNT,
         "reads_per_element": at.READS_PER_ELEMENT,
     }
     arrays = ("edge", "special", "limits")
@@ -126,6 +129,7 @@ class ScratchView(View):
         "producers_at": at.PRODUCERS_AT,
         "producer_count": at.PRODUCER_COUNT,
         "evaluated": at.EVALUATED,
+        "about": at.ABOUT,
     }
     arrays = ("number", "log", "changed", "verdict", "keyed", "refused", "producer")
 

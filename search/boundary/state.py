@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.core.rows import keeps_own_buffer
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.hlo.legality import keeps_own_buffer
-from disco_hlo.hlo.legality_gpu import emitter_kind
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays import layout as at
@@ -482,7 +482,5 @@ def _bitcasts_to_source(graph: Graph, x: int) -> list[int]:
 
 def _emitter(graph: Graph, owned: Sequence[int], inside: Collection[int]) -> str:
     """XLA's label of the kernel."""
-    if graph.backend != "gpu":
-        return "loop"
     read = {x for x in owned if any(user not in inside for user in graph.users[x])}
     return emitter_kind(graph, inside, sorted(read or owned))

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, fresh_stamp, has_room, roll_back
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
 from disco_hlo.search.arrays.table import claim, find
 from disco_hlo.search.arrays.views import open_draws, open_views

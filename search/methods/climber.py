@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
@@ -81,8 +82,7 @@ class Climber:
 
     def priced(self, state: State) -> State:
         """The state itself, its times filled in and its units unlike those of any other state."""
-        self.scratch.number[at.STAMP] += 1
-        state.word[at.MOMENT] = self.scratch.number[at.STAMP]
+        state.word[at.MOMENT] = fresh_stamp(self.scratch)
         self.costs.price_all(state, self.scratch)
         return state
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import computes, fresh_stamp, has_room, roll_back
+from disco_hlo.search.arrays.board import computes, has_room, roll_back
 from disco_hlo.search.moves.foresight import never_recomputed
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import recompute

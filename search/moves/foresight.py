@@ -5,8 +5,8 @@ takes longer than all else. What two units would be together, and what is left o
 from the units as they are: the kernel is looked up among the verdicts by its hash, or judged, before anything is
 written; making it then finds the verdict. Where duplicates would change hands as well the move is let pass, to be
 made and judged as ever. Of what a unit would be that recomputes more, only the number of ops is looked at, and
-whether a reduction would be left that no block of threads does (``hlo.legality_gpu``). Kernels of XLA's own stand
-whatever the rules say.
+whether it would recompute an op that has to be returned (``core.legality_gpu``). Kernels of XLA's own stand whatever
+the rules say.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import inner
-from disco_hlo.hlo import gpu_facts as fact
+from disco_hlo.core.legality import results_refusal
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import LEGAL
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, fresh_stamp, holds_copy
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, holds_copy
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot
-from disco_hlo.search.rules.legality import GPU_RULES, LEGAL, UNJUDGED, judge, known_verdict
+from disco_hlo.search.rules.legality import UNJUDGED, judge, known_verdict
 from disco_hlo.search.rules.neighbours import gather_members, is_read_inside, sort_runs
 
 
@@ -37,7 +39,7 @@ def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
     if verdict == LEGAL or (recomputes and not _gather_both(g, s, w, a, b)):
         return False
     if verdict == UNJUDGED:
-        if not is_special and _results_clash(g, s, w, a, b, results):
+        if not is_special and results_refusal(g, w, results, False) != LEGAL:
             return True
         if not recomputes:
             _gather_both(g, s, w, a, b)
@@ -51,7 +53,7 @@ def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any
     computed, hidden = s.computed[unit], False
     for i in range(added):
         computed += copy_share(w.needed[i])
-        hidden = hidden or g.flags[w.needed[i]] & at.BLOCK_ALONE != 0
+        hidden = hidden or g.flags[w.needed[i]] & at.MUST_BE_RETURNED != 0
     if members + added <= MAXIMUM_MEMBERS and not hidden:
         return False
     return not g.special_mask or special_slot(g, computed) < 0
@@ -218,46 +220,6 @@ def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
         x = s.next[x]
     sort_runs(w.results, w.queue, results)
     return results, returned
-
-
-@inner
-def _results_clash(g: Any, s: Any, w: Any, a: Any, b: Any, results: Any) -> Any:
-    """Whether no kernel of two units returns all of row ``results``, in one loop or beside the first reduction."""
-    if not g.limits[GPU_RULES]:
-        return False
-    first, one_loop = -1, True
-    for i in range(results):
-        x = w.results[i]
-        one_loop = one_loop and g.loop[x] == g.loop[w.results[0]]
-        if first == -1 and g.reduction[x] >= 0:
-            first = x
-    if first == -1:  # where a block may do a member, what is behind the results decides
-        return not one_loop and not _has_block(g, s, a) and not _has_block(g, s, b)
-    for i in range(results):
-        x = w.results[i]
-        if g.reduction[x] >= 0:
-            if g.reduction[x] != g.reduction[first]:
-                return True
-        elif not g.gpu_flags[x] & fact.CHAIN and g.loop[x] != g.operand_loop[first]:
-            return True  # a chain may begin with a reduction of its own
-    return False
-
-
-@inner
-def _has_block(g: Any, s: Any, unit: Any) -> Any:
-    """Whether a unit computes an op that a block of threads does together where it decides how a kernel is made."""
-    x = unit
-    while x != -1:  # ends with the list
-        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
-            return True
-        x = s.next[x]
-    cell = s.copies[unit]
-    while cell != -1:  # ends with the list
-        x = s.cell_node[cell]
-        if g.reduction[x] >= 0 or g.transpose[x] >= 0:
-            return True
-        cell = s.next_of_unit[cell]
-    return False
 
 
 @inner

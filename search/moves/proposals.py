@@ -10,8 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import inner
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.rows import CLONED
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import PRODUCERS, fresh_stamp, has_room
+from disco_hlo.search.arrays.board import PRODUCERS, has_room
 from disco_hlo.search.arrays.rng import draw
 from disco_hlo.search.moves.absorb import absorb
 from disco_hlo.search.moves.duplicate import duplicate
@@ -210,7 +212,7 @@ def _random_siblings(g: Any, s: Any, generator: Any, pools: Any) -> Any:
         return -1, -1
     shared = g.edge[g.operands_at[x] + draw(generator, operands)]
     users = g.users_at[shared + 1] - g.users_at[shared]
-    if g.flags[shared] & at.CLONED or users < 2:
+    if g.flags[shared] & CLONED or users < 2:
         return -1, -1
     a, b = s.owner[x], s.owner[g.edge[g.users_at[shared] + draw(generator, users)]]
     if b == -1:

@@ -17,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import inner
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import REFUSALS, fresh_stamp, put
+from disco_hlo.search.arrays.board import REFUSALS, put
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.moves.absorb import absorbers
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, SIBLING, UNFUSE

@@ -1,7 +1,7 @@
-"""The rules of ``hlo.legality`` for groups under change, in compiled code.
+"""Whether the rules of ``core.legality`` let a unit stand as it is, and what is remembered of that.
 
-The rules themselves, their reasons and their sources are there; a property test holds the two
-equal. Here a group is what a unit owns and duplicates together with the bitcasts that belong to it.
+To the rules a kernel is what a unit owns and duplicates together with the bitcasts that belong to it. Kernels of XLA's
+own stand whatever the rules say.
 """
 
 from __future__ import annotations
@@ -9,39 +9,25 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.compiled import inner
+from disco_hlo.core.legality import kernel_refusal, results_refusal
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.rows import BITCAST, LIMITS
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS, fresh_stamp
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS
 from disco_hlo.search.arrays.digest import special_slot
-from disco_hlo.search.rules.legality_gpu import is_gpu_kernel
 from disco_hlo.search.rules.neighbours import gather_members, sort_runs
 
-LEGAL: Final = 0
-NOT_FUSIBLE: Final = 1
-NO_RESULT: Final = 2
-RESULT_SHAPES: Final = 3
-SEVERAL_RESULTS: Final = 4
-TOO_MANY_OPERANDS: Final = 5
-TOO_MANY_REDUCTIONS: Final = 6
-TOO_MANY_EMISSIONS: Final = 7
-SHARED_BUFFER: Final = 8
-DEAD_MEMBER: Final = 9
-TOO_MANY_MEMBERS: Final = 10
-GPU_RULE: Final = 11
-OTHER_RESULTS: Final = 12
-TOO_MANY_EVALUATIONS: Final = 13
+# Verdicts of the search's own, beside ``LEGAL`` and the other reasons of ``core.reasons``.
 UNJUDGED: Final = -1
+TOO_MANY_MEMBERS: Final = -2
+STAYS_ALONE: Final = -3
+"""A member is none of the ops that the search fuses."""
+OTHER_RESULTS: Final = -4
 
-# Places in Step.limits.
-OPERANDS_LIMIT: Final = 0
-EMISSIONS_LIMIT: Final = 1
-REDUCTIONS_LIMIT: Final = 2
-GPU_RULES: Final = 3
-"""1 where XLA:GPU's rules hold, 0 where XLA:CPU's do."""
-REPETITION_LIMIT: Final = 4
-FEW_READS_LIMIT: Final = 5
-MOST_WORK_LIMIT: Final = 6
-LARGE_KERNELS: Final = 7
-"""How many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns, ascending, follows."""
+LARGE_KERNELS: Final = LIMITS
+"""Place in ``Step.limits``: how many kernels in ``Step.special`` own more than ``MAXIMUM_MEMBERS``; how many each owns,
+ascending, follows."""
 
 
 @inner
@@ -134,62 +120,12 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
         return TOO_MANY_MEMBERS
     for i in range(count):
         if not g.flags[w.members[i]] & at.FUSIBLE:
-            return NOT_FUSIBLE
-    if results == 0:
-        return NO_RESULT
-    by_gpu = g.limits[GPU_RULES] != 0
-    if results > 1 and not by_gpu and not _results_agree(g, w, results):
-        return RESULT_SHAPES
+            return STAYS_ALONE
+    reason = results_refusal(g, w, results, False)
+    if reason != LEGAL:
+        return reason
     count, stamp = add_bitcasts(g, w, count)
-    if by_gpu and not is_gpu_kernel(g, w, count, results, stamp):
-        return GPU_RULE
-    refusal = _size_refusal(g, w, count, stamp, results)
-    if refusal != LEGAL:
-        return refusal
-    _mark_results(w, count, results)
-    if not _all_are_used(g, w, count, stamp):
-        return DEAD_MEMBER
-    refusal = _emission_refusal(g, w, count, stamp)
-    if refusal != LEGAL:
-        return refusal
-    _mark_results(w, count, results)
-    if _evaluates_too_much(g, w, count, stamp):
-        return TOO_MANY_EVALUATIONS
-    if by_gpu:
-        return LEGAL
-    return _inplace_refusal(g, w, count)
-
-
-@inner
-def _mark_results(w: Any, count: Any, results: Any) -> None:
-    """Row ``value`` of each member: 1 where it stands in row ``results``, else 0."""
-    for i in range(count):
-        w.value[w.members[i]] = 0
-    for i in range(results):
-        w.value[w.results[i]] = 1
-
-
-@inner
-def _all_are_used(g: Any, w: Any, count: Any, stamp: Any) -> Any:
-    """Whether every member but bitcasts leaves (row ``value``) or is read by another one."""
-    for i in range(count):
-        x = w.members[i]
-        used, e = w.value[x] != 0 or g.flags[x] & at.BITCAST != 0, g.readers_at[x]
-        while not used and e < g.readers_at[x + 1]:  # ends: e goes up
-            used = w.inside[g.edge[e]] == stamp
-            e += 1
-        if not used:
-            return False
-    return True
-
-
-@inner
-def _results_agree(g: Any, w: Any, results: Any) -> Any:
-    for i in range(results):
-        x = w.results[i]
-        if g.shape[x] != g.shape[w.results[0]] or g.flags[x] & at.SINGLE_RESULT:
-            return False
-    return True
+    return kernel_refusal(g, w, count, results, stamp, False)
 
 
 @inner
@@ -207,7 +143,7 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
         x = w.members[i]
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
-            if g.flags[operand] & at.BITCAST and w.inside[operand] != stamp:
+            if g.flags[operand] & BITCAST and w.inside[operand] != stamp:
                 total = _add_chain(g, w, stamp, operand, total)
     sort_runs(w.members, w.queue, total)
     return total, stamp
@@ -216,7 +152,7 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
 @inner
 def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
     start = bitcast
-    while g.flags[start] & at.BITCAST and w.inside[start] != stamp:  # ends: operands come before
+    while g.flags[start] & BITCAST and w.inside[start] != stamp:  # ends: operands come before
         start = g.edge[g.operands_at[start]]
     if w.inside[start] != stamp and not g.flags[start] & at.ALL_REDUCE:
         return total
@@ -227,102 +163,3 @@ def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
         total += 1
         x = g.edge[g.operands_at[x]]
     return total
-
-
-@inner
-def _size_refusal(g: Any, w: Any, count: Any, stamp: Any, results: Any) -> Any:
-    seen = fresh_stamp(w)
-    reads = reductions = 0
-    for i in range(count):
-        x = w.members[i]
-        if g.flags[x] & at.REDUCE:
-            reductions += 1
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            operand = g.edge[e]
-            if w.inside[operand] == stamp or w.mark[operand] == seen or g.flags[operand] & at.CLONED:
-                continue
-            w.mark[operand] = seen
-            reads += 1
-    if reads + results > g.limits[OPERANDS_LIMIT]:
-        return TOO_MANY_OPERANDS
-    if reductions > g.limits[REDUCTIONS_LIMIT]:
-        return TOO_MANY_REDUCTIONS
-    return LEGAL
-
-
-@inner
-def _emission_refusal(g: Any, w: Any, count: Any, stamp: Any) -> Any:
-    """Row ``value`` comes to hold how often the readers so far want each member written; the results are in it."""
-    for i in range(count - 1, -1, -1):
-        x = w.members[i]
-        written = max(1, w.value[x])
-        if written > g.limits[EMISSIONS_LIMIT]:
-            return TOO_MANY_EMISSIONS
-        elementwise = g.flags[x] & at.ELEMENTWISE
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            operand = g.edge[e]
-            if w.inside[operand] != stamp:
-                continue
-            if elementwise:
-                w.value[operand] = max(w.value[operand], written)
-            else:
-                # Reading an operand twice adds twice: once for each time it is listed.
-                w.value[operand] += written
-    return LEGAL
-
-
-@inner
-def _evaluates_too_much(g: Any, w: Any, count: Any, stamp: Any) -> Any:
-    """Whether the kernel does too much of the same again and again; row ``value`` tells its results."""
-    alone = 0
-    for i in range(count):
-        x = w.members[i]
-        alone = min(g.limits[MOST_WORK_LIMIT], alone + g.element_count[x] * max(1, g.reads_per_element[x]))
-        w.evaluated[x] = g.element_count[x] if w.value[x] else 0
-    most, total = max(g.limits[FEW_READS_LIMIT], g.limits[REPETITION_LIMIT] * alone), 0
-    for i in range(count - 1, -1, -1):
-        x = w.members[i]
-        own, reads, elementwise = w.evaluated[x], g.reads_per_element[x], g.flags[x] & at.ELEMENTWISE
-        if own > most // max(1, reads):
-            return True
-        total += own * max(1, reads)
-        if total > most:
-            return True
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            operand = g.edge[e]
-            if w.inside[operand] != stamp:
-                continue
-            share = max(1, g.element_count[x] // max(1, g.element_count[operand]))
-            added = own * reads if reads else own // share
-            before = w.evaluated[operand]
-            w.evaluated[operand] = max(before, added) if elementwise else before + added
-    return False
-
-
-@inner
-def _inplace_refusal(g: Any, w: Any, count: Any) -> Any:
-    for i in range(count):
-        writer = w.members[i]
-        for e in range(g.buffers_at[writer], g.buffers_at[writer + 1]):
-            if not _reads_only_its_element(g, w, count, g.edge[e], writer):
-                return SHARED_BUFFER
-    return LEGAL
-
-
-@inner
-def _reads_only_its_element(g: Any, w: Any, count: Any, name: Any, writer: Any) -> Any:
-    touched = fresh_stamp(w)
-    w.mark[name] = touched
-    for i in range(count):
-        x = w.members[i]
-        reads = False
-        for e in range(g.operands_at[x], g.operands_at[x + 1]):
-            # A bitcast of the value is another name of it, which is looked at for itself.
-            is_name = g.flags[x] & at.BITCAST and g.edge[e] == name
-            reads = reads or (w.mark[g.edge[e]] == touched and not is_name)
-        if not reads:
-            continue
-        w.mark[x] = touched
-        if not g.flags[x] & at.ELEMENTWISE or g.geometry[x] != g.geometry[writer]:
-            return False
-    return True

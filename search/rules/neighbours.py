@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
-from disco_hlo.search.arrays.board import computes, fresh_stamp
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.search.arrays.board import computes
 from disco_hlo.search.arrays.layout import ORDERED
 
 

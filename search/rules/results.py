@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     add_copies,
     computes,
-    fresh_stamp,
     link,
     note_change,
     put,

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import LEGAL
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import fresh_stamp, holds_copy, note_change
-from disco_hlo.search.rules.legality import LEGAL, unit_refusal
+from disco_hlo.search.arrays.board import holds_copy, note_change
+from disco_hlo.search.rules.legality import unit_refusal
 from disco_hlo.search.rules.neighbours import is_read_inside
 from disco_hlo.search.rules.results import join, part, read_again
 

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.core import rows
+from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     MAXIMUM_MEMBERS,
@@ -15,7 +17,6 @@ from disco_hlo.search.arrays.board import (
     VERDICTS,
     cut_slot,
     enlist,
-    fresh_stamp,
     put,
     retire,
 )
@@ -260,7 +261,7 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
         total = mix(total ^ np.uint64(2 * g.key[x] + (s.owner[x] == unit and s.leaves[x] != 0)))
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
-            if g.flags[operand] & at.CLONED:
+            if g.flags[operand] & rows.CLONED:
                 total = mix(total ^ np.uint64(_CLONED))
                 continue
             while True:  # ends: operands come before what reads them
@@ -272,7 +273,7 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
                 total = mix(total ^ np.uint64(_READ + w.value[operand]))
                 if not fresh:
                     break
-                if not g.flags[operand] & at.BITCAST:
+                if not g.flags[operand] & rows.BITCAST:
                     total = mix(total ^ np.uint64(g.read[operand]))
                     break
                 total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
@@ -306,7 +307,7 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
     for k in range(size):
         x = w.members[k]
         role = COPY
-        if g.flags[x] & at.BITCAST:
+        if g.flags[x] & rows.BITCAST:
             role = BITCAST
         elif s.owner[x] == unit:
             role = RESULT if s.leaves[x] else INSIDE

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from disco_hlo.core.rows import is_joinable
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import is_joinable
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxlib import _hlo
 
+from disco_hlo.core.kernels import group_refusal
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
-from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.executed import executed_difference, without_barriers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -16,7 +17,7 @@ from disco_hlo.hlo.flat_graph import (
     grouped,
     stretches,
 )
-from disco_hlo.hlo.graph import is_cloned
+from disco_hlo.hlo.graph import Kind, is_cloned
 from tests.search.random_steps import random_step
 
 
@@ -33,6 +34,16 @@ def test_the_arrays_are_those_of_the_nodes() -> None:
         assert graph.nodes[flat.example[flat.of_key[node.id]]].key == node.key
     assert flat.first.tolist() == [*graph.first_of_key]
     assert flat.reader.tolist() == [node.id for node in graph.nodes for _ in node.operands]
+
+
+def test_an_op_that_is_kept_apart_is_not_taken_for_its_twin_that_may_be_fused() -> None:
+    """The search fused both, and the last check of its plan refused that."""
+    graph = random_step(Random(3), 60)
+    twin = next(node for node in graph.nodes if node.kind is Kind.FUSIBLE)
+    apart = replace(twin, id=len(graph), kind=Kind.FIXED)
+    flat = flat_graph(replace(graph, nodes=(*graph.nodes, apart)))
+    assert flat.example[flat.of_key[-1]] == apart.id
+    assert flat.kind[flat.example[flat.of_key]].tolist() == flat.kind.tolist()
 
 
 def test_they_are_made_once() -> None:

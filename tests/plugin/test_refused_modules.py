@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 from disco_hlo.errors import PlanError
+from disco_hlo.hlo import proto
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.check_module import faults, overwrites
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.measuring import candidates
@@ -49,13 +51,15 @@ def looping() -> models.Step:
 
 
 def spoiled(module: bytes) -> bytes:
-    """A module in which a loop's body overwrites a value that it was given before another op reads it."""
-    tried = [
-        run_before(module, one.computation, one.writer, reader)
-        for one in overwrites(module, "cpu")
-        for reader in one.readers
-        if one.is_carried
-    ]
+    """A module in which a loop's body overwrites a value that it was given before it has read that."""
+    message = proto.parse(module)
+    inner = [one for one in message.computations if one.id in set(message.schedule.sequences)]
+    tried = (
+        run_before(module, body.name, late.name, early.name)
+        for body in inner
+        for early, late in itertools.permutations(body.instructions, 2)
+        if body.id != message.entry_computation_id
+    )
     return next(one for one in tried if faults(one, "cpu"))
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.hlo.legality import external_reads
+from disco_hlo.hlo.graph import Graph, Kind, external_reads
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.costs import LinearPieces
 

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
+from disco_hlo.core.kernels import group_refusal
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import bucket_refusal
 from disco_hlo.plan.order import check_order, unit_graph

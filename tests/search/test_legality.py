@@ -1,4 +1,4 @@
-"""The compiled rules agree with ``hlo.legality``, but for scatters, around which the search makes no kernels."""
+"""What the compiled rules say of a unit is what they say, as plain Python, of the kernel that is written for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.reasons import LEGAL, TOO_MANY_EVALUATIONS, sentence
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.hlo.legality import group_refusal
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import empty_state, new_scratch
@@ -17,7 +18,7 @@ from disco_hlo.search.arrays.step import build_step, is_active
 from disco_hlo.search.boundary.entries import refusal_of
 from disco_hlo.search.boundary.state import given as kept_of
 from disco_hlo.search.boundary.state import own, written_group
-from disco_hlo.search.rules.legality import LEGAL, TOO_MANY_EVALUATIONS
+from disco_hlo.search.rules.legality import STAYS_ALONE
 from disco_hlo.search.rules.results import count_results
 from tests.search.random_steps import random_step
 
@@ -36,8 +37,8 @@ def results_of(graph: Graph, owned: list[int]) -> list[int]:
     ]
 
 
-def both(graph: Graph, owned: list[int]) -> tuple[int, str | None]:
-    """Why nodes may not be one kernel: by the compiled rules, and by the others."""
+def both(graph: Graph, owned: list[int]) -> tuple[int, str | None, str | None]:
+    """Why nodes may not be one kernel: the number and sentence of the compiled rules, and that of the plain ones."""
     step, kept = build_step(graph), kept_of(graph, [unfused(graph)])
     assert not kept.groups
     state, scratch = empty_state(step), new_scratch(step)
@@ -46,8 +47,10 @@ def both(graph: Graph, owned: list[int]) -> tuple[int, str | None]:
     own(state, [owned])
     count_results(step, state, scratch)
     group = written_group(graph, owned, [])
-    expected = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
-    return refusal_of(step, state, scratch, owned[0]), expected
+    plain = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
+    found = refusal_of(step, state, scratch, owned[0])
+    said = sentence(graph, found, scratch.row[at.ABOUT, :3].tolist()) if found > LEGAL else None
+    return found, said, plain
 
 
 @settings(max_examples=300, deadline=None)
@@ -57,7 +60,7 @@ def both(graph: Graph, owned: list[int]) -> tuple[int, str | None]:
     size=st.integers(2, 12),
     backend=st.sampled_from(("cpu", "gpu")),
 )
-def test_the_compiled_rules_refuse_what_the_rules_refuse(
+def test_a_unit_is_refused_for_what_its_kernel_is_refused_for(
     seed: int, count: int, size: int, backend: str
 ) -> None:
     random = Random(seed)
@@ -65,28 +68,23 @@ def test_the_compiled_rules_refuse_what_the_rules_refuse(
     active = [node.id for node in graph.nodes if is_active(node)]
     start = random.randrange(len(active))
     owned = sorted(random.sample(active[start : start + 2 * size], min(size, len(active) - start)))
-    found, expected = both(graph, owned)
+    found, said, plain = both(graph, owned)
     if len(owned) == 1:
         assert found == LEGAL
-        return
-    if any(graph.nodes[x].opcode == "scatter" for x in owned):
-        expected = "a scatter stays as XLA left it"
-    if any(graph.nodes[x].opcode not in ("dot", "all-reduce") for x in owned):
-        assert (found == LEGAL) == (expected is None), (found, expected)
+    elif found == STAYS_ALONE:  # around scatters the search makes no kernels
+        assert plain is not None or any(graph.nodes[x].opcode == "scatter" for x in owned)
+    else:
+        assert said == plain
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), backend=st.sampled_from(("cpu", "gpu")))
-def test_both_rules_count_alike_what_a_kernel_evaluates(seed: int, backend: str) -> None:
+def test_compiled_rules_count_alike_what_a_kernel_evaluates(seed: int, backend: str) -> None:
     random = Random(seed)
     graph = reduced_again_and_again(random, backend)
-    found, expected = both(graph, list(range(1, len(graph) - 1)))
-    assert (found == LEGAL) == (expected is None), (found, expected)
-    if backend == "cpu":
-        assert (found == TOO_MANY_EVALUATIONS) == ("one kernel would read" in (expected or "")), (
-            found,
-            expected,
-        )
+    found, said, plain = both(graph, list(range(1, len(graph) - 1)))
+    assert said == plain
+    assert (found == TOO_MANY_EVALUATIONS) == ("one kernel would read" in (plain or ""))
 
 
 def reduced_again_and_again(random: Random, backend: str) -> Graph:

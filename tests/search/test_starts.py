@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disco_hlo.core.reasons import LEGAL
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
@@ -22,7 +23,6 @@ from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import refusal_of, run_order
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import signatures, to_strategy
-from disco_hlo.search.rules.legality import LEGAL
 from disco_hlo.search.run import search
 from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.build import build

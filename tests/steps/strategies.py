@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from disco_hlo.core.rows import is_joinable
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.legality import is_joinable
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy

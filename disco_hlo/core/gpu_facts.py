@@ -10,15 +10,13 @@ as they are. The rules made of them are in ``legality_gpu``. They follow XLA as 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
-from disco_hlo.hlo.gpu_heroes import (
+from disco_hlo.core.gpu_heroes import (
     WARP,
     Reduction,
     Transpose,
@@ -27,6 +25,7 @@ from disco_hlo.hlo.gpu_heroes import (
     is_row_major,
     tiled_transpose,
 )
+from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, once_per_graph
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 
@@ -52,17 +51,13 @@ SAME_PLACE: Final = 512
 
 _BY_OPCODE: Final = {"copy": MOVES, "concatenate": CONCATENATE, "scatter": SCATTER}
 
-SHARED_BYTES: Final = 48 * 1024
-"""Shared memory of one block on every NVIDIA device since Maxwell, without opting in to more."""
-
 _KNOWN_PRODUCERS = frozenset({
     "bitcast", "broadcast", "concatenate", "copy", "dynamic-slice", "gather", "iota", "pad", "reduce",
     "reduce-window", "reshape", "reverse", "slice", "transpose",
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(NamedTuple):
     """One entry per node in each array, int64."""
 
     flags: NDArray[np.int64]
@@ -74,8 +69,6 @@ class GpuFacts:
     """Equal numbers: one loop can produce results of both shapes, whatever their element types."""
     operand_loop: NDArray[np.int64]
     """``loop`` of the first operand's shape; -1 where there is none."""
-    elements: NDArray[np.int64]
-    """Elements of the result."""
     shared_bytes: NDArray[np.int64]
     """Shared memory that the op takes inside any kernel, hero or not (as XLA budgets it)."""
 
@@ -108,7 +101,6 @@ def gpu_facts(graph: Graph) -> GpuFacts:
         transpose=_array(_numbered(layouts))[place],
         loop=loop,
         operand_loop=operand_loop,
-        elements=shapes.elements[shapes.of_key][place],
         shared_bytes=_array(map(_shared_bytes, repeat(graph), nodes, reductions, transposes))[place],
     )
 
