@@ -2,8 +2,8 @@
 
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
-cache directory is named after the text of all files of the function's package and of what any of them may call:
-the rules in ``core``, the simulator, and vectors. It lies in
+cache directory is named after the text of all files of the function's package and of what any of them may call or
+be handed: the rules in ``core``, the simulator, and batches of kernels. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -172,7 +172,7 @@ def _cache_directory(package: Path) -> Path | None:
 def _sources(package: Path) -> list[Path]:
     """Every file that compiled code of the package may come from."""
     here = Path(__file__).parent
-    files = {Path(__file__), here / "inner_code.py", here / "vectors.py"}
+    files = {Path(__file__), here / "inner_code.py", here / "hlo/cost_model.py"}
     for folder in (here / "core", here / "simulator", package):
         files |= {*folder.rglob("*.py")}
     return sorted(files)

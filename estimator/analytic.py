@@ -12,15 +12,16 @@ what single ops measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
 from weakref import ref
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.contexts import Scratch, make_scratch
 from disco_hlo.estimator.kernel_cost import kernels_ns, streaming_ns
@@ -39,31 +40,34 @@ from disco_hlo.estimator.kernel_tables import (
     array_of,
     structure,
 )
-from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
+from disco_hlo.hlo.cost_model import CostModel, Kernels
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.hlo.kernel_times import FusedOps
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+_Number = Annotated[float, Meta(ge=0, le=1e18)]
+"""A rate, a size or a time."""
 
 
 @dataclass(frozen=True)
 class DeviceModel:
     """A device as the analytical estimate sees it."""
 
-    memory_bandwidth: float
+    memory_bandwidth: _Number
     """Bytes read plus written per second, from main memory."""
-    flops_per_s: float
+    flops_per_s: _Number
     """Of a large matrix multiplication."""
     hoists: bool
     """Whether loop-invariant values inside a kernel move out of its inner loops (XLA:CPU)."""
-    shortest_kernel_ns: float = 0.0
-    streaming: tuple[tuple[float, float], ...] = ()
+    shortest_kernel_ns: _Number = 0.0
+    streaming: tuple[tuple[_Number, _Number], ...] = ()
     """Measured (bytes moved, ns) of streaming kernels, both ascending: caches make it no line."""
-    strided_ns: float = 0.0
+    strided_ns: _Number = 0.0
     """Extra time to read one element across the memory's grain."""
-    element_ns: Mapping[str, float] = field(default_factory=dict)
+    element_ns: Mapping[str, _Number] = field(default_factory=dict)
     """Measured time of one evaluation by opcode; for the rest flops over the flop rate."""
 
     def __post_init__(self) -> None:
@@ -87,11 +91,11 @@ class _Step:
     graph: ref[Graph]
     tables: KernelTables
     scratch: Scratch
-    nodes_ns: NDArray[np.int64] | None = None
+    op_ns: NDArray[np.int64] | None = None
     """``[nodes]``: each as a kernel of its own, once somebody asked."""
 
 
-class AnalyticModel:
+class AnalyticModel(CostModel):
     """Estimated times of single ops and op groups of any graph on one device."""
 
     def __init__(self, device: DeviceModel) -> None:
@@ -110,60 +114,31 @@ class AnalyticModel:
         """Working space for ``kernel_ns``, for one caller at a time."""
         return self._of(graph).scratch
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
 
         Parameters, constants, free nodes and all-reduces are 0 (see the all-reduce lines). A loop is
         only charged for what it reads and returns: its time has to be measured.
         """
         known = self._of(graph)
-        if known.nodes_ns is None:
-            known.nodes_ns = self._nodes_ns(graph, known.tables, known.scratch)
-        return known.nodes_ns.copy()
+        if known.op_ns is None:
+            known.op_ns = self._op_ns(graph, known.tables, known.scratch)
+        return known.op_ns.copy()
 
-    def _nodes_ns(self, graph: Graph, tables: KernelTables, scratch: Scratch) -> NDArray[np.int64]:
+    def _op_ns(self, graph: Graph, tables: KernelTables, scratch: Scratch) -> NDArray[np.int64]:
         times = np.zeros(len(graph), np.int64)
-        first, kind = first_alike(graph), flat_graph(graph).kind
-        firsts = first == np.arange(len(graph))
-        alone = np.flatnonzero(firsts & (kind == Kind.FUSIBLE)).astype(np.int32)
+        kind = flat_graph(graph).kind
+        alone = np.flatnonzero(kind == Kind.FUSIBLE)
         place = np.arange(alone.size + 1)
-        times[alone] = _whole_times(
-            tables, place, alone, place, alone, np.zeros(alone.size, np.bool_), scratch
-        )
-        for x in np.flatnonzero(firsts & (kind == Kind.FIXED)).tolist():
+        times[alone] = _whole_times(tables, Kernels.of_arrays(place, alone, place, alone), scratch)
+        for x in np.flatnonzero(kind == Kind.FIXED).tolist():
             times[x] = _whole(self._library_call_ns(graph, graph.nodes[x], tables))
-        return times[first]
+        return times
 
-    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
-        """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """Time of each kernel, ``[len(kernels)]``."""
         known = self._of(graph)
-        members, results = [], []
-        for group in groups:
-            inside = {*group.nodes, *group.duplicates}
-            members.append(sorted(inside))
-            results.append(
-                [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
-            )
-        tiled = np.array([group.kind == "triton" for group in groups], np.bool_)
-        return _whole_times(known.tables, *_flat(members), *_flat(results), tiled, known.scratch)
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of many kernels in one call, with their results: for the search.
-
-        Kernel i computes ``members[member_at[i] : member_at[i + 1]]``, ascending, duplicates included,
-        and returns ``results[result_at[i] : result_at[i + 1]]``. Launch not included.
-        """
-        known = self._of(graph)
-        tiled = np.zeros(len(member_at) - 1, np.bool_)
-        flat = member_at, members.astype(np.int32), result_at, results.astype(np.int32)
-        return _whole_times(known.tables, *flat, tiled, known.scratch)
+        return _whole_times(known.tables, kernels, known.scratch)
 
     def _of(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""
@@ -184,63 +159,10 @@ class AnalyticModel:
         )
 
 
-def _whole_times(
-    tables: KernelTables,
-    member_at: NDArray[np.int64],
-    members: NDArray[np.int32],
-    result_at: NDArray[np.int64],
-    results: NDArray[np.int32],
-    tiled: NDArray[np.bool_],
-    scratch: Scratch,
-) -> NDArray[np.int64]:
-    times = np.zeros(tiled.size, np.float64)
-    kernels_ns(tables, member_at, members, result_at, results, tiled, scratch, times)
+def _whole_times(tables: KernelTables, kernels: Kernels, scratch: Scratch) -> NDArray[np.int64]:
+    times = np.zeros(len(kernels), np.float64)
+    kernels_ns(tables, kernels.flat, scratch, times)
     return np.maximum(np.rint(times), 1).astype(np.int64)
-
-
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where each list begins, and all of them one after the other."""
-    start, ids = flat_lists(lists)
-    return start, ids.astype(np.int32)
-
-
-def first_alike(graph: Graph) -> NDArray[np.int64]:
-    """For each node the first one that takes as long, ``[nodes]``: of equal key, reading its operands through
-    equal bitcasts, whose way through memory becomes the reader's (see ``kernel_tables``)."""
-    flat = flat_graph(graph)
-    sights = _sights(flat.first, flat.kind, flat.is_bitcast, flat.is_cloned, flat.operand_at, flat.operand)
-    _, first, like = np.unique(sights, return_index=True, return_inverse=True)
-    found: NDArray[np.int64] = first[like]
-    return found
-
-
-@compiled
-def _sights(
-    first: NDArray[np.int64],
-    kind: NDArray[np.int64],
-    is_bitcast: NDArray[np.bool_],
-    is_cloned: NDArray[np.bool_],
-    operand_at: NDArray[np.int64],
-    operand: NDArray[np.int64],
-) -> NDArray[np.uint64]:
-    """For each node a hash of what its time goes by."""
-    found = np.empty(first.size, np.uint64)
-    reader, number = np.full(first.size, -1), np.zeros(first.size, np.int64)
-    for node in range(first.size):
-        sight = (np.uint64(first[node]) * _ODD + np.uint64(kind[node])) * _ODD
-        numbered = 0
-        for e in range(operand_at[node], operand_at[node + 1]):
-            x = operand[e]
-            while is_bitcast[x]:  # ends: operands come first
-                sight = ((sight ^ (sight >> np.uint64(32))) + np.uint64(first[x]) + np.uint64(1)) * _ODD
-                x = operand[operand_at[x]]
-            if reader[x] != node:
-                reader[x], number[x] = node, numbered
-                numbered += 1
-            own = np.uint64(2 * number[x] + is_cloned[x])
-            sight = ((sight ^ (sight >> np.uint64(29))) ^ (own << np.uint64(32))) * _ODD
-        found[node] = sight
-    return found
 
 
 def element_ns(node: Node, device: DeviceModel) -> float:

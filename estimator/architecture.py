@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator import feature_spec as spec
@@ -11,16 +14,20 @@ POOLINGS = ("sum", "mean", "max", "work", "bytes")
 """Ways to make one embedding of many: ``work`` and ``bytes`` are sums weighted by the node's share of the estimate."""
 
 
+_Size = Annotated[int, Meta(ge=1, le=1 << 16)]
+"""Of a layer, in numbers; ours have 64."""
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Sizes and parts of the network. The defaults are ours; :data:`PAPER` is DisCo's, section 4.3."""
 
-    layers: int = 6
+    layers: _Size = 6
     """Graph attention layers."""
-    heads: int = 4
-    width: int = 64
+    heads: _Size = 4
+    width: _Size = 64
     """Numbers of a node between layers, all heads together."""
-    dense: tuple[int, int] = (64, 32)
+    dense: tuple[_Size, _Size] = (64, 32)
     """Widths of the first two of the three dense layers."""
     pooling: tuple[str, ...] = ("mean", "max", "work", "bytes")
     node_numbers: tuple[str, ...] = spec.NODE
@@ -43,9 +50,11 @@ class Architecture:
             )
         unknown = [name for name in self.pooling if name not in POOLINGS]
         unknown += [name for name in self.node_numbers if name not in spec.NODE]
-        if unknown or not self.pooling:
+        twice = len({*self.pooling}) < len(self.pooling) or len({*self.node_numbers}) < len(self.node_numbers)
+        if unknown or twice or not self.pooling:
             raise DiscoError(
-                f"unknown poolings or node numbers {unknown}; expected of {POOLINGS} and {spec.NODE}"
+                f"poolings {self.pooling} and node numbers {self.node_numbers}, expected different ones of {POOLINGS} "
+                f"and {spec.NODE}"
             )
 
     @property

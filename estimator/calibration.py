@@ -193,7 +193,7 @@ def _strided_ns(device: DeviceModel, kernels: list[MeasuredKernel]) -> float:
     extra = []
     for kernel in kernels:
         tables, scratch = model.tables(kernel.graph), model.scratch(kernel.graph)
-        members, results = np.array(kernel.members, np.int32), np.array(kernel.results, np.int32)
+        members, results = np.array(kernel.members), np.array(kernel.results)
         moved, work, strided = kernel_work(tables, members, results, False, scratch)
         if strided >= _ENOUGH_ELEMENTS and kernel.time_ns > _BEYOND_BYTES * _streaming(device, moved):
             extra.append(max(kernel.time_ns - work, 0.0) / strided)

@@ -94,7 +94,7 @@ def make_scratch(structure: Structure) -> Scratch:
 
 
 @inner
-def enter(members: NDArray[np.int32], scratch: Scratch) -> None:
+def enter(members: NDArray[np.int64], scratch: Scratch) -> None:
     """Begin a kernel: its members are the first values."""
     number, value, place = scratch.number, scratch.value, scratch.place
     number[_BASE] += np.int64(1) << 32

@@ -18,6 +18,7 @@ from disco_hlo.estimator.contexts import COUNT, FIRST, NODE, Scratch, enter, ent
 from disco_hlo.estimator.kernel_cost import nested, streaming_ns
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.estimator.relations import edge_rows, relation_of
+from disco_hlo.hlo.cost_model import FlatKernels
 
 _IS_READ: Final = spec.NODE.index("is_read")
 _IS_RESULT: Final = spec.NODE.index("is_result")
@@ -57,21 +58,6 @@ class GraphFeatures(NamedTuple):
     """``[operands of all nodes, len(EDGE)]``: how the index of a node becomes that of what it reads, either way."""
 
 
-class Kernels(NamedTuple):
-    """Fused ops of one step as flat lists."""
-
-    members: NDArray[np.int32]
-    """Ascending within each."""
-    member_start: NDArray[np.int64]
-    """``[kernels + 1]``"""
-    results: NDArray[np.int32]
-    """Ascending within each."""
-    result_start: NDArray[np.int64]
-    """``[kernels + 1]``"""
-    tiled: NDArray[np.bool_]
-    """``[kernels]``: emitted by Triton, which computes every value once."""
-
-
 class Batch(NamedTuple):
     """Encoded kernels, one after the other."""
 
@@ -109,10 +95,10 @@ class Values(NamedTuple):
 
 
 @compiled
-def room(tables: KernelTables, kernels: Kernels, first: int, last: int) -> tuple[int, int]:
+def room(tables: KernelTables, kernels: FlatKernels, first: int, last: int) -> tuple[int, int]:
     """Upper bounds of (nodes, edges) of the kernels from ``first`` to ``last`` - 1, encoded."""
     slots = 0
-    members = kernels.members[kernels.member_start[first] : kernels.member_start[last]]
+    members = kernels.members[kernels.member_at[first] : kernels.member_at[last]]
     for member in members:
         slots += (tables.node[at.EXTENTS_AT, member] - tables.node[at.OPERANDS_AT, member]) // 2
     nodes = members.size + slots
@@ -144,11 +130,11 @@ def prepare(graph: GraphFeatures) -> None:
 
 @compiled
 def encode_kernel(
-    graph: GraphFeatures, kernels: Kernels, kernel: int, scratch: Scratch, batch: Batch, place: int
+    graph: GraphFeatures, kernels: FlatKernels, kernel: int, scratch: Scratch, batch: Batch, place: int
 ) -> None:
     """Write a kernel as number ``place`` of ``batch``, behind those before it."""
-    members = kernels.members[kernels.member_start[kernel] : kernels.member_start[kernel + 1]]
-    results = kernels.results[kernels.result_start[kernel] : kernels.result_start[kernel + 1]]
+    members = kernels.members[kernels.member_at[kernel] : kernels.member_at[kernel + 1]]
+    results = kernels.results[kernels.result_at[kernel] : kernels.result_at[kernel + 1]]
     tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[0]
     if tiled:
         count = _flat(graph.tables, members, scratch)
@@ -166,14 +152,14 @@ def encode_kernel(
 
 
 @compiled
-def encode_kernels(graph: GraphFeatures, kernels: Kernels, scratch: Scratch, batch: Batch) -> None:
+def encode_kernels(graph: GraphFeatures, kernels: FlatKernels, scratch: Scratch, batch: Batch) -> None:
     """Write all kernels into ``batch``, which has room for them."""
     for kernel in range(kernels.tiled.size):
         encode_kernel(graph, kernels, kernel, scratch, batch, kernel)
 
 
 @inner
-def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) -> int:
+def _flat(tables: KernelTables, members: NDArray[np.int64], scratch: Scratch) -> int:
     """Register members and reads, each computed once; the number of values."""
     enter(members, scratch)
     count = min(members.size, scratch.value.shape[0])
@@ -186,8 +172,8 @@ def _flat(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) ->
 @inner
 def _values(
     tables: KernelTables,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     count: int,
     tiled: bool,
     scratch: Scratch,
@@ -222,8 +208,8 @@ def _values(
 @inner
 def _post_order(
     tables: KernelTables,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     count: int,
     values: Values,
     scratch: Scratch,
@@ -266,8 +252,8 @@ def _post_order(
 @inner
 def _kernel_row(
     graph: GraphFeatures,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     tiled: bool,
     count: int,
     values: Values,
@@ -317,8 +303,8 @@ def _kernel_row(
 @inner
 def _node_rows(
     graph: GraphFeatures,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     nodes: int,
     estimate: float,
     values: Values,

@@ -24,13 +24,13 @@ from disco_hlo.estimator.contexts import Scratch
 from disco_hlo.estimator.encoding import (
     Batch,
     GraphFeatures,
-    Kernels,
     encode_kernels,
     new_batch,
     prepare,
     room,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables, array_of
+from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph, Node
 
@@ -43,23 +43,10 @@ _LOGARITHMS = [
 ]
 
 
-def kernels_of(
-    members: Sequence[Sequence[int]], results: Sequence[Sequence[int]], tiled: Sequence[bool]
-) -> Kernels:
-    """:class:`Kernels` from lists; members and results ascending, at least one result each."""
-    return Kernels(*_flat(members), *_flat(results), np.array(tiled, np.bool_))
-
-
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    start = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(ids) for ids in lists], out=start[1:])
-    return np.array([id_ for ids in lists for id_ in ids], np.int32), start
-
-
 def graph_features(graph: Graph, analytic: AnalyticModel, times_ns: Mapping[str, float]) -> GraphFeatures:
     """The numbers of a step's own ops; ``times_ns`` are measured times of single ops by ``Node.key``."""
     tables = analytic.tables(graph)
-    estimated = np.maximum(analytic.nodes_ns(graph), 1).astype(np.float64)
+    estimated = np.maximum(analytic.op_ns(graph), 1).astype(np.float64)
     flat = flat_graph(graph)
     first, of_key = flat.example, flat.of_key
     examples = [graph.nodes[x] for x in first.tolist()]  # all but times alone are the same for nodes of a key
@@ -135,9 +122,9 @@ def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
 
 def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:
     """Features of fused ops of one step, in their order."""
-    count = kernels.tiled.size
-    batch = new_batch(count, *room(graph.tables, kernels, 0, count))
-    encode_kernels(graph, kernels, scratch, batch)
+    flat, count = kernels.flat, len(kernels)
+    batch = new_batch(count, *room(graph.tables, flat, 0, count))
+    encode_kernels(graph, flat, scratch, batch)
     nodes = int(batch.node_start[-1])
     edges = int(batch.edge_start[nodes])
     return batch._replace(

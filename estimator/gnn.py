@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from weakref import ref
 
 import numpy as np
@@ -17,32 +16,21 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.encoding import GraphFeatures, Kernels
-from disco_hlo.estimator.features import graph_features, kernels_of
-from disco_hlo.estimator.grouping import members_and_results
+from disco_hlo.estimator.encoding import GraphFeatures
+from disco_hlo.estimator.features import graph_features
 from disco_hlo.estimator.known import new_space, nothing_known, row_digests, times_ns, with_room
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
-from disco_hlo.hlo.flat_graph import flat_users
+from disco_hlo.hlo.cost_model import CostModel, Kernels
+from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.hlo.kernel_times import FusedOps
 
 _LOGGER = logging.getLogger("disco_hlo")
 _MOST_KNOWN = 1 << 20
 """Kernels remembered."""
 
 
-class _Step:
-    """What is kept of one graph."""
-
-    def __init__(self, graph: Graph, features: GraphFeatures) -> None:
-        self.graph = ref(graph)
-        self.features = features
-        self.user_start, users = flat_users(graph)
-        self.users = users.astype(np.int32)
-
-
-class GnnModel:
+class GnnModel(CostModel):
     """Estimated times of single ops and op groups of any graph on one device.
 
     Args:
@@ -61,7 +49,7 @@ class GnnModel:
         self.analytic = AnalyticModel(device or weights.device)
         self._network = network(weights)
         self._times_ns = dict(times_ns or {})
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, tuple[ref[Graph], GraphFeatures]] = {}
         self._known = nothing_known()
         self._space = new_space(self._network, 1, 1)
 
@@ -69,77 +57,44 @@ class GnnModel:
         """A copy in another process makes its own tables; what is kept of a graph is for this one."""
         return GnnModel, (self.weights, self._times_ns, self.analytic.device)
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
 
         Library calls and loops are the analytical model's; parameters, constants, free nodes and
         all-reduces are 0.
         """
-        times = self.analytic.nodes_ns(graph)
-        alone = [(node.id,) for node in graph.nodes if node.kind is Kind.FUSIBLE]
-        if alone:
-            kernels = kernels_of(alone, alone, [False] * len(alone))
-            times[[node for (node,) in alone]] = self._times(graph, kernels)
+        times = self.analytic.op_ns(graph)
+        alone = np.flatnonzero(flat_graph(graph).kind == Kind.FUSIBLE)
+        if alone.size:
+            place = np.arange(alone.size + 1)
+            times[alone] = self.kernels_ns(graph, Kernels.of_arrays(place, alone, place, alone))
         return times
 
-    def groups_ns(self, graph: Graph, groups: Sequence[FusedOps]) -> NDArray[np.int64]:
-        """Time of each group as one kernel, ``[len(groups)]``, launch not included."""
-        return self._times(graph, self._kernels(graph, groups))
-
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Time of many kernels with their results (see ``KernelTimes``)."""
-        is_tiled = np.zeros(len(member_at) - 1, np.bool_)
-        kernels = Kernels(
-            members.astype(np.int32, copy=False),
-            member_at,
-            results.astype(np.int32, copy=False),
-            result_at,
-            is_tiled,
-        )
-        return self._times(graph, kernels)
-
-    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
-        """``[len(graph)]``: equal numbers for nodes that look alike to a kernel that reads them (see
-        ``hlo.kernel_times.TellsReadsApart``)."""
-        return row_digests(self._step(graph).features.static)
-
-    def _step(self, graph: Graph) -> _Step:
-        """By identity: hashing a graph takes longer than estimating a group of it."""
-        known = self._steps.get(id(graph))
-        if known is None or known.graph() is not graph:
-            known = _Step(graph, graph_features(graph, self.analytic, self._times_ns))
-            self._steps[id(graph)] = known
-        return known
-
-    def _kernels(self, graph: Graph, groups: Sequence[FusedOps]) -> Kernels:
-        step = self._step(graph)
-        start = np.zeros((2, len(groups) + 1), np.int64)
-        np.cumsum([len(group.nodes) for group in groups], out=start[0, 1:])
-        np.cumsum([len(group.duplicates) for group in groups], out=start[1, 1:])
-        owned = np.fromiter(chain.from_iterable(g.nodes for g in groups), np.int32, start[0, -1])
-        copied = np.fromiter(chain.from_iterable(g.duplicates for g in groups), np.int32, start[1, -1])
-        flat = members_and_results(owned, start[0], copied, start[1], step.users, step.user_start, graph.root)
-        return Kernels(*flat, np.array([group.kind == "triton" for group in groups], np.bool_))
-
-    def _times(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """Time of each kernel, ``[len(kernels)]``."""
         if self._known.used[0] > _MOST_KNOWN:
             self._known = nothing_known()
-        found = np.zeros(len(kernels.tiled), np.int64)
+        found = np.zeros(len(kernels), np.int64)
         self._known = with_room(self._known, len(found))
-        features, scratch = self._step(graph).features, self.analytic.scratch(graph)
-        net = self._network
-        nodes, edges = times_ns(features, kernels, scratch, net, self._known, self._space, found)
+        features, scratch = self._features(graph), self.analytic.scratch(graph)
+        net, flat = self._network, kernels.flat
+        nodes, edges = times_ns(features, flat, scratch, net, self._known, self._space, found)
         if nodes:
             self._space = new_space(net, 2 * nodes, 2 * edges)
-            times_ns(features, kernels, scratch, net, self._known, self._space, found)
+            times_ns(features, flat, scratch, net, self._known, self._space, found)
         return found
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """``[len(graph)]``: equal numbers for nodes that look alike to a kernel that reads them."""
+        return row_digests(self._features(graph).static)
+
+    def _features(self, graph: Graph) -> GraphFeatures:
+        """By identity: hashing a graph takes longer than estimating a kernel of it."""
+        known = self._steps.get(id(graph))
+        if known is None or known[0]() is not graph:
+            known = ref(graph), graph_features(graph, self.analytic, self._times_ns)
+            self._steps[id(graph)] = known
+        return known[1]
 
 
 def estimator_for(

@@ -31,13 +31,14 @@ from disco_hlo.estimator.contexts import (
     place_of,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
+from disco_hlo.hlo.cost_model import FlatKernels
 
 
 @compiled
 def kernel_ns(
     tables: KernelTables,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     tiled: bool,
     scratch: Scratch,
 ) -> float:
@@ -54,27 +55,20 @@ def kernel_ns(
 
 @compiled
 def kernels_ns(
-    tables: KernelTables,
-    member_at: NDArray[np.int64],
-    members: NDArray[np.int32],
-    result_at: NDArray[np.int64],
-    results: NDArray[np.int32],
-    tiled: NDArray[np.bool_],
-    scratch: Scratch,
-    times: NDArray[np.float64],
+    tables: KernelTables, kernels: FlatKernels, scratch: Scratch, times: NDArray[np.float64]
 ) -> None:
-    """:func:`kernel_ns` of many kernels: number i computes ``members[member_at[i] : member_at[i + 1]]``."""
+    """:func:`kernel_ns` of many kernels."""
     for i in range(times.size):
-        inside = members[member_at[i] : member_at[i + 1]]
-        returned = results[result_at[i] : result_at[i + 1]]
-        times[i] = kernel_ns(tables, inside, returned, tiled[i], scratch)
+        inside = kernels.members[kernels.member_at[i] : kernels.member_at[i + 1]]
+        returned = kernels.results[kernels.result_at[i] : kernels.result_at[i + 1]]
+        times[i] = kernel_ns(tables, inside, returned, kernels.tiled[i], scratch)
 
 
 @compiled
 def kernel_work(
     tables: KernelTables,
-    members: NDArray[np.int32],
-    results: NDArray[np.int32],
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     tiled: bool,
     scratch: Scratch,
 ) -> tuple[float, float, float]:
@@ -108,7 +102,7 @@ def streaming_ns(curve: NDArray[np.float64], constant: NDArray[np.float64], move
 
 
 @inner
-def _tiled(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) -> tuple[float, float]:
+def _tiled(tables: KernelTables, members: NDArray[np.int64], scratch: Scratch) -> tuple[float, float]:
     """(bytes read, ns of evaluations) where every value is computed and read once."""
     node, edge, value = tables.node, tables.edge, tables.value
     work = 0.0
@@ -127,7 +121,7 @@ def _tiled(tables: KernelTables, members: NDArray[np.int32], scratch: Scratch) -
 
 @inner
 def nested(
-    tables: KernelTables, members: NDArray[np.int32], results: NDArray[np.int32], scratch: Scratch
+    tables: KernelTables, members: NDArray[np.int64], results: NDArray[np.int64], scratch: Scratch
 ) -> tuple[int, float]:
     """Contexts of all values into ``scratch``; (number of values, ns of evaluations)."""
     node, edge, element_ns = tables.node, tables.edge, tables.value[at.ELEMENT_NS]

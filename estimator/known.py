@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.contexts import Scratch
-from disco_hlo.estimator.encoding import Batch, GraphFeatures, Kernels, encode_kernel, new_batch, room
+from disco_hlo.estimator.encoding import Batch, GraphFeatures, encode_kernel, new_batch, room
 from disco_hlo.estimator.inference import Room, dense, embed_kernel, room_for
 from disco_hlo.estimator.network import Network
+from disco_hlo.hlo.cost_model import FlatKernels
 
 _NODE: Final = len(spec.NODE)
 _EDGE: Final = len(spec.EDGE)
@@ -71,7 +72,7 @@ def new_space(net: Network, nodes: int, edges: int) -> Space:
 @compiled
 def times_ns(
     graph: GraphFeatures,
-    kernels: Kernels,
+    kernels: FlatKernels,
     scratch: Scratch,
     net: Network,
     known: Known,

@@ -10,21 +10,23 @@ whatever its shape; nothing checks that they, and the fifteen behind them, are i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
 
 from disco_hlo.compiled import inner
-from disco_hlo.vectors import VectorType, everywhere, from_array, into_array, made, operation, pointer_to
 
 LANES: Final = 16
 
-_LANES: Final = VectorType(types.float32, LANES)
-_NUMBERS: Final = _LANES.in_llvm
+_NUMBERS: Final = ir.VectorType(ir.FloatType(), LANES)
 _INDEX: Final = ir.IntType(32)
+_ALIGNED_BYTES: Final = 4
+"""What an array is aligned to, which is less than the processor likes best."""
 _INTEGERS: Final = ir.VectorType(_INDEX, LANES)
 _MANTISSA_BITS: Final = 23
 _EXPONENT_OF_ONE: Final = 127
@@ -45,16 +47,70 @@ _C7: Final = np.float32(1.9875691500e-4)
 """Of e^x on either side of 0 up to ln(2) / 2 (Moshier, Cephes, ``expf``)."""
 
 
+operation: Any = intrinsic
+"""Decorates a function from numba's types to what :func:`_made` and the like give. Numba's own types want from the
+caller what numba hands over itself."""
+
+
+class _LanesType(types.Type):
+    """Numba's type of so many numbers side by side."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"float32 x {LANES}")
+
+
+@register_model(_LanesType)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: _LanesType) -> None:
+        super().__init__(manager, kind, _NUMBERS)  # type: ignore[no-untyped-call]
+
+
+_LANES: Final = _LanesType()
+
+
+def _made(signature: Any, build: Callable[..., Any]) -> Any:
+    """An operation of this signature whose code, ``build(builder, *arguments)``, depends on its arguments alone."""
+
+    def generate(context: Any, builder: Any, called_with: Any, arguments: Any) -> Any:
+        return build(builder, *arguments)
+
+    return signature, generate
+
+
+def _pointer_to(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Where the first two arguments, an array and a position, point to."""
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    return builder.gep(array.data, [arguments[1]])
+
+
+def _everywhere(builder: Any, number: Any) -> Any:
+    """``number`` in every lane."""
+    one = builder.insert_element(ir.Constant(_NUMBERS, ir.Undefined), number, _INDEX(0))
+    mask = ir.Constant(_INTEGERS, [0] * LANES)
+    return builder.shuffle_vector(one, one, mask)
+
+
 @operation
 def load(_: Any, array: Any, position: Any) -> Any:
     """The numbers from ``position`` on."""
-    return from_array(_LANES, array)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer_to(context, builder, signature, arguments)
+        return builder.load(builder.bitcast(pointer, _NUMBERS.as_pointer()), align=_ALIGNED_BYTES)
+
+    return _LANES(array, types.intp), generate
 
 
 @operation
 def store(_: Any, array: Any, position: Any, lanes: Any) -> Any:
     """Put ``lanes`` where ``position`` is, and behind it."""
-    return into_array(_LANES, array)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer_to(context, builder, signature, arguments)
+        builder.store(arguments[2], builder.bitcast(pointer, _NUMBERS.as_pointer()), align=_ALIGNED_BYTES)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, _LANES), generate
 
 
 @operation
@@ -62,8 +118,7 @@ def spread(_: Any, array: Any, position: Any) -> Any:
     """The number at ``position`` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = builder.load(pointer_to(context, builder, signature, arguments))
-        return everywhere(_LANES, builder, number)
+        return _everywhere(builder, builder.load(_pointer_to(context, builder, signature, arguments)))
 
     return _LANES(array, types.intp), generate
 
@@ -71,25 +126,25 @@ def spread(_: Any, array: Any, position: Any) -> Any:
 @operation
 def filled(_: Any, number: Any) -> Any:
     """``number`` in every lane."""
-    return made(_LANES(types.float32), lambda builder, x: everywhere(_LANES, builder, x))
+    return _made(_LANES(types.float32), _everywhere)
 
 
 @operation
 def plus(_: Any, a: Any, b: Any) -> Any:
     """A + b."""
-    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fadd(x, y))
+    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fadd(x, y))
 
 
 @operation
 def minus(_: Any, a: Any, b: Any) -> Any:
     """A - b."""
-    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fsub(x, y))
+    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fsub(x, y))
 
 
 @operation
 def times(_: Any, a: Any, b: Any) -> Any:
     """A * b."""
-    return made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fmul(x, y))
+    return _made(_LANES(_LANES, _LANES), lambda builder, x, y: builder.fmul(x, y))
 
 
 @operation
@@ -101,13 +156,13 @@ def times_plus(_: Any, a: Any, b: Any, c: Any) -> Any:
         function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
         return builder.call(function, numbers)
 
-    return made(_LANES(_LANES, _LANES, _LANES), build)
+    return _made(_LANES(_LANES, _LANES, _LANES), build)
 
 
 @operation
 def larger(_: Any, a: Any, b: Any) -> Any:
     """The larger of both; ``b`` where one is not a number."""
-    return made(
+    return _made(
         _LANES(_LANES, _LANES), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y)
     )
 
@@ -129,13 +184,13 @@ def total(_: Any, a: Any) -> Any:
             left //= 2
         return builder.extract_element(sums, _INDEX(0))
 
-    return made(types.float32(_LANES), build)
+    return _made(types.float32(_LANES), build)
 
 
 @operation
 def last_of(_: Any, a: Any) -> Any:
     """The last lane, float32."""
-    return made(types.float32(_LANES), lambda builder, x: builder.extract_element(x, _INDEX(LANES - 1)))
+    return _made(types.float32(_LANES), lambda builder, x: builder.extract_element(x, _INDEX(LANES - 1)))
 
 
 @inner
@@ -163,7 +218,7 @@ def _nearest_below_zero(_: Any, a: Any) -> Any:
         half = ir.Constant(_NUMBERS, [0.5] * LANES)
         return builder.sitofp(builder.fptosi(builder.fsub(numbers, half), _INTEGERS), _NUMBERS)
 
-    return made(_LANES(_LANES), build)
+    return _made(_LANES(_LANES), build)
 
 
 @operation
@@ -175,4 +230,4 @@ def _power_of_two(_: Any, a: Any) -> Any:
         exponents = builder.add(builder.fptosi(powers, _INTEGERS), one)
         return builder.bitcast(builder.shl(exponents, shift), _NUMBERS)
 
-    return made(_LANES(_LANES), build)
+    return _made(_LANES(_LANES), build)

@@ -37,7 +37,7 @@ _READERS: Final = spec.NODE.index("readers")
 @inner
 def _links(
     tables: KernelTables,
-    members: NDArray[np.int32],
+    members: NDArray[np.int64],
     count: int,
     nodes: int,
     values: Values,
@@ -71,7 +71,7 @@ def _links(
 @inner
 def edge_rows(
     graph: GraphFeatures,
-    members: NDArray[np.int32],
+    members: NDArray[np.int64],
     count: int,
     nodes: int,
     values: Values,

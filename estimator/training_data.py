@@ -18,8 +18,9 @@ from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of
+from disco_hlo.estimator.features import encode, graph_features, joined
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.graph import Graph
 
 Indices = NDArray[np.int64]
@@ -135,8 +136,10 @@ def _encoded(
         ops = [sample.op for sample in samples if sample.source == source]
         if not ops:
             continue
-        kernels = kernels_of(
-            [o.members for o in ops], [o.results for o in ops], [o.kind == "triton" for o in ops]
+        kernels = Kernels.of_lists(
+            [op.members for op in ops],
+            [op.results for op in ops],
+            [triton_emitter(op.config) if op.kind == "triton" else "" for op in ops],
         )
         batches.append(encode(graph_features(graph, analytic, times), kernels, analytic.scratch(graph)))
     return joined(batches)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -26,6 +27,8 @@ from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.regular_file import read_regular
+
+Record = TypeVar("Record", Architecture, DeviceModel)
 
 FORMAT = "disco-hlo fused-op estimator"
 VERSION = 1
@@ -119,10 +122,10 @@ def from_bytes(data: bytes, source: str) -> Weights:
     if head.get("features") != spec.FEATURES:
         raise ProfileError(f"{source} was trained on other features than this program computes; train again")
     try:
-        architecture = _architecture(head["architecture"])
-        device = _device(head["device"])
+        architecture = _record(head["architecture"], "the architecture", Architecture)
+        device = _record(head["device"], "the device model", DeviceModel)
         tensors = load(data)
-    except (KeyError, ValueError, SafetensorError, DiscoError) as error:
+    except (KeyError, ValueError, SafetensorError, DiscoError, msgspec.MsgspecError) as error:
         raise ProfileError(f"{source} is damaged: {type(error).__name__}: {error}") from error
     _check(tensors, expected_shapes(architecture), source)
     about = head.get("about")
@@ -141,86 +144,13 @@ def _head(data: bytes, source: str) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-_LARGEST_SIZE = 1 << 16
-"""Of a layer, in numbers; ours have 64."""
-_LARGEST = 1e18
-"""Of a rate, a size or a time."""
-
-
-def _architecture(body: Any) -> Architecture:
-    body = _record(body, "the architecture", Architecture)
-    dense = _listed(body["dense"], "dense")
-    if len(dense) != 2:
-        raise ValueError(f"dense has {len(dense)} widths, expected 2")
-    return Architecture(
-        layers=_whole(body["layers"], "layers"),
-        heads=_whole(body["heads"], "heads"),
-        width=_whole(body["width"], "width"),
-        dense=(_whole(dense[0], "dense"), _whole(dense[1], "dense")),
-        pooling=tuple(_texts(body["pooling"], "pooling")),
-        node_numbers=tuple(_texts(body["node_numbers"], "node_numbers")),
-        uses_edges=_switch(body["uses_edges"], "uses_edges"),
-        uses_kernel=_switch(body["uses_kernel"], "uses_kernel"),
-        is_residual=_switch(body["is_residual"], "is_residual"),
-        is_relative=_switch(body["is_relative"], "is_relative"),
-    )
-
-
-def _device(body: Any) -> DeviceModel:
-    body = _record(body, "the device model", DeviceModel)
-    points = [_listed(point, "streaming") for point in _listed(body["streaming"], "streaming")]
-    if any(len(point) != 2 for point in points):
-        raise ValueError("streaming has points that are no pairs")
-    evaluations = body["element_ns"]
-    if not isinstance(evaluations, dict):
-        raise ValueError(f"element_ns is {evaluations!r:.80}, expected an object")
-    numbers = ("memory_bandwidth", "flops_per_s", "shortest_kernel_ns", "strided_ns")
-    return DeviceModel(
-        **{name: _number(body[name], name) for name in numbers},
-        hoists=_switch(body["hoists"], "hoists"),
-        streaming=tuple((_number(point[0], "streaming"), _number(point[1], "streaming")) for point in points),
-        element_ns={opcode: _number(time, f"element_ns.{opcode}") for opcode, time in evaluations.items()},
-    )
-
-
-def _record(body: Any, what: str, kind: type) -> dict[str, Any]:
+def _record(body: Any, what: str, kind: type[Record]) -> Record:
     names = {field.name for field in fields(kind)}
     if not isinstance(body, dict) or set(body) != names:
         raise ValueError(
             f"{what} has {sorted(body) if isinstance(body, dict) else body!r:.200}, expected {sorted(names)}"
         )
-    return body
-
-
-def _listed(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {value!r:.80}, expected a list")
-    return value
-
-
-def _texts(value: Any, name: str) -> list[str]:
-    found = _listed(value, name)
-    if not all(isinstance(one, str) for one in found) or len({*found}) != len(found):
-        raise ValueError(f"{name} is {value!r:.80}, expected different names")
-    return found
-
-
-def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_SIZE:
-        raise ValueError(f"{name} is {value!r:.80}, expected 1 to {_LARGEST_SIZE}")
-    return value
-
-
-def _number(value: Any, name: str) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{name} is {value!r:.80}, expected a number from 0 to {_LARGEST:g}")
-    return float(value)
-
-
-def _switch(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r:.80}, expected true or false")
-    return value
+    return msgspec.convert(body, kind)
 
 
 def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from msgspec import Struct
+from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.cost_model import Line, LinearPieces, never_falls
+from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive, Spread
 
 MAXIMUM_PIECES = 3
 MINIMUM_POINTS = 3
@@ -34,53 +37,32 @@ _HUBER = 1.345
 _HUBER_ROUNDS = 20
 _NEIGHBOURS = 3
 """On either side of a point by size: their usual time is the least that its error is relative to."""
-_MOST_NS = 1 << 62
-"""More than any step takes; 64 bits hold it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
+class SweepPoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Repeated measurement of one message size."""
 
-    size_bytes: int
-    median_ns: int
-    spread_ns: int
+    size_bytes: Bytes
+    median_ns: Positive
+    spread_ns: Nanoseconds
     """Median absolute deviation."""
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinePiece:
-    """T = ``ns_per_byte`` * bytes + ``base_ns`` from ``from_bytes`` up to the next piece."""
-
-    from_bytes: int
-    ns_per_byte: float
-    base_ns: float
+    samples: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduceFit:
     """The fitted line or lines, and how far the points lie from them."""
 
-    pieces: tuple[LinePiece, ...]
+    line: LinearPieces
+    """Never falls with size."""
     points: tuple[SweepPoint, ...]
-    median_error: float
+    median_error: Spread
     """Median over the points of abs(predicted - measured) / measured."""
-    maximum_error: float
-
-    def predict_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
-        """Predicted time of all-reduces of these sizes; never negative, never falling with size."""
-        sizes = np.asarray(sizes_bytes, dtype=np.float64)
-        starts = np.array([piece.from_bytes for piece in self.pieces], dtype=np.float64)
-        chosen = np.maximum(np.searchsorted(starts, sizes, side="right") - 1, 0)
-        slopes = np.array([piece.ns_per_byte for piece in self.pieces])
-        bases = np.array([piece.base_ns for piece in self.pieces])
-        predicted: NDArray[np.float64] = np.rint(slopes[chosen] * sizes + bases[chosen])
-        return np.minimum(predicted, _MOST_NS).astype(np.int64)
+    maximum_error: Spread
 
     def residuals(self) -> tuple[tuple[int, float], ...]:
         """(size in bytes, (predicted - measured) / measured) of every point."""
-        predicted = self.predict_ns([point.size_bytes for point in self.points])
+        predicted = self.line([point.size_bytes for point in self.points])
         return tuple(
             (point.size_bytes, float(value / point.median_ns - 1.0))
             for point, value in zip(self.points, predicted, strict=True)
@@ -148,18 +130,18 @@ def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> A
     distinct = np.unique(sizes)
     if distinct.size < MINIMUM_POINTS:
         raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct.size}")
-    pieces = _best_pieces(sizes, times, distinct, maximum_pieces)
-    unjudged = AllReduceFit(pieces, points, 0.0, 0.0)
+    line = LinearPieces(_best_pieces(sizes, times, distinct, maximum_pieces))
+    unjudged = AllReduceFit(line, points, 0.0, 0.0)
     errors = np.abs([error for _, error in unjudged.residuals()])
-    return AllReduceFit(pieces, points, float(np.median(errors)), float(np.max(errors)))
+    return AllReduceFit(line, points, float(np.median(errors)), float(np.max(errors)))
 
 
 def _best_pieces(
     sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
-) -> tuple[LinePiece, ...]:
+) -> tuple[Line, ...]:
     usual = _usual_times(times)
     scale = _noise_scale(sizes, times, usual, distinct, maximum_pieces)
-    best: tuple[float, tuple[LinePiece, ...]] | None = None
+    best: tuple[float, tuple[Line, ...]] | None = None
     for count in range(1, maximum_pieces + 1):
         found = _best_split(sizes, times, usual, distinct, count, scale)
         if found is None:
@@ -183,7 +165,7 @@ def _noise_scale(
     for count in range(maximum_pieces, 0, -1):
         found = _best_split(sizes, times, usual, distinct, count, _FINEST_RELATIVE_ERROR)
         if found is not None:
-            rest = np.abs(_relative_errors(found[1], sizes, times))
+            rest = np.abs(LinearPieces(found[1]).exact(sizes) / times - 1.0)
             return max(1.4826 * float(np.median(rest)), _FINEST_RELATIVE_ERROR)
     return _FINEST_RELATIVE_ERROR
 
@@ -195,10 +177,10 @@ def _best_split(
     distinct: NDArray[np.float64],
     count: int,
     scale: float,
-) -> tuple[float, tuple[LinePiece, ...]] | None:
+) -> tuple[float, tuple[Line, ...]] | None:
     """Least robust loss over all ways to cut the sizes into ``count`` runs of enough points."""
     lines: dict[tuple[int, int], tuple[float, float, float]] = {}
-    best: tuple[float, tuple[LinePiece, ...]] | None = None
+    best: tuple[float, tuple[Line, ...]] | None = None
     for cuts in combinations(range(MINIMUM_POINTS, distinct.size - MINIMUM_POINTS + 1), count - 1):
         bounds = (0, *cuts, distinct.size)
         if any(right - left < MINIMUM_POINTS for left, right in pairwise(bounds)):
@@ -211,18 +193,10 @@ def _best_split(
         chosen = [lines[pair] for pair in pairwise(bounds)]
         loss = sum(line[2] for line in chosen)
         starts = [0, *(int(distinct[cut]) for cut in cuts)]
-        pieces = tuple(LinePiece(start, line[0], line[1]) for start, line in zip(starts, chosen, strict=True))
-        if (best is None or loss < best[0]) and _is_monotone(pieces):
+        pieces = tuple(Line(start, line[0], line[1]) for start, line in zip(starts, chosen, strict=True))
+        if (best is None or loss < best[0]) and never_falls(pieces):
             best = (loss, pieces)
     return best
-
-
-def _is_monotone(pieces: tuple[LinePiece, ...]) -> bool:
-    return all(
-        right.ns_per_byte * right.from_bytes + right.base_ns
-        >= left.ns_per_byte * right.from_bytes + left.base_ns
-        for left, right in pairwise(pieces)
-    )
 
 
 def _line(
@@ -268,13 +242,3 @@ def _weighted_line(
     if base < 0 and starts_at_zero:
         return float(np.sum(weights * x * t) / np.sum(weights * x * x)), 0.0
     return slope, base
-
-
-def _relative_errors(
-    pieces: tuple[LinePiece, ...], sizes: NDArray[np.float64], times: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    starts = np.array([piece.from_bytes for piece in pieces], dtype=np.float64)
-    chosen = np.maximum(np.searchsorted(starts, sizes, side="right") - 1, 0)
-    slopes = np.array([piece.ns_per_byte for piece in pieces])[chosen]
-    bases = np.array([piece.base_ns for piece in pieces])[chosen]
-    return np.asarray((slopes * sizes + bases) / times - 1.0)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.profiler.fields import Nanoseconds, Spread
 
 Measure = Callable[[int], Sequence[int]]
 
@@ -27,11 +30,11 @@ CHAIN_LENGTHS = (16, 64, 256)
 class DeviceConstants:
     """What one device does per second, and what starting one more op costs."""
 
-    launch_ns: int
-    memory_bandwidth: float
+    launch_ns: Nanoseconds
+    memory_bandwidth: Annotated[float, Meta(gt=0)]
     """Bytes read plus bytes written per second."""
-    flops_per_s: float
-    noise: float
+    flops_per_s: Annotated[float, Meta(gt=0)]
+    noise: Spread
     """Largest relative spread seen while measuring these."""
 
 

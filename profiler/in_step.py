@@ -14,26 +14,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.checks import Checker
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive
 
 
 @dataclass(frozen=True, slots=True)
 class InStep:
     """What the all-reduces of one step take in it."""
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[Bytes, Positive], ...]
     """(bytes, how many of that size), by ascending size, as they are transferred."""
-    total_ns: int
+    total_ns: Positive
     """All of them together, in one run of the step."""
-    spread_ns: int
+    spread_ns: Nanoseconds
     """Median absolute deviation."""
-    samples: int
+    samples: Positive
 
     def __post_init__(self) -> None:
         counts = [count for _, count in self.sizes]
@@ -49,7 +48,7 @@ def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(Counter(sizes_bytes).items()))
 
 
-def in_the_step(swept: AllReduceFit, apart: InStep | None, together: InStep | None) -> AllReduceFit:
+def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | None) -> LinearPieces:
     """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together."""
     lines = swept if apart is None else with_latency_of(apart, swept)
     if together is None:
@@ -59,82 +58,53 @@ def in_the_step(swept: AllReduceFit, apart: InStep | None, together: InStep | No
     return lines if apart is None else with_latency_of(apart, lines)
 
 
-def with_total_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
+def with_total_of(step: InStep, swept: LinearPieces) -> LinearPieces:
     """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them."""
     predicted_ns = _predicted_ns(step, swept)
-    factor = step.total_ns / predicted_ns if predicted_ns else 1.0
-    pieces = tuple(
-        replace(piece, ns_per_byte=factor * piece.ns_per_byte, base_ns=factor * piece.base_ns)
-        for piece in swept.pieces
-    )
-    return replace(swept, pieces=pieces)
+    return swept.times(step.total_ns / predicted_ns if predicted_ns else 1.0)
 
 
-def with_latency_of(step: InStep, swept: AllReduceFit) -> AllReduceFit:
+def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
     """The swept lines, all moved alike so that the step's all-reduces add up to what they took in it.
 
     They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
-    latency_ns = swept.pieces[0].base_ns
     excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
-    moved_ns = max(excess_ns, -latency_ns)
-    pieces = tuple(replace(piece, base_ns=piece.base_ns + moved_ns) for piece in swept.pieces)
-    return replace(swept, pieces=pieces)
+    return _moved(swept, max(excess_ns, -swept.lines[0].offset_ns))
 
 
-def with_bytes_of(together: InStep, lines: AllReduceFit) -> AllReduceFit:
+def _moved(lines: LinearPieces, moved_ns: float) -> LinearPieces:
+    return LinearPieces.of(
+        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in lines.lines)
+    )
+
+
+def with_bytes_of(together: InStep, lines: LinearPieces) -> LinearPieces:
     """The lines with the same latency, so much steeper or flatter that those of ``together`` add up to what they took.
 
     None of them falls then either: steeper is by the byte, flatter is all that lies above the latency by one factor.
     """
-    latency_ns = lines.pieces[0].base_ns
+    latency_ns = lines.lines[0].offset_ns
     predicted_ns = _predicted_ns(together, lines)
     least_ns = sum(count for _, count in together.sizes) * latency_ns
     more_ns = together.total_ns - predicted_ns
     if more_ns >= 0:
         per_byte = more_ns / max(1, sum(count * size for size, count in together.sizes))
-        pieces = [replace(piece, ns_per_byte=piece.ns_per_byte + per_byte) for piece in lines.pieces]
-    else:
-        factor = (
-            max(0.0, together.total_ns - least_ns) / (predicted_ns - least_ns)
-            if predicted_ns > least_ns
-            else 1.0
+        return LinearPieces.of(
+            *((line.from_bytes, line.ns_per_byte + per_byte, line.offset_ns) for line in lines.lines)
         )
-        pieces = [
-            replace(
-                piece,
-                ns_per_byte=factor * piece.ns_per_byte,
-                base_ns=latency_ns + factor * (piece.base_ns - latency_ns),
-            )
-            for piece in lines.pieces
-        ]
-    return replace(lines, pieces=tuple(pieces))
+    above_ns = predicted_ns - least_ns
+    factor = max(0.0, together.total_ns - least_ns) / above_ns if above_ns > 0 else 1.0
+    return LinearPieces.of(*(
+        (line.from_bytes, factor * line.ns_per_byte, latency_ns + factor * (line.offset_ns - latency_ns))
+        for line in lines.lines
+    ))  # fmt: skip
 
 
-def _predicted_ns(step: InStep, lines: AllReduceFit) -> int:
+def _predicted_ns(step: InStep, lines: LinearPieces) -> int:
     """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
-    each_ns = lines.predict_ns([size for size, _ in step.sizes]).tolist()
+    each_ns = lines([size for size, _ in step.sizes]).tolist()
     return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
-
-
-def in_step_of(body: Any, check: Checker, name: str = "in_step") -> InStep | None:
-    """From a profile's JSON form, where it goes by ``name``."""
-    if body is None:
-        return None
-    body = check.record(body, name)
-    sizes = []
-    for index, row in enumerate(check.rows(body.get("sizes"), f"{name}.sizes")):
-        where = f"{name}.sizes[{index}]"
-        size, count = check.row(row, 2, where)
-        sizes.append((check.integer(size, where, minimum=0), check.integer(count, where, minimum=1)))
-    if not _ascend(sizes):
-        check.fail(f"{name}.sizes", "expected at least one size, each once, ascending")
-    return InStep(
-        tuple(sizes),
-        check.integer(body.get("total_ns"), f"{name}.total_ns", minimum=1),
-        check.integer(body.get("spread_ns"), f"{name}.spread_ns", minimum=0),
-        check.integer(body.get("samples"), f"{name}.samples", minimum=1),
-    )
 
 
 def _ascend(sizes: Sequence[tuple[int, int]]) -> bool:

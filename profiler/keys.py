@@ -1,60 +1,25 @@
 """From instruction times to cost keys, under which a time is found again in another model.
 
-A single op goes by :attr:`Node.key`; a fused kernel by a digest of its structure: the keys of its
-ops, how they feed each other, which results leave it. Node numbers, names and the rest of the
-graph do not matter, so the layers of a model share keys, and so do models.
+A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structure (``kernel_keys``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
+from disco_hlo.hlo.cost_model import triton_emitter
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.graph import Graph, Kind, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.kernel_keys import group_key
 from disco_hlo.profiler.profile import OpTime, merged
 
 _COLLECTIVE_KERNEL = "__triton_collective"
 """XLA:GPU's kernels for small all-reduces and all-gathers."""
-GROUP_PREFIX = "g:"
-"""First characters of the key of a fused kernel; no :attr:`Node.key` has them."""
-
-
-def group_key(graph: Graph, members: Collection[int], results: Sequence[int], emitter: str = "") -> str:
-    """Cost key of the kernel that computes ``members`` and writes ``results`` (in this order).
-
-    ``emitter`` tells kernels of equal structure apart where XLA can emit them in several ways
-    (Triton with its tiles); the default emitters are chosen from the structure and need no name.
-    """
-    number: dict[int, int] = {}
-    lines = [emitter]
-    for node_id in _structural_order(graph, set(members), results):
-        node = graph.nodes[node_id]
-        number[node_id] = len(number)
-        if node_id not in members and not is_cloned(node):
-            lines.append(f"read {node.shape} {node.shape.layout}")
-            continue
-        operands = " ".join(str(number[operand]) for operand in node.operands)
-        lines.append(f"{node.key} {operands}")
-    lines.append(" ".join(str(number[result]) for result in results))
-    return GROUP_PREFIX + blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
-
-
-def triton_emitter(settings: str) -> str:
-    """The ``emitter`` of a Triton kernel's key: its settings are part of what it is."""
-    return f"triton {settings}"
-
-
-def results_of(graph: Graph, owned: Iterable[int], duplicates: Iterable[int] = ()) -> tuple[int, ...]:
-    """Owned nodes whose value leaves the group, ascending (see ``Group.nodes``)."""
-    owned = sorted(owned)
-    inside = {*owned, *duplicates}
-    return tuple(n for n in owned if n == graph.root or any(user not in inside for user in graph.users[n]))
 
 
 def owners(module: bytes) -> dict[str, str]:
@@ -113,21 +78,3 @@ def _origin_key(graph: Graph, origin: Origin) -> str | None:
     if len(nodes) == 1:
         return nodes[0].key
     return group_key(graph, origin.nodes, origin.results)
-
-
-def _structural_order(graph: Graph, members: set[int], results: Sequence[int]) -> list[int]:
-    """Post-order from the results through the members, their external reads included."""
-    order: list[int] = []
-    done: set[int] = set()
-    stack = [(result, False) for result in reversed(results)]
-    while stack:
-        node_id, expanded = stack.pop()
-        if node_id in done:
-            continue
-        if expanded or node_id not in members:
-            done.add(node_id)
-            order.append(node_id)
-            continue
-        stack.append((node_id, True))
-        stack.extend((operand, False) for operand in reversed(graph.nodes[node_id].operands))
-    return order

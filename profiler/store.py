@@ -8,22 +8,29 @@ the file keeps the points of all-reduce sweeps and the times of whole unfused st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+import msgspec
+
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.checks import Checker
+from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts
 from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
 from disco_hlo.sqlite_file import SqliteFile
 
-SCHEMA_VERSION = 2
-"""Version 1 has times of GPU kernels outside of command buffers, which are others."""
+SCHEMA_VERSION = 3
+"""Version 1 has times of GPU kernels outside of command buffers, which are others; version 2 keeps what is no op's time
+among the ops, under keys that no op has."""
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
+_FACT = (
+    "fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
+    " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))"
+)
 _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
     " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
@@ -40,7 +47,10 @@ _TABLES = (
     " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
     " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX step_plan ON step (platform, fingerprint, plan)",
+    f"CREATE TABLE {_FACT}",
 )
+Facts = TypeVar("Facts", DeviceFacts, LinkFacts, StepFacts)
+Row = TypeVar("Row", OpTime, SweepPoint)
 _ON_GPU = "WHERE platform IN (SELECT id FROM platform WHERE backend = 'gpu')"
 
 
@@ -66,13 +76,13 @@ class ProfileStore(SqliteFile):
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
     UPGRADES: ClassVar[Mapping[int, Sequence[str]]] = {
-        1: (f"DELETE FROM op {_ON_GPU}", f"DELETE FROM step {_ON_GPU}")
+        1: (f"DELETE FROM op {_ON_GPU}", f"DELETE FROM step {_ON_GPU}"),
+        2: (
+            f"CREATE TABLE IF NOT EXISTS {_FACT}",
+            "DELETE FROM op WHERE key GLOB 'device:*' OR key GLOB 'link:*'",
+        ),
     }
     WRITE_AHEAD = True
-
-    def __init__(self, path: Path) -> None:
-        self._check = Checker(str(path))
-        super().__init__(path)
 
     def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
         """Add one measurement of each of these keys."""
@@ -84,10 +94,11 @@ class ProfileStore(SqliteFile):
     def ops(self, platform: Platform) -> dict[str, OpTime]:
         """All op times of the platform, merged, by key."""
         rows = self._rows(
-            "SELECT key, median_ns, spread_ns, samples FROM op WHERE platform = ? ORDER BY key, id",
+            "SELECT key, median_ns, spread_ns, samples FROM op WHERE platform = ?"
+            " AND typeof(key) = 'text' ORDER BY key, id",
             (self._platform(platform),),
         )
-        return {self._check.text(key, "op: key"): time for key, time in self._merged(rows)}
+        return dict(self._merged(rows))
 
     def add_sweep(self, platform: Platform, link: Link, points: Sequence[SweepPoint]) -> None:
         """Add the points of one all-reduce sweep over ``link``."""
@@ -105,12 +116,9 @@ class ProfileStore(SqliteFile):
             (self._platform(platform), link.device_count, link.process_count, link.label),
         )
         return tuple(
-            SweepPoint(
-                self._check.integer(size, "sweep: size_bytes", minimum=0),
-                max(time.median_ns, 1), time.spread_ns, time.samples,
-            )
+            self._checked((size, max(time.median_ns, 1), time.spread_ns, time.samples), SweepPoint, "sweep")
             for size, time in self._merged(rows)
-        )  # fmt: skip
+        )
 
     def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
         """Add a measured step of the module with this fingerprint."""
@@ -124,16 +132,34 @@ class ProfileStore(SqliteFile):
         """Measured steps of the module, merged per plan, by plan."""
         rows = self._rows(
             "SELECT plan, median_ns, spread_ns, samples FROM step WHERE platform = ? AND fingerprint = ?"
-            " ORDER BY plan, id",
+            " AND typeof(plan) = 'text' ORDER BY plan, id",
             (self._platform(platform), fingerprint),
         )
-        return tuple(
-            StepTime(self._check.text(plan, "step: plan"), time) for plan, time in self._merged(rows)
+        return tuple(StepTime(plan, time) for plan, time in self._merged(rows))
+
+    def facts(self, platform: Platform, kind: type[Facts], place: str = "") -> Facts:
+        """What is known of the platform, or of a ``place`` on it (:func:`~disco_hlo.profiler.facts.place_of`)."""
+        rows = self._rows(
+            "SELECT body FROM fact WHERE platform = ? AND kind = ? AND place = ?",
+            (self._platform(platform), kind.__name__, place),
         )
+        return self._decoded(rows[0][0], kind) if rows else kind()
+
+    def change(
+        self, platform: Platform, kind: type[Facts], place: str, change: Callable[[Facts], Facts]
+    ) -> None:
+        """Put what ``change`` makes of these facts in their place; nobody else changes them meanwhile."""
+        with self._writing():
+            number = self._platform_for_writing(platform)
+            body = msgspec.json.encode(change(self.facts(platform, kind, place)), order="sorted")
+            self._connection.execute(
+                "INSERT OR REPLACE INTO fact (platform, kind, place, body) VALUES (?, ?, ?, ?)",
+                (number, kind.__name__, place, body),
+            )
 
     def _insert(self, table: str, keys: Mapping[str, int | str], time: OpTime) -> None:
         """Add a row and drop the oldest of the same keys. Table and column names are ours, never data."""
-        self._check_time(time, table)
+        self._checked(msgspec.to_builtins(time), OpTime, table)
         columns = ", ".join(keys)
         marks = ", ".join("?" * (len(keys) + 3))
         self._connection.execute(
@@ -165,12 +191,19 @@ class ProfileStore(SqliteFile):
 
     def _merged(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, OpTime]]:
         for key, group in groupby(rows, key=lambda row: row[0]):
-            times = [OpTime(*row[1:]) for row in group]
-            for time in times:
-                self._check_time(time, str(key))
-            yield key, merged(times)
+            yield key, merged([self._checked(row[1:], OpTime, str(key)) for row in group])
 
-    def _check_time(self, time: OpTime, where: str) -> None:
-        self._check.integer(time.median_ns, f"{where}: median_ns", minimum=0)
-        self._check.integer(time.spread_ns, f"{where}: spread_ns", minimum=0)
-        self._check.integer(time.samples, f"{where}: samples", minimum=1)
+    def _decoded(self, body: Any, kind: type[Facts]) -> Facts:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, TypeError, DiscoError) as error:
+            raise self._wrong(kind.__name__, error) from None
+
+    def _checked(self, values: Sequence[Any], kind: type[Row], where: str) -> Row:
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            raise self._wrong(f"{where} {values!r:.80}", error) from None
+
+    def _wrong(self, where: str, error: Exception) -> ProfileError:
+        return ProfileError(f"{self.path}: {where}: {error}; measure again or name another file")

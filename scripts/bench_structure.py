@@ -10,7 +10,7 @@ adam-replicated-N (the same with the moments whole on every device: all-reduce, 
 
 Every (step, link, devices) has a file DIR/<step>-<size>-<link>-<devices>.json, whole after every row; what a run did
 not get to, the next one does. On GPU the times of transfers come from the profile that ships with the package for
-the link (--profile names another); elsewhere they are measured first.
+the link; elsewhere they are measured first.
 
 Exit status: 0 all that was asked for is done (rows that failed say why); 1 a step could not be measured;
 2 bad arguments; 3 the time was up.
@@ -32,57 +32,24 @@ from checkout import find_package
 from evaluation import commands
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
 from evaluation.links import LINKS, described, prepare
+from evaluation.record import CellName, Record, RecordError
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    commands.add_rounds(parser)
     parser.add_argument("steps", nargs="+", metavar="STEP")
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(2, 65), default=2, metavar="N")
     parser.add_argument("--schedules", default="", help="names separated by commas (default: all that fit)")
-    parser.add_argument("--compiles", type=int, default=8, help="modules compiled at once (default 8)")
-    parser.add_argument("--profile", type=Path, help="a profile.json instead of the one for the link")
-    parser.add_argument(
-        "--keep-modules", action="store_true", help="keep every variant's module (.hlo.pb.gz)"
-    )
     args = parser.parse_args(argv)
     commands.check(parser, args)
     return args
 
 
-def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
-    """Measure one step after the other; the exit status."""
-    from evaluation.record import CellName, Record, RecordError
-    from evaluation.structured_steps import EXPECTED, NAMES
-
-    from disco_hlo.plugin.logs import configure
-
-    configure("warning")
-    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
-    if unknown:
-        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
-        return BAD_ARGUMENTS
-    records: list[Record] = []
-    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: _stop(records))
-    status = DONE
-    for step in args.steps:
-        try:
-            records.append(Record.open(args.out, CellName(step, args.size, args.link, args.devices)))
-        except RecordError as error:
-            print(f"bench_structure.py: {error}", file=sys.stderr)
-            return BAD_ARGUMENTS
-        if not _measured(args, records[-1], left_s):
-            status = NOT_MEASURED
-    watchdog.cancel()
-    return status
-
-
-def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]) -> bool:
+def _measured(args: argparse.Namespace, record: Record, left_s: Callable[[], float]) -> bool:
     """Measure one step; whether that worked."""
     import jax
-    from evaluation.measure import Comparison
     from evaluation.step import versions
     from evaluation.structured import measure_cell
     from evaluation.structured_rows import Asked
@@ -106,13 +73,10 @@ def _measured(args: argparse.Namespace, record: Any, left_s: Callable[[], float]
         asked = Asked(
             only=frozenset(filter(None, args.schedules.split(","))),
             rounds=args.rounds,
-            compiles=max(1, min(args.compiles, (os.cpu_count() or 2) // 2)),
             seed=args.seed,
             profile=lambda request: _profile(args, request),
             say=lambda text: print(text, flush=True),
             left_s=left_s,
-            comparison=Comparison(),
-            modules=args.out / record.cell.stem if args.keep_modules else None,
         )
         measure_cell(asked, record, request)
     except Exception as error:  # noqa: BLE001 -- the other steps are measured nevertheless
@@ -125,33 +89,49 @@ def _profile(args: argparse.Namespace, request: Any) -> Any:
     """Transfer times, device constants and contention: shipped for the link on GPU, measured elsewhere."""
     from disco_hlo.profiler.profile import load
 
-    if args.profile is not None:
-        return load(args.profile)
     if request.backend.platform != "cpu":
         import disco_hlo
 
         return load(Path(disco_hlo.__path__[0]) / "data" / "profiles" / f"nvidia-h200-{args.link}.json")
     from evaluation import step
 
+    from disco_hlo.plugin.session import join
     from disco_hlo.plugin.settings import Settings
 
-    session = step.session_of(request, Settings(search=True, directory=args.out))
+    session = join(request, Settings(search=True, directory=args.out))
     return step.profile(session, step.captured(request), args.out)
 
 
-def _stop(records: list[Any]) -> None:
-    for record in records:
-        record.stop("the time was up")
-
-
 def main() -> int:
-    """Run what the command line names."""
+    """Measure what the command line names, one step after the other."""
     started = time.monotonic()
     args = arguments()
     prepare(os.environ, args.link, args.devices)
     find_package()
+    from evaluation.structured_steps import EXPECTED, NAMES
+
+    from disco_hlo.plugin.logs import configure
+
+    configure("warning")
+    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
+    if unknown:
+        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
+        return BAD_ARGUMENTS
     args.out.mkdir(parents=True, exist_ok=True)
-    return run(args, lambda: args.seconds - (time.monotonic() - started))
+
+    def left_s() -> float:
+        return float(args.seconds - (time.monotonic() - started))
+
+    cells = [CellName(step, args.size, args.link, args.devices) for step in args.steps]
+    watchdog = commands.end_in(left_s(), "bench_structure.py", lambda: commands.stop(args.out, cells))
+    try:
+        fine = [_measured(args, Record.open(args.out, cell), left_s) for cell in cells]
+    except RecordError as error:
+        print(f"bench_structure.py: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    finally:
+        watchdog.cancel()
+    return DONE if all(fine) else NOT_MEASURED
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@
     JAX_PLATFORMS=cpu python scripts/benchmark.py transformer --link nvlink --size tiny --out DIR
 
 Every (model, link, devices) has a file DIR/<model>-<size>-<link>-<devices>.json, whole after every row; what a run
-did not get to, the next one does. Beside it lie the step's module, its profile and the plans found, so that
-`--until profile`, `--until search` and the rest can be separate runs; `--offline-search`, and `--offline-predict` after
-`--until time`, need no device.
+did not get to, the next one does. Beside it lie the step's module, its profile and the plans found.
 
 Exit status: 0 all that was asked for is done (rows that failed say why); 1 a model could not be measured;
 2 bad arguments; 3 the time was up.
@@ -32,7 +30,6 @@ MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg1
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    commands.add_rounds(parser)
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
@@ -42,17 +39,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--looks", type=int, default=0, help="how often to measure the plan's kernels and search again"
     )
-    parser.add_argument("--until", choices=("profile", "search", "time", "measure"), default="measure")
-    parser.add_argument("--offline-search", action="store_true", help="search what was profiled; no device")
-    parser.add_argument("--offline-predict", action="store_true", help="predict what was timed; no device")
-    levels = ("debug", "info", "warning")
-    parser.add_argument(
-        "--log",
-        choices=levels,
-        default="warning",
-        help="debug tells how long each stage takes (default warning)",
-    )
-    parser.add_argument("--warm-up", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:

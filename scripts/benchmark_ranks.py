@@ -1,17 +1,15 @@
 """Predicted against measured: many plans of one training step, several processes on one machine.
 
     python scripts/benchmark_ranks.py transformer_lm bert rnnlm --out DIR
-    python scripts/benchmark_ranks.py vgg19 --link shared-sockets --size full --out DIR
     python scripts/make_tables.py DIR --out TABLES
 
-Each model runs in a job of its own, `mpiexec -n 2`, on CPU, or on GPU, where all processes share the first one (start
-NVIDIA's Multi-Process Service before: without it they take turns): `shared` needs NCCL 2.31. The plans are XLA's
-default, nothing fused, fixed combine thresholds, what a search finds and its parts, and legal plans by dice. A batch
-runs them in turn and then profiles the machine anew; the predictions are those of all batches' profiles together. So
-both saw the same machine. How much of it other programs used is noted with each batch (CPU), and only the quietest
-count.
+Each model runs on CPU in a job of its own, `mpiexec -n 2`. The plans are XLA's default, nothing fused, fixed combine
+thresholds, what a search finds and its parts, and legal plans by dice. A batch runs them in turn, `--rounds` times, and
+then profiles the machine anew, both within half a minute, since what others use of it changes; the predictions are
+those of all batches' profiles together. How much of the machine other programs used is noted with each batch, and only
+the quietest count.
 
-DIR/<model>-<size>-<link>-<processes>.json is whole after every batch; a run adds the batches that it lacks.
+DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; another run begins it anew.
 Exit status: 0 done; 1 a model could not be measured; 2 bad arguments; 130 stopped.
 """
 
@@ -26,7 +24,6 @@ from pathlib import Path
 from benchmark import MODELS
 from checkout import find_package
 from evaluation import commands
-from evaluation.links import BETWEEN_RANKS, GLOO, prepare_rank
 
 RANKS_MODELS = ("transformer_lm", *MODELS)
 
@@ -37,13 +34,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "models", nargs="+", choices=RANKS_MODELS, metavar="MODEL", help=", ".join(RANKS_MODELS)
     )
-    parser.add_argument("--link", choices=list(BETWEEN_RANKS), default=GLOO, help=f"default {GLOO}: on CPU")
     parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
     parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument(
-        "--others", type=float, default=0.15, help="share of a CPU's cores that others may use (default 0.15)"
+        "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
     )
+    parser.set_defaults(rounds=3)
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if args.batches < 1 or not args.search_seconds > 0 or not 0 <= args.others <= 1:
@@ -64,12 +61,10 @@ def job(args: argparse.Namespace, model: str) -> int:
         return 1
     phase = demo.Phase("benchmark", "", None)
     environment = demo.environment(phase, args.out, args.search_seconds, free_port())
-    if args.link != GLOO:
-        del environment["JAX_PLATFORMS"]
     command = [mpiexec, "-n", str(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
-    for name in ("link", "processes", "size", "batches", "seconds", "search_seconds", "others", "seed"):
+    for name in ("processes", "rounds", "size", "batches", "seconds", "search_seconds", "others", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    log = args.out / f"{model}-{args.link}.log"
+    log = args.out / f"{model}.log"
     status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)
     if status == 0:
         return 0
@@ -96,7 +91,6 @@ def main() -> int:
     find_package()
     if "OMPI_COMM_WORLD_RANK" not in os.environ:
         return jobs(args)
-    prepare_rank(os.environ, args.link, int(os.environ["OMPI_COMM_WORLD_RANK"]), args.processes)
     from evaluation import ranks
 
     return ranks.run(args)

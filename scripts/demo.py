@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from demo_job import PORT_TAKEN, Watch, end_of, end_when_told, free_port, last_lines, log_tail, run_job
+from demo_job import Watch, end_when_told, free_port, last_lines, log_tail, run_job
 from demo_table import (
     ALLOWED_LOSS_DIFFERENCE,
     DEFAULT,
@@ -29,12 +29,8 @@ from demo_table import (
     from_here,
     markdown,
     result_of,
-    show,
+    what_next,
 )
-from rich.console import Console, Group
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan import plan as plans
@@ -47,8 +43,9 @@ SCRIPT = ROOT / "examples" / "transformer_lm.py"
 MARK = ".disco-demo"
 """Lies in every folder the demo made, so that it never empties another one."""
 PROCESSES = 2
+CLEARED = "\r\x1b[K"
+"""Empties the terminal's line."""
 FINALISTS = 3
-PORT_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +113,8 @@ def run_phase(phase: Phase, args: argparse.Namespace, watch: Watch) -> Run:
     """
     log = args.out / f"{phase.name}.log"
     started = time.monotonic()
-    for attempt in range(PORT_ATTEMPTS):
-        env = environment(phase, args.out, args.budget, free_port())
-        status = run_job(command(phase, args.out, args.steps, args.seed), env, log, args.timeout, watch)
-        # Another program may have taken the port between our look and the job's.
-        if status == 0 or attempt + 1 == PORT_ATTEMPTS or PORT_TAKEN not in end_of(log).lower():
-            break
+    env = environment(phase, args.out, args.budget, free_port())
+    status = run_job(command(phase, args.out, args.steps, args.seed), env, log, args.timeout, watch)
     wall_s = time.monotonic() - started
     if status is None:
         raise DemoError(f"{phase.title}: not finished after {args.timeout:.0f} s{log_tail(log)}")
@@ -135,24 +128,22 @@ def run_phase(phase: Phase, args: argparse.Namespace, watch: Watch) -> Run:
 
 
 @contextlib.contextmanager
-def progress(console: Console, heading: str) -> Iterator[Watch]:
+def progress(heading: str) -> Iterator[Watch]:
     """Show that a phase runs, and on a terminal for how long and what it prints."""
-    if not console.is_terminal:
-        console.print(Text(f"{heading} ..."))
+    if not sys.stdout.isatty():
+        print(f"{heading} ...", flush=True)
         yield lambda _log: None
         return
     started = time.monotonic()
-    spinner = Spinner("dots")
-    with Live(spinner, console=console, transient=True, refresh_per_second=8) as live:
 
-        def watch(log: Path) -> None:
-            spinner.update(text=Text(f"{heading}  {time.monotonic() - started:.0f} s"))
-            tail = [Text(f"    {line}", style="dim", no_wrap=True) for line in last_lines(log, 4)]
-            for line in tail:
-                line.truncate(max(console.width - 1, 1), overflow="ellipsis")
-            live.update(Group(spinner, *tail))
+    def watch(log: Path) -> None:
+        line = "  ".join([heading, f"{time.monotonic() - started:.0f} s", *last_lines(log, 1)])
+        print(f"{CLEARED}{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
 
+    try:
         yield watch
+    finally:
+        print(CLEARED, end="")
 
 
 def prepare(folder: Path) -> None:
@@ -195,45 +186,36 @@ def check_enacted(plan: Plan, log: Path) -> None:
         raise DemoError(f"the last run did not execute the plan{log_tail(log)}")
 
 
-def demo(args: argparse.Namespace, console: Console) -> int:
-    """Train three times, print, save; 1 where the losses disagree."""
+def demo(args: argparse.Namespace) -> None:
+    """Train three times, print, save.
+
+    Raises:
+        DemoError: a run failed, or the losses disagree.
+    """
     prepare(args.out)
-    _warn_of_load(console)
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     runs: dict[str, Run] = {}
     for number, phase in enumerate(PHASES, 1):
         heading = f"{number}/{len(PHASES)}  {phase.title}"
-        with progress(console, heading) as watch:
+        with progress(heading) as watch:
             run = runs[phase.name] = run_phase(phase, args, watch)
-        console.print(
-            Text(f"{heading}: {run.wall_s:.0f} s, median step {1e3 * run.median_step_s:.1f} ms"),
-            soft_wrap=True,
-        )
+        print(f"{heading}: {run.wall_s:.0f} s, median step {1e3 * run.median_step_s:.1f} ms", flush=True)
         if phase.name == "search":
             plan, place = found_plan(args.out, args.out / "search.log")
     check_enacted(plan, args.out / "enacted.log")
-    result = result_of(plan, from_here(place), runs)
+    result = result_of(plan, from_here(place), runs, load)
     files = {
         "demo.json": msgspec.json.format(msgspec.json.encode(result)),
         "demo.md": markdown(result).encode(),
     }
     replace_files(args.out, files)
-    show(result, console)
-    kept = from_here(args.out / "demo.md")
-    console.print(Text(f"\n{time.monotonic() - started:.0f} s in all; table: {kept}"), soft_wrap=True)
-    if result.loss_difference <= ALLOWED_LOSS_DIFFERENCE:
-        return 0
-    raise DemoError(
-        f"the loss curves differ by {result.loss_difference:.1e}, more than {ALLOWED_LOSS_DIFFERENCE:.0e}: "
-        "the plan does not compute what XLA's default computes"
-    )
-
-
-def _warn_of_load(console: Console) -> None:
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > 0.5 * cores:
-        text = f"this machine is busy (load {load:.1f} on {cores} cores): the times will be noisy"
-        console.print(Text(text), soft_wrap=True)
+    print(f"\n{markdown(result)}\n{what_next(result)}\n")
+    print(f"{time.monotonic() - started:.0f} s in all; table: {from_here(args.out / 'demo.md')}")
+    if result.loss_difference > ALLOWED_LOSS_DIFFERENCE:
+        raise DemoError(
+            f"the loss curves differ by {result.loss_difference:.1e}, more than {ALLOWED_LOSS_DIFFERENCE:.0e}: "
+            "the plan does not compute what XLA's default computes"
+        )
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -267,15 +249,15 @@ def _at_least(lowest: int) -> Callable[[str], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 1 where it failed, 130 where it was stopped."""
     args = arguments(argv)
-    console = Console(highlight=False)
     try:
-        return demo(args, console)
+        demo(args)
     except KeyboardInterrupt:
         sys.stderr.write("demo: stopped; its processes have ended\n")
         return 130
     except (DemoError, DiscoError, OSError) as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
+    return 0
 
 
 if __name__ == "__main__":

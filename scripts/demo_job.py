@@ -15,8 +15,6 @@ from types import FrameType
 from demo_table import from_here, printable
 
 TAIL_LINES = 15
-PORT_TAKEN = "address already in use"
-"""In the log of a job whose coordinator could not listen, in lower case."""
 
 Watch = Callable[[Path], None]
 """Called while a job runs, with its log."""
@@ -76,17 +74,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def end_of(log: Path) -> str:
-    """The last 64 KiB of a log; empty where there is none."""
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines that say something of a log's last 64 KiB, fit to be printed."""
+    end = b""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - (64 << 10)))
-        return file.read().decode(errors="replace")
-    return ""
-
-
-def last_lines(log: Path, count: int) -> list[str]:
-    """The log's last lines that say something, fit to be printed."""
-    return [line for line in map(printable, end_of(log).splitlines()) if line.strip()][-count:]
+        end = file.read()
+    return [line for line in map(printable, end.decode(errors="replace").splitlines()) if line.strip()][
+        -count:
+    ]
 
 
 def log_tail(log: Path) -> str:

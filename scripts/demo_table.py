@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from disco_hlo.plan.plan import Candidate, Line, Plan
+from disco_hlo.hlo.cost_model import Line
+from disco_hlo.plan.plan import Candidate, Plan
 
 ALLOWED_LOSS_DIFFERENCE = 1e-4
 DEFAULT = "XLA default"
@@ -72,6 +70,8 @@ class Result(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     processes: int
     cores: int | None
+    load: float
+    """Of the machine before the demo began: how many processes were running or waiting to."""
 
 
 # --- what the runs say ------------------------------------------------------------
@@ -115,7 +115,7 @@ def loss_difference(expected: Sequence[float], got: Sequence[float]) -> float:
     return max((abs(a - b) / max(abs(a), 1e-12) for a, b in zip(expected, got, strict=True)), default=0.0)
 
 
-def result_of(plan: Plan, place: str, runs: dict[str, Run]) -> Result:
+def result_of(plan: Plan, place: str, runs: dict[str, Run], load: float) -> Result:
     """Put plan and runs together; ``place`` is where the plan lies, as the user is to read it.
 
     Raises:
@@ -139,6 +139,7 @@ def result_of(plan: Plan, place: str, runs: dict[str, Run]) -> Result:
         versions=plan.versions,
         processes=plan.target.process_count,
         cores=os.cpu_count(),
+        load=round(load, 1),
     )
 
 
@@ -186,7 +187,8 @@ def facts(result: Result) -> list[str]:
         lines.append(f'nothing searched was faster than "{result.chosen}", which is what the plan holds')
     lines += [f"note: {note}" for note in result.notes]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
-    return [*lines, f"{result.processes} CPU processes on {result.cores} cores; {versions}"]
+    where = f"{result.processes} CPU processes on {result.cores} cores, load {result.load} before"
+    return [*lines, f"{where}; {versions}"]
 
 
 def markdown(result: Result) -> str:
@@ -196,24 +198,11 @@ def markdown(result: Result) -> str:
     return "\n".join([*lines, "", *(f"- {printable(line)}" for line in facts(result))]) + "\n"
 
 
-def show(result: Result, console: Console) -> None:
-    """Print table, facts and what to try next."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for row in result.rows:
-        style = "bold" if row is result.rows[-1] else ""
-        table.add_row(*(Text(cell) for cell in cells(row)), style=style)
-    disco = from_here(Path(sys.executable).parent / "disco")
-    place = shlex.quote(result.plan)
-    after = [f"plan: {result.plan}", "", "next:"]
-    page = shlex.quote(f"{result.plan}/report.html")
-    after += [f"  {shlex.quote(disco)} {rest}" for rest in (f"inspect {place}", f"report {place} -o {page}")]
-    console.print()
-    console.print(table)
-    console.print()
-    for line in [*facts(result), *after]:
-        console.print(Text(printable(line)), soft_wrap=True)
+def what_next(result: Result) -> str:
+    """The plan, and what to try with it."""
+    disco = shlex.quote(from_here(Path(sys.executable).parent / "disco"))
+    place, page = shlex.quote(result.plan), shlex.quote(f"{result.plan}/report.html")
+    return f"plan: {result.plan}\n\nnext:\n  {disco} inspect {place}\n  {disco} report {place} -o {page}"
 
 
 def printable(line: str) -> str:

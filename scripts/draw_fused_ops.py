@@ -8,7 +8,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from checkout import ROOT, find_package
 
 find_package()
 
+from evaluation.step import EXAMPLES, intercepted  # noqa: E402
+
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
@@ -25,10 +27,11 @@ from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
+from disco_hlo.hlo.cost_model import triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
-from disco_hlo.plugin.xla import compiles, jaxlink  # noqa: E402
-from disco_hlo.profiler.keys import group_key  # noqa: E402
+from disco_hlo.plugin.xla import compiles  # noqa: E402
+from disco_hlo.profiler.kernel_keys import group_key  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
@@ -124,10 +127,6 @@ def read_config(path: Path) -> Config:
 # --- capture --------------------------------------------------------------------------------------
 
 
-class _Captured(BaseException):
-    """Ends a compile of which only the module was wanted."""
-
-
 def captured(step: StepConfig) -> bytes:
     """The module of a training step as XLA would run it on one device here.
 
@@ -136,27 +135,16 @@ def captured(step: StepConfig) -> bytes:
     if step.file:
         data = (ROOT / step.file).read_bytes()
         return gzip.decompress(data) if step.file.endswith(".gz") else data
-    lowered = _lowered(step)
-    found: list[bytes] = []
-
-    def handler(request: jaxlink.CompileRequest) -> Any:
-        found.append(compiles.capture(request))
-        raise _Captured
-
-    jaxlink.install(handler)
-    try:
-        lowered.compile()
-    except _Captured:
-        return found[0]
-    finally:
-        jaxlink.uninstall()
-    raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
+    request = intercepted(_lowered(step))
+    if request is None:
+        raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
+    return compiles.capture(request)
 
 
 def _lowered(step: StepConfig) -> Any:
     import jax
 
-    sys.path.insert(0, str(ROOT / "examples"))
+    sys.path.insert(0, str(EXAMPLES))
     from models import training
 
     try:
@@ -179,8 +167,8 @@ def key_of(source: CanonicalModule, op: FusedOp) -> str:
     """The cost key under which a profile would store the kernel's time."""
     if len(op.members) == 1 and op.kind != "triton":
         return source.graph.nodes[op.members[0]].key
-    emitter = f"triton {op.config}" if op.kind == "triton" else ""
-    return group_key(source.graph, set(op.members), op.results, emitter)
+    emitter = triton_emitter(op.config) if op.kind == "triton" else ""
+    return group_key(source.graph, op.members, op.results, emitter)
 
 
 def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
@@ -197,26 +185,23 @@ def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
     return found
 
 
-class Affordable:
-    """Whether a fused op is small and quick enough to be measured."""
+def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], bool]:
+    """Whether a fused op is small and quick enough to be measured: by its bytes, then by the analytical estimate."""
+    graph = source.graph
+    hoists = graph.backend == "cpu"
+    model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
 
-    def __init__(self, config: Config, source: CanonicalModule) -> None:
-        self.config = config
-        self.source = source
-        hoists = source.graph.backend == "cpu"
-        self.model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
-
-    def __call__(self, op: FusedOp) -> bool:
-        """By its bytes, then by the analytical estimate."""
-        graph = self.source.graph
+    def fits(op: FusedOp) -> bool:
         if not is_plain(graph, op.members, op.results):
             return False
-        if PackedKernel(self.source, op.members, op.results).moved_bytes > self.config.sample_bytes:
+        if PackedKernel(source, op.members, op.results).moved_bytes > config.sample_bytes:
             return False
-        members, results = (np.array(ids, np.int32) for ids in (op.members, op.results))
-        tables, scratch = self.model.tables(graph), self.model.scratch(graph)
+        members, results = (np.array(ids) for ids in (op.members, op.results))
+        tables, scratch = model.tables(graph), model.scratch(graph)
         expected_ns = kernel_ns(tables, members, results, op.kind == "triton", scratch)
-        return expected_ns <= 1e6 * self.config.longest_ms
+        return expected_ns <= 1e6 * config.longest_ms
+
+    return fits
 
 
 def draw(
@@ -229,7 +214,7 @@ def draw(
 ) -> Iterator[tuple[str, FusedOp]]:
     """New fused ops with their keys: all single ops, XLA's own, those ``chosen``, and random ones until there are
     ``count``."""
-    affordable = Affordable(config, source)
+    fits = affordable(config, source)
     own = xla_kernels(source)
     grower = Grower(source.graph, own, Growth(config.most_members), seed)
     attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
@@ -241,7 +226,7 @@ def draw(
         if op is None:
             continue
         key = key_of(source, op)
-        if key not in found and affordable(op):
+        if key not in found and fits(op):
             found.add(key)
             yield key, op
 

@@ -1,7 +1,7 @@
-"""Tables and figures of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured.
+"""Tables of the evaluation (DisCo, section 6) from what scripts/benchmark.py measured.
 
-    python scripts/make_tables.py DIR                    DIR/tables.md and the pictures beside it
-    python scripts/make_tables.py DIR --out docs/benchmarks --no-pictures
+    python scripts/make_tables.py DIR                    DIR/tables.md
+    python scripts/make_tables.py DIR --out OTHER        OTHER/tables.md
 
 Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from evaluation import fidelity, tables
 from evaluation.record import RecordError, read, write_atomically
-from evaluation.sharded_update import sharded_updates
 
 LINKS = ("nvlink", "staged", "sockets")
 _STEP_TIMES = """\
@@ -53,11 +52,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "All cells of one day and number of devices together. Pairs of plans of one model count over all its links.",
         fidelity.days,
     ),
-    (
-        "Replicated and sharded update of Adam (CoCoNet, figure 10)",
-        "Step times by XLA's own order; the advice is what the replicated step's own profile said would be saved.",
-        sharded_updates,
-    ),
     ("Every plan on CPU", "ms; medians of all batches.", fidelity.cpu_plans),
     ("What the evaluation took", "", tables.costs),
     ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
@@ -85,7 +79,7 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int, str, str]:
     return link, cell["devices"], cell["size"], cell["model"]
 
 
-def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
+def document(records: tables.Cells) -> str:
     """All tables in markdown."""
     lines = ["# Evaluation", ""]
     lines += [f"- {line}" for line in _made_with(records)]
@@ -99,8 +93,6 @@ def document(records: tables.Cells, pictures: Sequence[Path]) -> str:
                 *([note, ""] if note else []),
                 tables.markdown((header, rows)).rstrip(),
             ]
-    for picture in pictures:
-        lines += ["", f"![{picture.stem.replace('_', ' ')}]({picture.name})"]
     return "\n".join(lines) + "\n"
 
 
@@ -115,27 +107,17 @@ def _made_with(records: tables.Cells) -> list[str]:
 
 
 def main() -> int:
-    """Write the tables and pictures."""
+    """Write the tables."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
-    parser.add_argument("--no-pictures", action="store_true", help="tables alone; needs no matplotlib")
     args = parser.parse_args()
     out = args.out or args.folder
     try:
         records = records_in(args.folder)
         out.mkdir(parents=True, exist_ok=True)
-        pictures: list[Path] = []
-        if not args.no_pictures:
-            from evaluation import figures
-
-            for draw in (figures.step_times, figures.overlaps, figures.fidelity):
-                pictures += draw(records, out)
-        write_atomically(out / "tables.md", document(records, pictures).encode())
-    except ImportError as error:
-        print(f"make_tables.py: {error}: pip install matplotlib, or --no-pictures", file=sys.stderr)
-        return 2
+        write_atomically(out / "tables.md", document(records).encode())
     except (RecordError, OSError) as error:
         print(f"make_tables.py: {error}", file=sys.stderr)
         return 2

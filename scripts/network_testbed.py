@@ -147,10 +147,8 @@ def environment(rank: int, address: str, port: int) -> dict[str, str]:
     return {**os.environ, **place}
 
 
-def start(
-    end: Namespace, rank: int, command: Sequence[str], host: str, port: int, pin: bool
-) -> subprocess.Popen[Any]:
-    """One rank of the job, on its share of the cores if ``pin``."""
+def start(end: Namespace, rank: int, command: Sequence[str], host: str, port: int) -> subprocess.Popen[Any]:
+    """One rank of the job, on its share of the cores."""
     filled = [
         part.replace("{rank}", str(rank))
         .replace("{size}", str(RANKS))
@@ -159,7 +157,7 @@ def start(
         for part in command
     ]
     cores = sorted(os.sched_getaffinity(0))
-    if pin and len(cores) >= RANKS:
+    if len(cores) >= RANKS:
         share = cores[rank * len(cores) // RANKS : (rank + 1) * len(cores) // RANKS]
         filled = ["taskset", "-c", ",".join(map(str, share)), *filled]
     return subprocess.Popen(
@@ -178,31 +176,21 @@ def relay(rank: int, stream: IO[str]) -> None:
         print(f"[{rank}] {line}", end="", flush=True)
 
 
-def run_job(
-    ends: Sequence[Namespace], command: Sequence[str], port: int, pin: bool, timeout_s: float | None
-) -> int:
+def run_job(ends: Sequence[Namespace], command: Sequence[str], port: int) -> int:
     """Both ranks to their end; where one fails the other is stopped. Returns the exit code."""
-    processes = [start(end, rank, command, ends[0].address, port, pin) for rank, end in enumerate(ends)]
+    processes = [start(end, rank, command, ends[0].address, port) for rank, end in enumerate(ends)]
     relays = [
         threading.Thread(target=relay, args=(rank, process.stdout), daemon=True)
         for rank, process in enumerate(processes)
     ]
     for thread in relays:
         thread.start()
-    expired = threading.Event()
-    timer = threading.Timer(timeout_s or 0, lambda: (expired.set(), stop(processes)))
-    if timeout_s is not None:
-        timer.start()
     try:
         code = wait_for_all(processes)
     finally:
-        timer.cancel()
         stop(processes)
     for thread in relays:
         thread.join(5)
-    if expired.is_set():
-        print(f"network_testbed: not finished after {timeout_s:g} s, stopped", file=sys.stderr)
-        return 124
     return code
 
 
@@ -237,14 +225,8 @@ def parse_arguments() -> argparse.Namespace:
         "--rate", type=rate_bits, default=rate_bits("1gbit"), help="e.g. 100mbit, 1gbit (default)"
     )
     parser.add_argument("--port", type=int, default=29765, help="the coordinator's port (default 29765)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the job after so long")
-    parser.add_argument(
-        "--no-pin", action="store_true", help="let both processes use all cores (default: half each)"
-    )
     parser.add_argument("command", nargs="+", help="what each of the two processes runs")
     arguments = parser.parse_args()
-    if arguments.timeout is not None and not arguments.timeout > 0:
-        parser.error("expected --timeout above 0")
     if os.geteuid() != 0:
         parser.error("needs root, to make network namespaces")
     for program in ("ip", "tc", "taskset"):
@@ -263,7 +245,7 @@ def main() -> int:
     ends = namespaces()
     try:
         with network(ends, arguments.rate):
-            return run_job(ends, arguments.command, arguments.port, not arguments.no_pin, arguments.timeout)
+            return run_job(ends, arguments.command, arguments.port)
     except TestbedError as error:
         print(f"network_testbed: {error}", file=sys.stderr)
         return 2

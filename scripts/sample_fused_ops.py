@@ -142,7 +142,6 @@ def parent(args: argparse.Namespace, config: Config) -> int:
         number
         for number, step in enumerate(config.steps)
         if drawn_mark(step, args.round) not in there
-        and (not args.models or step.model in args.models)
         and (args.round == 1 or step.searches)
         and (step.file or not args.until_drawn)
     ]
@@ -189,7 +188,6 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=540.0, help="stop within this much time (default 540)"
     )
-    parser.add_argument("--models", nargs="*", default=[], metavar="MODEL", help="only steps of these models")
     parser.add_argument(
         "--round",
         type=int,
@@ -213,12 +211,6 @@ def main() -> int:
             raise ProfileError(f"the directory {args.out.absolute().parent} does not exist")
         if not args.seconds >= 0:  # nor is it where it is no number
             raise ProfileError(f"--seconds {args.seconds:g}: expected a number from 0 on")
-        models = {step.model for step in config.steps}
-        unknown = [model for model in args.models if model not in models]
-        if unknown:
-            raise ProfileError(
-                f"--models {unknown[0]}: {args.config} has no step of it, but of {', '.join(sorted(models))}"
-            )
         if args.until is None:
             return parent(args, config)
         code = child(args, config)

@@ -4,10 +4,8 @@ Of all kernels that never ran a search takes those that the estimator flatters (
 ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the analytical
 estimate that it corrects, would have chosen.
 
-Each search has the number of seeds that the search has by default, and they share its candidates: four, of which the
-first three begin with what the search is given. The kernels that the shipped weights for the H200 learned from were
-chosen on 2026-11-23, when there were two: one began with what it was given, one with the unfused step. So the same
-configuration now chooses other kernels than those.
+The kernels that the shipped weights for the H200 learned from were chosen on 2026-11-23, by searches of two seeds: one
+began with what it was given, one with the unfused step. Today's have four, so the same configuration chooses others.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.profiler.keys import GROUP_PREFIX
+from disco_hlo.profiler.kernel_keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.boundary.finalists import kernels_of

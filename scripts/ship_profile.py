@@ -29,7 +29,8 @@ from disco_hlo.hlo.canonical import canonicalize  # noqa: E402
 from disco_hlo.hlo.graph import Kind  # noqa: E402
 from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
-from disco_hlo.profiler.costs import fused_key  # noqa: E402
+from disco_hlo.plan.units import unit_graph  # noqa: E402
+from disco_hlo.profiler.kernel_keys import kernel_keys  # noqa: E402
 from disco_hlo.profiler.merge import merge  # noqa: E402
 from disco_hlo.profiler.profile import Contention, Profile, load, save  # noqa: E402
 
@@ -49,7 +50,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--link-of", type=Path, metavar="PROFILE.json", help="take transfers and contention from here"
     )
-    parser.add_argument("--without-contention", action="store_true", help="write it all the same")
     args = parser.parse_args(argv)
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.name):
         parser.error(f"--name {args.name!r}: expected lower-case words joined by dashes")
@@ -65,7 +65,7 @@ def known_shares(profile: Profile, module: bytes) -> tuple[float, float]:
         for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     ]
-    kernels = [fused_key(graph, group) in profile.ops for group in read(source).groups]
+    kernels = [key in profile.ops for key in kernel_keys(graph, unit_graph(graph, read(source)).kernels)]
     return sum(singles) / max(1, len(singles)), sum(kernels) / max(1, len(kernels))
 
 
@@ -89,16 +89,16 @@ def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> li
     if fitted is None:
         problems.append("there is no all-reduce sweep")
     else:
-        for piece in fitted.pieces:
+        for piece in fitted.line.lines:
             print(
-                f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.base_ns:.0f} ns"
+                f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.offset_ns:.0f} ns"
             )
         print(f"  residuals: median {fitted.median_error:.3f}, largest {fitted.maximum_error:.3f}")
         if fitted.median_error > args.fit:
             problems.append(f"the all-reduce lines are off by {fitted.median_error:.2f}, median")
     slowed = profile.contention
     print(f"contention: {slowed}")
-    if not args.without_contention and slowed in (None, Contention(1.0, 1.0)):
+    if slowed in (None, Contention(1.0, 1.0)):
         problems.append("no profile tells how compute and transfers slow each other")
     for path in sources:
         problems += _lacks(profile, path.with_name(MODULE), args.coverage)

@@ -87,7 +87,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
 
 
 TAKEN_NAMES = (
-    "main", "network", "started_from", "network_without_op_times", "analytical", "linear", "boosted", "noise_floor",
+    "main", "network", "started_from", "network_without_op_times", "analytical", "linear", "noise_floor",
 )  # fmt: skip
 """Rows of the report and checkpoints that no compared network may have the name of."""
 
@@ -184,15 +184,10 @@ class Run:
         targets = data.log_ns - estimate
         learned = split.train[~data.is_single[split.train]]
         ridge = Ridge(inputs[learned], targets[learned])
-        found = {
+        return {
             "analytical": self.judged(estimate[split.test], split),
             "linear": self.judged(estimate[split.test] + ridge.predict(inputs[split.test]), split),
         }
-        boosted = boosted_trees()
-        if boosted is not None:
-            boosted.fit(inputs[learned], targets[learned])
-            found["boosted"] = self.judged(estimate[split.test] + boosted.predict(inputs[split.test]), split)
-        return found
 
     def unseen_structures(self, weights: Path | None, start: Any) -> None:
         """Split (a), and the weights that ship."""
@@ -274,7 +269,7 @@ class Run:
             for count in self.config.report.fine_tune:
                 section[model][f"fine_tuned_{count}"] = self.fine_tuned(model, network, split, count)
             self.write()
-        for name in ("network", "analytical", "linear", "boosted"):
+        for name in ("network", "analytical", "linear"):
             judged = [parts[name] for parts in section.values() if name in parts]
             if judged:
                 self.report.setdefault("mean_of_models", {})[name] = {
@@ -339,17 +334,6 @@ def fine_tuning(settings: TrainSettings) -> TrainSettings:
     )
 
 
-def boosted_trees() -> Any:
-    """scikit-learn's gradient boosting, where it is installed."""
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError:
-        return None
-    return HistGradientBoostingRegressor(
-        loss="absolute_error", max_iter=600, learning_rate=0.05, random_state=0
-    )
-
-
 def main() -> int:
     """Parse, check, train, report."""
     parser = argparse.ArgumentParser(
@@ -406,14 +390,6 @@ def print_summary(report: Mapping[str, Any]) -> None:
             print(
                 f"{name:28} {row['mean']:7.3f} {row['median']:7.3f} {row['p90']:7.3f} {row['within_10']:7.3f} {tau}"
             )
-    for model, parts in report.get("leave_one_model_out", {}).items():
-        row, plain = parts["network"], parts["analytical"]
-        figures = " ".join(
-            f"{row[name]:7.3f}" for name in ("mean", "median", "p90", "within_10", "kendall_tau")
-        )
-        print(
-            f"without {model:20} {figures}   analytical {plain['mean']:.3f}, tau {plain['kendall_tau']:.3f}"
-        )
 
 
 if __name__ == "__main__":

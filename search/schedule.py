@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.normal import normal_form
@@ -25,7 +26,7 @@ from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 MOST_GRADIENTS = 1024
@@ -117,7 +118,7 @@ def contiguous_buckets(
         wait_ns: what each takes longer where it begins beside compute: here all do.
     """
     count = len(ready_ns)
-    if not count:  # a step on one device, whose profile knows no transfers
+    if not count:
         return []
     if count > MOST_GRADIENTS:
         blocks = _blocks(kinds, -(-count // MOST_GRADIENTS))
@@ -220,11 +221,13 @@ def _ready_times(graph: Graph, strategy: Strategy, costs: CostModel, machine: Ma
 def _neighbours_together(
     graph: Graph, ready: dict[int, int], costs: CostModel, machine: MachineModel, form: str
 ) -> tuple[Bucket, ...]:
+    if not ready:  # a step on one device, whose profile knows no transfers
+        return ()
     depth = all_reduce_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
     sizes = [graph.transfer_bytes(node) for node in ranked]
     kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
-    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce_ns, machine.pace().wait_ns)
+    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce(), machine.pace().wait_ns)
     return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search import run
@@ -22,7 +23,7 @@ from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods.child import environment
 from disco_hlo.search.methods.island import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))
 _CANDIDATES = FEWEST_PROPOSALS + 100
@@ -84,7 +85,6 @@ def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: Sea
     few = replace(settings, evaluations=_CANDIDATES, seconds=None, seeds=1, memory_limit_bytes=None)
     small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
     start = Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
-    costs.groups_ns(small, start.groups)  # Triton's kernels are asked for by the group, and here is none
     search(small, costs, machine, start=start, settings=few)
 
 

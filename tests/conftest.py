@@ -15,12 +15,11 @@ for name in list(os.environ):
         del os.environ[name]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-on_gpu = any(platform in os.environ["JAX_PLATFORMS"] for platform in ("cuda", "gpu"))
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     flags += " --xla_force_host_platform_device_count=4"
 # LLVM's optimizations take a third to a half of every compile; what XLA executes is settled before them.
-if "xla_backend_optimization_level" not in flags and not on_gpu:
+if "xla_backend_optimization_level" not in flags:
     flags += " --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = flags.strip()
 
@@ -80,16 +79,9 @@ LONGEST_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files; mark what one leg is enough for; skip GPU tests unless the caller asked for GPUs (then they
-    may fail)."""
+    """Order the files; mark what one leg is enough for."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in ONCE:
             item.add_marker("product_only")
-    if on_gpu:
-        return
-    skip = pytest.mark.skip(reason="needs a GPU: JAX_PLATFORMS=cuda,cpu pytest -m gpu")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)

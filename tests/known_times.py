@@ -9,9 +9,9 @@ import jax
 
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
-from disco_hlo.plugin.measuring.microbenchmarks import as_times
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.facts import DeviceFacts
 from disco_hlo.profiler.profile import Link, Platform, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 
@@ -24,7 +24,7 @@ def know_device(directory: Path) -> None:
     """The constants of this machine's CPU are known to ``directory``, a plan directory."""
     directory.mkdir(parents=True, exist_ok=True)
     with ProfileStore(directory / STORE_NAME) as store:
-        store.add_ops(PLATFORM, as_times(CONSTANTS))
+        store.change(PLATFORM, DeviceFacts, "", lambda _: DeviceFacts(CONSTANTS))
 
 
 def know_all(directory: Path, *, devices: int, processes: int) -> None:

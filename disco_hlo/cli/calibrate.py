@@ -111,7 +111,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
         "all_reduce": None
         if fitted is None
         else {
-            "pieces": [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in fitted.pieces],
+            "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in fitted.line.lines],
             "median_error": fitted.median_error,
             "maximum_error": fitted.maximum_error,
         },
@@ -127,15 +127,15 @@ def _print(profile: Profile, aside: bool = False) -> None:
     add_row(rows, "launch", f"{profile.launch_ns / 1e3:.2f} µs")
     add_row(rows, "memory bandwidth", f"{profile.memory_bandwidth / 1e9:.1f} GB/s")
     add_row(rows, "arithmetic", f"{profile.flops_per_s / 1e9:.0f} GFLOP/s")
-    for piece in profile.all_reduce.pieces if profile.all_reduce else ():
-        line = f"{piece.base_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
+    for piece in profile.all_reduce.line.lines if profile.all_reduce else ():
+        line = f"{piece.offset_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
         add_row(rows, f"all-reduce from {piece.from_bytes} bytes", line)
     if profile.all_reduce is not None:
         fitted = profile.all_reduce
         residuals = f"{100 * fitted.median_error:.1f} % median, {100 * fitted.maximum_error:.1f} % largest"
         add_row(rows, "its residuals", residuals)
     if profile.transfers is not None and profile.in_step is not None:
-        latency_ns = profile.transfers.pieces[0].base_ns
+        latency_ns = profile.transfers.lines[0].offset_ns
         add_row(rows, "its latency in the step", f"{latency_ns / 1e3:.1f} µs")
     if profile.contention is not None:
         slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"

@@ -68,7 +68,7 @@ def _stamp(folder: Path) -> int | None:
 def _print(record: CaptureRecord, folder: Path) -> None:
     target = record.target
     show(
-        f"captured {printable(target.module_name)} ({target.fingerprint[:16]}) on {target.device_count} x "
+        f"captured {printable(target.module_name)} ({target.key[:16]}) on {target.device_count} x "
         f"{printable(target.device_kind)} in {printable(str(folder))}",
         f"next: disco search {as_argument(folder)} -o found",
     )
@@ -79,6 +79,7 @@ def _as_json(record: CaptureRecord, folder: Path) -> dict[str, object]:
     return {
         "folder": str(folder),
         "files": sorted(path.name for path in folder.iterdir() if path.is_file()),
+        "key": target.key,
         "fingerprint": target.fingerprint,
         "module": target.module_name,
         "backend": target.backend,

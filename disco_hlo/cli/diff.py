@@ -21,9 +21,7 @@ from disco_hlo.report.printable import size_text, time_text
 
 
 def diff(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="A plan, its folder, or the start of its fingerprint.")
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", help="A plan, its folder, or the start of its key.")],
     b: Annotated[str | None, typer.Argument(metavar="[B]", help="The plan to compare it with.")] = None,
     default: Annotated[bool, typer.Option("--default", help="Compare with XLA's own plan.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many differences of each kind to show.")] = 10,

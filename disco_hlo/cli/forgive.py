@@ -29,7 +29,7 @@ def _bans(name: str) -> Bans:
     """The bans of a plan; there need be none, since a search may end before it saves one.
 
     Raises:
-        PlanError: there is no such folder, or a fingerprint fits several.
+        PlanError: there is no such folder, or a key fits several.
     """
     path = Path(name)
     if path.is_file():
@@ -37,13 +37,13 @@ def _bans(name: str) -> Bans:
     if path.is_dir():
         return PlanSlot(path.parent.parent, path.absolute()).bans
     if not re.fullmatch(r"[0-9a-f]{1,64}", name):
-        raise PlanError(f"{name}: no such file or folder, and not the start of a fingerprint")
+        raise PlanError(f"{name}: no such file or folder, and not the start of a key")
     directory = plan_directory()
     found = [
         one.path for one in PlanStore(directory).list_plans() if one.path.parent.name.startswith(name[:16])
     ]
     if not found:
-        raise PlanError(f"nothing in {directory} has a fingerprint that starts with {name}; see: disco list")
+        raise PlanError(f"nothing in {directory} has a key that starts with {name}; see: disco list")
     if len(found) > 1:
         listed = "".join(f"\n  {one}" for one in found[:8])
         raise PlanError(f"{name} fits {len(found)} plans; name one of these folders:{listed}")

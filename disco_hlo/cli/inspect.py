@@ -56,7 +56,7 @@ def _head(plan: Plan) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
     created = f", {plan.measured.created}" if plan.measured else ""
     return [
-        f"{printable(target.module_name)}  fingerprint {target.fingerprint[:16]}",
+        f"{printable(target.module_name)}  key {target.key[:16]}",
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
         f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
@@ -90,7 +90,7 @@ def _structure(plan: Plan) -> list[str]:
     listed = [f"  {_count(number, 'time')} {text}" for text, number in counts.most_common()]
     return [
         f"structure: {printable(structure.name)}, {_count(len(structure.moves), 'move')} on the module "
-        f"{structure.fingerprint[:16]}",
+        f"{structure.key[:16]}",
         *listed,
     ]
 

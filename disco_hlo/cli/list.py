@@ -25,14 +25,14 @@ def list_plans(as_json: AsJson = False) -> None:
         show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command finds one.")
         return
     usable = [row for row in rows if not row["problem"]]
-    made = table("fingerprint", "step", "devices", "before", "after", "gain", "by", right=(3, 4, 5))
+    made = table("key", "step", "devices", "before", "after", "gain", "by", right=(3, 4, 5))
     for row in usable:
         devices = f"{row['device_count']} x {row['device_kind']}"
         devices += f", {row['process_count']} processes" if row["process_count"] > 1 else ""
         gain = f"{row['speedup']:.2f}x" if row["speedup"] else ""
         times = time_text(row["default_ns"]), time_text(row["plan_ns"])
         by = "banned" if row["banned"] else "measured" if row["measured"] else "prediction"
-        add_row(made, row["fingerprint"], row["module_name"], devices, *times, gain, by)
+        add_row(made, row["key"], row["module_name"], devices, *times, gain, by)
     lines = [_cannot_be_used(row) for row in rows if row["problem"] not in ("", NO_PLAN)]
     lines += [line for row in rows for line in _banned(row)]
     show(*([made] if usable else []), *(printable(line, 1000) for line in lines))
@@ -40,7 +40,7 @@ def list_plans(as_json: AsJson = False) -> None:
 
 def _banned(row: dict[str, Any]) -> list[str]:
     """Of a plan that is not enacted, and of candidates that a search does not try."""
-    own = [f"banned: the plan {row['fingerprint']} is not enacted: {row['banned']}"] if row["banned"] else []
+    own = [f"banned: the plan {row['key']} is not enacted: {row['banned']}"] if row["banned"] else []
     others = [ban["reason"] for ban in row["bans"] if ban["reason"] != row["banned"]]
     return own + [f"banned: a candidate in {row['path']} is not tried: {reason}" for reason in others]
 
@@ -53,7 +53,7 @@ def _cannot_be_used(row: dict[str, Any]) -> str:
 
 def _row(listed: Listed) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "path": str(listed.path), "fingerprint": listed.path.parent.name, "problem": listed.problem,
+        "path": str(listed.path), "key": listed.path.parent.name, "problem": listed.problem,
         "banned": next((ban.reason for ban in listed.bans if ban.module == listed.module_sha256), ""),
         "bans": [asdict(ban) for ban in listed.bans],
     }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-_PLAN_HELP = "A plan, its folder, or the start of its fingerprint."
+_PLAN_HELP = "A plan, its folder, or the start of its key."
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help=_PLAN_HELP)]
 ModulePath = Annotated[

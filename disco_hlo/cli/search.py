@@ -134,7 +134,7 @@ def _save(
         version=plans.VERSION,
         target=_target(opened, profile),
         versions={**opened.versions, "disco_hlo": __version__},
-        strategy=best.strategy,
+        strategies=plans.in_entry(best.strategy),
         chosen=chosen,
         prediction=found.case.prediction(best),
         search=search_record(settings, [found.result]),
@@ -161,6 +161,7 @@ def _target(opened: Opened, profile: Profile | None) -> plans.Target:
     graph = opened.source.graph
     link = Link(1, 1) if profile is None else profile.link
     return plans.Target(
+        key=graph.key,
         fingerprint=graph.fingerprint,
         module_name=graph.module_name[:4096],
         backend=graph.backend,

@@ -114,8 +114,8 @@ def _strategy(opened: Opened, name: str) -> Strategy:
     if bundle.source is None:
         raise PlanError(
             f"{bundle.path} is a plan for {bundle.plan.target.module_name!r} "
-            f"({bundle.plan.target.fingerprint[:16]}), this module is {opened.source.graph.module_name!r} "
-            f"({opened.source.graph.fingerprint[:16]})"
+            f"({bundle.plan.target.key[:16]}), this module is {opened.source.graph.module_name!r} "
+            f"({opened.source.graph.key[:16]})"
         )
     return bundle.strategy
 

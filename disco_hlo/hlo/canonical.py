@@ -7,13 +7,13 @@ a strategy can make, so two compilations of a step that differ in those only hav
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.checks import check_module
+from disco_hlo.hlo.digests import Program
 from disco_hlo.hlo.flatten import (
     CALLER,
     FlatComputation,
@@ -25,7 +25,7 @@ from disco_hlo.hlo.flatten import (
 )
 from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.numbering import ComputationDigests, Numbering, Structures, numbered
+from disco_hlo.hlo.numbering import Body, ComputationDigests, Numbering, Structures, numbered
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, kind_of
 from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
@@ -102,16 +102,20 @@ def _canonical(module: Message) -> CanonicalModule:
             f"{form.rules.too_soon}, results {form.rules.shared_results}"
         )
     numbering, nodes, rules = form.numbering, form.nodes, form.rules
-    kept = tuple(one for one in form.aliases if one[:2] not in rules.dropped_aliases)
+    kept = tuple(one[:2] for one in form.aliases if one[:2] not in rules.dropped_aliases)
+    entry = module.entry_computation_id
+    bodies = {**form.structures.digests.bodies, entry: Body(form.structures, numbering)}
+    program = Program(entry, bodies, kept, backend)
     graph = Graph(
         nodes=nodes,
         root=numbering.root,
         before=rules.before,
         backend=backend,
         module_name=module.name,
-        fingerprint=_fingerprint(nodes, numbering.root, kept, backend),
+        fingerprint=program.identity,
         inplace=rules.inplace,
         shown=rules.shown,
+        key=program.key,
     )
     return CanonicalModule(
         graph,
@@ -128,6 +132,7 @@ def _canonical(module: Message) -> CanonicalModule:
 class _Form:
     """A flat computation with its ops merged as far as they may be."""
 
+    structures: Structures
     numbering: Numbering
     nodes: tuple[Node, ...]
     protos: tuple[Message, ...]
@@ -153,7 +158,7 @@ def _form(flat: FlatComputation, module: Message, index: ModuleIndex) -> _Form:
         edges = _endangered(flat, numbering, rules, index)
         found = {_maker(flat, reader, number) for reader, number in edges}
         if found <= apart:
-            return _Form(numbering, nodes, protos, aliases, rules, frozenset(edges))
+            return _Form(structures, numbering, nodes, protos, aliases, rules, frozenset(edges))
         apart |= found
 
 
@@ -428,14 +433,3 @@ def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list
         found |= fresh
         pending += fresh
     return sorted(found)
-
-
-def _fingerprint(
-    nodes: Iterable[Node], root: int, aliases: tuple[tuple[int, int, int], ...], backend: str
-) -> str:
-    parts = [backend.encode(), struct.pack("<q", root)]
-    for node in nodes:
-        parts.append(node.key.encode())
-        parts.append(struct.pack(f"<{len(node.operands)}q", *node.operands))
-    parts.extend(struct.pack("<2q", parameter, output) for parameter, output, _ in aliases)
-    return digest(*parts)

@@ -6,8 +6,8 @@ async pairs folded into one node. Two compilations of one step that differ only 
 decisions have equal graphs and equal fingerprints. (DisCo, section 3: the input module H_in.)
 
 Nodes are numbered 0..n-1 in a topological order that depends on structure alone (depth-first
-post-order from the root), so a node number means the same thing in every process that has
-the same fingerprint, and plans refer to nodes by it.
+post-order from the root), so a node number means the same thing in every process whose step has
+the same key, and plans refer to nodes by it.
 
 This module knows no protobuf and no XLA: it is data. ``canonical.py`` builds it.
 """
@@ -138,13 +138,15 @@ class Graph:
     """``cpu`` or ``gpu``."""
     module_name: str
     fingerprint: str
-    """Hex digest of the structure: opcodes, shapes, attributes, edges. No names, no metadata."""
+    """The step's identity, a hex digest: opcodes, shapes, attributes, edges. No names, no metadata."""
     inplace: tuple[tuple[int, int], ...] = field(default=())
     """Pairs (value, writer): ``writer`` leaves its result in the buffer of the value (an in-place update, or
     the update of a donated parameter)."""
     shown: tuple[int, ...] = field(default=())
     """For each array the node whose value it shows: itself, or behind bitcasts, members of tuples and barriers what
     lies in the same buffer, unchanged. Not given: there are no such nodes but bitcasts."""
+    key: str = field(default="")
+    """The identity without the values of scalar constants that decide nothing: under it the step's plan is found."""
 
     def __post_init__(self) -> None:
         if not self.shown:

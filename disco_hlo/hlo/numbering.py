@@ -6,7 +6,7 @@ it computes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from disco_hlo.hlo.attributes import attribute_digest, cost_digest, is_callback, structural_shape
@@ -68,26 +68,50 @@ class ComputationDigests:
 
     def __init__(self, index: ModuleIndex) -> None:
         self.index = index
-        self.known: dict[int, str] = {}
+        self.bodies: dict[int, Body] = {}
+        """The computations asked for so far, by id."""
+        self._known: dict[int, str] = {}
 
     def __call__(self, computation_id: int) -> str:
         """Digest of the computation with this id."""
-        found = self.known.get(computation_id)
+        found = self._known.get(computation_id)
         if found is None:
             flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
             structures = Structures(flat, self)
-            numbering = numbered(structures)
-            lines = [
-                digest(
-                    structures[op].all_bytes,
-                    repr([numbering.node_of[o] for o in flat.ops[op].operands]).encode(),
-                )
-                for op in numbering.representative
-            ]
-            found = self.known[computation_id] = digest(
-                *(line.encode() for line in lines), str(numbering.root).encode()
-            )
+            body = Body(structures, numbered(structures))
+            found = computation_digest(body, lambda node: body.structure(node).all_bytes)
+            self.bodies[computation_id], self._known[computation_id] = body, found
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A computation whose ops are numbered."""
+
+    structures: Structures
+    numbering: Numbering
+
+    def __len__(self) -> int:
+        return len(self.numbering.representative)
+
+    def proto(self, node: int) -> Message:
+        """The instruction behind a node; its operands are those of :meth:`operands`."""
+        return self.structures.flat.ops[self.numbering.representative[node]].proto
+
+    def structure(self, node: int) -> Structure:
+        """All of a node but its operands."""
+        return self.structures[self.numbering.representative[node]]
+
+    def operands(self, node: int) -> list[int]:
+        """The nodes that a node reads, in operand order."""
+        op = self.structures.flat.ops[self.numbering.representative[node]]
+        return [self.numbering.node_of[operand] for operand in op.operands]
+
+
+def computation_digest(body: Body, bytes_of: Callable[[int], bytes]) -> str:
+    """Digest of a computation: of each node what ``bytes_of`` says, and what it reads."""
+    lines = [digest(bytes_of(node), repr(body.operands(node)).encode()) for node in range(len(body))]
+    return digest(*(line.encode() for line in lines), str(body.numbering.root).encode())
 
 
 def _shape_bytes(shape: Shape) -> bytes:

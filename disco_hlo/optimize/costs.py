@@ -9,16 +9,18 @@ from importlib.resources import as_file, files
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.optimize.network import Network, formula, line
+from disco_hlo.optimize.network import Network, formula
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
+from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces, MachineModel, speed_ppm
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -47,7 +49,7 @@ class Constants:
     @property
     def all_reduce(self) -> AllReduceFit:
         """The all-reduce line."""
-        return line(LinePiece(0, self.all_reduce_ns_per_byte, self.all_reduce_fixed_ns))
+        return _not_swept(LinearPieces.of((0, self.all_reduce_ns_per_byte, self.all_reduce_fixed_ns)))
 
 
 CONSTANTS = {
@@ -67,17 +69,15 @@ class Costs(MeasuredCosts):
         corrections: of its estimates.
     """
 
-    def __init__(self, profile: Profile, estimator: Estimator, corrections: Corrections = NONE) -> None:
+    def __init__(self, profile: Profile, estimator: CostModel, corrections: Corrections = NONE) -> None:
         super().__init__(profile, estimator, corrections)
         self.machine = machine_of(profile)
-        self.pieces = _pieces_of(profile)
-        """All-reduce time over size: what the search computes the times of its buckets with."""
         self.lines: tuple[str, ...] = ()
         """What a reader must know of these costs, one sentence each."""
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""
-        profile = replace(self.profile, all_reduce=formula(network), in_step=None, together=None)
+        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs
@@ -164,7 +164,7 @@ def _analytic(backend: str) -> Costs:
 
 
 def seen_kernels(
-    profile: Profile, graph: Graph, estimator: Estimator, plans: Sequence[Strategy]
+    profile: Profile, graph: Graph, estimator: CostModel, plans: Sequence[Strategy]
 ) -> list[Seen]:
     """The measured kernels of ``plans``, each once; those of all but the first plan count as chosen by a search.
 
@@ -175,12 +175,12 @@ def seen_kernels(
     """
     if not plans:
         return []
-    nodes_ns = estimator.nodes_ns(graph)
+    op_ns = estimator.op_ns(graph)
     found: dict[str, Seen] = {}
     for number, plan in enumerate(plans):
-        estimates = groups_ns(graph, plan, unit_graph(graph, plan), estimator, nodes_ns)
-        for group, estimated_ns in zip(plan.groups, estimates.tolist(), strict=True):
-            key = fused_key(graph, group)
+        units = unit_graph(graph, plan)
+        estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels)
+        for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
             ops = tuple(x for x in group.nodes + group.duplicates if graph.nodes[x].opcode != "bitcast")
             if key in profile.ops and key not in found and len(ops) > 1:
                 found[key] = Seen(ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
@@ -213,11 +213,5 @@ def machine_of(profile: Profile) -> MachineModel:
     )
 
 
-def _pieces_of(profile: Profile) -> LinearPieces:
-    fitted = profile.transfers
-    assert fitted is not None, "costs are made of profiles with all-reduce lines"
-    return LinearPieces(
-        tuple(piece.from_bytes for piece in fitted.pieces),
-        tuple(piece.ns_per_byte for piece in fitted.pieces),
-        tuple(piece.base_ns for piece in fitted.pieces),
-    )
+def _not_swept(line: LinearPieces) -> AllReduceFit:
+    return AllReduceFit(line, (), 0.0, 0.0)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.profiler.allreduce import AllReduceFit, LinePiece
+from disco_hlo.hlo.cost_model import LinearPieces
 
 _LARGEST_BYTES = 1 << 62
 """More than any all-reduce has; sizes are 64-bit integers."""
@@ -42,19 +42,14 @@ class Network:
         return f"{self.devices} GPUs at {self.gigabytes_per_s:g} GB/s, {self.latency_us:g} µs a message"
 
 
-def formula(network: Network) -> AllReduceFit:
+def formula(network: Network) -> LinearPieces:
     """All-reduce time over size on a network: the faster of ring and two binary trees."""
     n, per_byte, latency_ns = network.devices, 1.0 / network.gigabytes_per_s, network.latency_us * 1e3
-    ring = LinePiece(0, 2 * (n - 1) / n * per_byte, 2 * (n - 1) * latency_ns)
-    tree = LinePiece(0, 2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
-    crossing = int((ring.base_ns - tree.base_ns) / (tree.ns_per_byte - ring.ns_per_byte))
+    ring = (2 * (n - 1) / n * per_byte, 2 * (n - 1) * latency_ns)
+    tree = (2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
+    crossing = int((ring[1] - tree[1]) / (tree[0] - ring[0]))
     if crossing <= 0:
-        return line(ring)
+        return LinearPieces.of((0, *ring))
     if crossing > _LARGEST_BYTES:
-        return line(tree)
-    return line(tree, LinePiece(crossing, ring.ns_per_byte, ring.base_ns))
-
-
-def line(*pieces: LinePiece) -> AllReduceFit:
-    """All-reduce times that nobody measured."""
-    return AllReduceFit(pieces, (), 0.0, 0.0)
+        return LinearPieces.of((0, *tree))
+    return LinearPieces.of((0, *tree), (crossing, *ring))

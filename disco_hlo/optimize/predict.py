@@ -40,4 +40,4 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repe
 def lower_bound(graph: Graph, strategies: Sequence[Strategy], costs: Costs) -> Bound:
     """The lowest bound over the kernels of these strategies, whatever their buckets and order."""
     kernels = (strategy.groups for strategy in strategies)
-    return lowest_bound(graph, kernels, costs, costs.machine, costs.pieces)
+    return lowest_bound(graph, kernels, costs, costs.machine)

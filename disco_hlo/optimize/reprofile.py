@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.costs import Estimator, MeasuredCosts, fused_key
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.simulator.build import groups_ns
 
@@ -40,7 +42,7 @@ class Reprofiled:
 
 def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
     """How many kernels of ``plan`` no trace has shown."""
-    return sum(fused_key(graph, group) not in profile.ops for group in plan.groups)
+    return sum(key not in profile.ops for key in kernel_keys(graph, unit_graph(graph, plan).kernels))
 
 
 def with_kernels(
@@ -52,13 +54,13 @@ def with_kernels(
         costs: what the search went by; the profile is theirs.
     """
     profile = costs.profile
-    keys = [fused_key(graph, group) for group in plan.groups]
+    keys = kernel_keys(graph, unit_graph(graph, plan).kernels)
     new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
     estimates = estimates_ns(costs, graph, plan)[new] if new else np.zeros(0, np.int64)
     found = Reprofiled(len(new), int(estimates.sum()), sum(times[keys[i]].median_ns for i in new))
     return replace(profile, ops={**times, **profile.ops}), found
 
 
-def estimates_ns(costs: Estimator, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+def estimates_ns(costs: CostModel, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
     """Of each group what a search is told by ``costs``, as the simulator asks for it."""
-    return groups_ns(graph, plan, unit_graph(graph, plan), costs, costs.nodes_ns(graph))
+    return groups_ns(graph, unit_graph(graph, plan), costs, costs.op_ns(graph))

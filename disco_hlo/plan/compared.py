@@ -1,7 +1,8 @@
 """Which modules of a plan directory were compared with XLA's default on their devices, and found to compute the same.
 
 A plan that a search measured needs no record: it was compared there, by the software that the plan names. One that was
-made offline, or that lies under another jax by now, is compared when it is first enacted; ``compared.json`` beside the
+made offline, that lies under another jax by now, or that is applied to a step with other constants, is compared when it
+is first enacted; ``compared.json`` beside the
 plan remembers that, so that later runs need not do it again.
 """
 
@@ -56,9 +57,9 @@ def decode(data: bytes | None) -> tuple[Entry, ...]:
     return record.entries if (record.format, record.version) == (FORMAT, VERSION) else ()
 
 
-def was_measured(plan: Plan, versions: Mapping[str, str]) -> bool:
-    """Whether the search that made the plan ran it on its devices, under this very software."""
-    if plan.measured is None or dict(plan.versions) != dict(versions):
+def was_measured(plan: Plan, module_sha256: str, versions: Mapping[str, str]) -> bool:
+    """Whether the search that made the plan ran this module on its devices, under this very software."""
+    if plan.measured is None or plan.module_sha256 != module_sha256 or dict(plan.versions) != dict(versions):
         return False
     return any(one.name == plan.chosen and one.samples for one in plan.measured.candidates)
 

@@ -16,26 +16,33 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.hlo.cost_model import Line
+from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 FORMAT = "disco-hlo plan"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20
 """Largest plan file that is read."""
 
 Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
 Text = Annotated[str, Meta(max_length=4096)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+ENTRY = "entry"
+"""Name of the region that every step has: its entry computation."""
 
 
 class Target(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan was made for. It is enacted where all of this agrees."""
+    """What a plan was made for. It is enacted where all of this but the fingerprint agrees; where that does not, the
+    strategy is applied anew."""
 
-    fingerprint: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the canonical graph."""
+    key: Sha256
+    """Of the canonical graph: under it the plan is found."""
+    fingerprint: Sha256
+    """Of the same graph: its identity, the values of all constants included."""
     module_name: Text
     backend: Text
     """``cpu`` or ``gpu``."""
@@ -91,14 +98,6 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     """Why it could not be run; then the times are zero."""
 
 
-class Line(Struct, frozen=True, forbid_unknown_fields=True):
-    """One piece of the all-reduce model T = C x + D (DisCo, section 4.2)."""
-
-    from_bytes: Count
-    ns_per_byte: Annotated[float, Meta(ge=0)]
-    offset_ns: float
-
-
 class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a clock said; two runs differ here."""
 
@@ -107,6 +106,7 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     candidates: tuple[Candidate, ...]
     """Measured alternately in one run, XLA's default among them."""
     all_reduce: tuple[Line, ...]
+    """Of the profiled step (DisCo, section 4.2)."""
     profile_s: float
     search_s: float
     """Of all searches."""
@@ -126,10 +126,10 @@ class Structure(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Text
     """Of the schedule that the moves come from."""
-    fingerprint: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    key: Sha256
     """Of the canonical graph of the early module that the moves are made on."""
-    result: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the canonical graph of the scheduled module that XLA then makes: the strategy's nodes are its nodes."""
+    result: Sha256
+    """Key of the canonical graph of the scheduled module that XLA then makes: the strategy's nodes are its nodes."""
     moves: Annotated[tuple[dict[Text, Any], ...], Meta(min_length=1, max_length=1 << 16)]
     """As ``disco_hlo.structure`` writes them; judged when they are applied."""
 
@@ -140,11 +140,46 @@ SEARCHED = "plan"
 """Name of the candidate that the search itself puts first."""
 
 
+class Region(Struct, frozen=True, forbid_unknown_fields=True):
+    """The strategy of one computation that XLA schedules."""
+
+    computation: Text
+    groups: tuple[Group, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    order: tuple[str, ...] = ()
+
+
+class Strategies(Struct, frozen=True, forbid_unknown_fields=True):
+    """A strategy for each region of a step; as yet there is one region, the entry computation."""
+
+    regions: tuple[Region, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse regions other than the entry."""
+        names = [region.computation for region in self.regions]
+        if names != [ENTRY]:
+            raise ValueError(
+                f'expected one region, "{ENTRY}", since this disco-hlo plans the entry computation alone; found '
+                f"{', '.join(names[:8]) or 'none'}"
+            )
+
+    @property
+    def entry(self) -> Strategy:
+        """Of the entry computation."""
+        (region,) = self.regions
+        return Strategy(region.groups, region.buckets, region.order)
+
+
+def in_entry(strategy: Strategy) -> Strategies:
+    """A strategy of the entry computation, as a plan holds it."""
+    return Strategies((Region(ENTRY, strategy.groups, strategy.buckets, strategy.order),))
+
+
 class Searched(Struct, frozen=True, forbid_unknown_fields=True):
     """What the search put first, where the measurement preferred another candidate."""
 
-    strategy: Strategy
-    module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    strategies: Strategies = field(name="strategy")
+    module_sha256: Sha256
     """Of the optimized module that this strategy makes of the step."""
     structure: Structure | UnsetType = UNSET
 
@@ -158,11 +193,11 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     target: Target
     versions: dict[Text, Text]
     """jax, jaxlib, disco_hlo and, on GPU, the driver's runtime."""
-    strategy: Strategy
+    strategies: Strategies = field(name="strategy")
     chosen: Text
     prediction: Prediction
     search: SearchRecord
-    module_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    module_sha256: Sha256
     """Of the optimized HLO module that lies beside the plan."""
     notes: tuple[Text, ...] = ()
     """What a reader should know: donation lost, share of the step in loops, nothing to win."""
@@ -179,9 +214,14 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{len(counts)} searches that took {len(seconds)} times")
 
     @property
-    def ops_fingerprint(self) -> str:
+    def strategy(self) -> Strategy:
+        """Of the step's entry computation."""
+        return self.strategies.entry
+
+    @property
+    def ops_key(self) -> str:
         """Of the graph whose nodes ``strategy`` speaks of."""
-        return self.target.fingerprint if self.structure is UNSET else self.structure.result
+        return self.target.key if self.structure is UNSET else self.structure.result
 
 
 def encode(plan: Plan) -> bytes:
@@ -228,10 +268,10 @@ def without_measurements(plan: Plan) -> Plan:
     Equal for equal inputs and seed, unless the search ran out of wall time or was interrupted. Times,
     the choice that followed from them and the notes on both are left out.
     """
-    own = plan.searched or Searched(plan.strategy, plan.module_sha256, plan.structure)
+    own = plan.searched or Searched(plan.strategies, plan.module_sha256, plan.structure)
     return msgspec.structs.replace(
         plan,
-        strategy=own.strategy,
+        strategies=own.strategies,
         module_sha256=own.module_sha256,
         chosen=SEARCHED,
         notes=(),

@@ -1,6 +1,6 @@
 """The plan directory: what a search found, kept so that no crash, rival or full disk can spoil it.
 
-    <directory>/<fingerprint, 16 digits>/<backend>-<device kind>-x<devices>[-p<processes>]/
+    <directory>/<key, 16 digits>/<backend>-<device kind>-x<devices>[-p<processes>]/
         plan.json            the plan; its field "module_sha256" names the module it goes with
         module.hlo.pb        the optimized HLO module (DisCo, section 5.1: what the master broadcasts)
         module.hlo.txt       the same, to read
@@ -95,9 +95,9 @@ class PlanStore:
         self.directory = directory
 
     def slot(
-        self, fingerprint: str, backend: str, device_kind: str, device_count: int, process_count: int = 1
+        self, key: str, backend: str, device_kind: str, device_count: int, process_count: int = 1
     ) -> PlanSlot:
-        """The place of the plan for one training step on one kind of machine. Nothing is created.
+        """The place of the plan for the training steps of one key on one kind of machine. Nothing is created.
 
         A plan serves jobs of as many processes as it was made with, so each number has its own place: a search in
         one process does not take the plan away from a job of several.
@@ -105,8 +105,8 @@ class PlanStore:
         Raises:
             PlanError: an argument could not be part of a path.
         """
-        if not re.fullmatch(r"[0-9a-f]{16,128}", fingerprint):
-            raise PlanError(f"expected a fingerprint of 16 or more hex digits, got {fingerprint!r}")
+        if not re.fullmatch(r"[0-9a-f]{16,128}", key):
+            raise PlanError(f"expected a key of 16 or more hex digits, got {key!r}")
         if not re.fullmatch(r"[a-z][a-z0-9]{0,15}", backend):
             raise PlanError(f"expected a backend like cpu or gpu, got {backend!r}")
         if device_count < 1 or process_count < 1:
@@ -115,7 +115,7 @@ class PlanStore:
             )
         name = f"{backend}-{_slug(device_kind)}-x{device_count}"
         name += f"-p{process_count}" if process_count > 1 else ""
-        return PlanSlot(self.directory, self.directory / fingerprint[:16] / name)
+        return PlanSlot(self.directory, self.directory / key[:16] / name)
 
     def list_plans(self) -> list[Listed]:
         """Every plan in the store, by path; damaged ones with the reason, and folders that have bans alone.

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
+from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
 from disco_hlo.hlo.graph import Graph, Kind, Shape, rewriting
 from disco_hlo.plan.ownership import Members, described, listed_members, name_of, owners, token_of
@@ -144,6 +145,16 @@ class UnitGraph:
     def results_of_groups(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that each group leaves in memory, ascending."""
         return _cut(self.result_at[: len(self.strategy.groups) + 1], self.result)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The op groups as a cost model is asked for them."""
+        groups = self.strategy.groups
+        return Kernels.of_lists(
+            [sorted((*group.nodes, *group.duplicates)) for group in groups],
+            self.results_of_groups,
+            [triton_emitter(group.config) if group.kind == "triton" else "" for group in groups],
+        )
 
 
 def _cut(begin: NDArray[np.int64], items: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:

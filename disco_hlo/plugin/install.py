@@ -67,7 +67,7 @@ def _say_if_nothing_was_found(settings: Settings) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on."""
     if not _compiled or _is_helper():
         return
-    if settings.module is not None and not settings.may_be_fingerprint:
+    if settings.module is not None and not settings.may_be_key:
         reason = _named_module_missing(settings)
     elif "disco_hlo.plugin.step" not in sys.modules:
         reason = _nothing_on_several_devices()

@@ -4,7 +4,7 @@ The rule: more than one device, at least one all-reduce of a computed value, mor
 evaluation nor an initialization, the largest such module so far. An evaluation returns single numbers alone, its loss
 and accuracy; an initialization makes the parameters, so it takes none.
 ``DISCO_MODULE`` names it instead, by its name or, where several modules share one (all of pmap are called
-``jit__fun``), by its fingerprint. Every choice comes with the reason, to be logged.
+``jit__fun``), by its key. Every choice comes with the reason, to be logged.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ class Session:
         """How long a rank waits for the others."""
         return self.settings.timeout_s
 
-    def slot(self, fingerprint: str) -> PlanSlot:
-        """Where the plan of this step lies for a job like this one."""
+    def slot(self, key: str) -> PlanSlot:
+        """Where the plan of the step with this key lies for a job like this one."""
         facts = self.facts
         return PlanStore(self.settings.directory).slot(
-            fingerprint, facts.backend, facts.device_kind, facts.device_count, facts.process_count
+            key, facts.backend, facts.device_kind, facts.device_count, facts.process_count
         )
 
     def say(self, message: str, *values: object) -> None:
@@ -207,6 +207,7 @@ def interruption(session: Session, fingerprint: str) -> Interruption:
 def target(graph: Graph, facts: DeviceFacts) -> Target:
     """What a plan or capture of this step is for."""
     return Target(
+        key=graph.key,
         fingerprint=graph.fingerprint,
         module_name=graph.module_name,
         backend=facts.backend,

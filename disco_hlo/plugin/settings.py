@@ -39,7 +39,7 @@ class Settings:
     log_level: str = "info"
     """``DISCO_LOG``: debug, info, warning or error."""
     module: str | None = None
-    """``DISCO_MODULE``: the step's module, with or without ``jit_``, or the start of its fingerprint; None
+    """``DISCO_MODULE``: the step's module, with or without ``jit_``, or the start of its key; None
     chooses by rule."""
     budget_s: float = 120.0
     """``DISCO_BUDGET_S``: wall time of the search with what prepares and follows it, but profiling and measuring."""
@@ -71,8 +71,8 @@ class Settings:
         return wanted is not None and module_name in (wanted, f"jit_{wanted}", f"pmap_{wanted}")
 
     @property
-    def may_be_fingerprint(self) -> bool:
-        """Whether ``DISCO_MODULE`` could be the start of a fingerprint: 8 or more hex digits."""
+    def may_be_key(self) -> bool:
+        """Whether ``DISCO_MODULE`` could be the start of a key: 8 or more hex digits."""
         return self.module is not None and re.fullmatch(r"[0-9a-f]{8,64}", self.module) is not None
 
     @classmethod
@@ -209,7 +209,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 _EXPECTED = {
     "dir": "a directory",
     "log": f"one of {', '.join(LEVELS)}",
-    "module": "a module name, or 8 or more digits of a fingerprint",
+    "module": "a module name, or 8 or more digits of a key",
     "budget_s": "a number of seconds above 0",
     "seed": "a whole number, 0 or more",
     "finalists": "a whole number from 1 to 100",

@@ -81,25 +81,25 @@ def training_step(
         capture: what gives the module.
     """
     by_name = settings.names(request.module_name)
-    if settings.module is not None and not by_name and not settings.may_be_fingerprint:
+    if settings.module is not None and not by_name and not settings.may_be_key:
         return None
     step = captured(request, capture)
     if step is None:
         return None
-    fingerprint = step.source.graph.fingerprint
+    key, fingerprint = step.source.graph.key, step.source.graph.fingerprint
     history = _histories[jaxlink.job_number(), request.process_indices]
     if fingerprint in history.taken and (history.taken[fingerprint] or or_planned):
-        LOGGER.debug("%s (%s) is compiled again", request.module_name, fingerprint[:16])
+        LOGGER.debug("%s (%s) is compiled again", request.module_name, key[:16])
         return replace(step, again=True, chosen=history.taken[fingerprint])
     if (request.module_name, fingerprint) in history.left:
-        LOGGER.debug("%s (%s) is left alone again", request.module_name, fingerprint[:16])
+        LOGGER.debug("%s (%s) is left alone again", request.module_name, key[:16])
         return None
     facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source.index))
-    named = None if settings.module is None else by_name or fingerprint.startswith(settings.module)
+    named = None if settings.module is None else by_name or key.startswith(settings.module)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
     waits = or_planned and named is None and qualifies(facts)
-    _tell(request, fingerprint, facts, choice, history, named is not None, waits)
+    _tell(request, key, facts, choice, history, named is not None, waits)
     if not choice.chosen and not waits:
         history.left.add((request.module_name, fingerprint))
         return None
@@ -116,7 +116,7 @@ def training_step(
 
 def _tell(
     request: CompileRequest,
-    fingerprint: str,
+    key: str,
     facts: ModuleFacts,
     choice: Choice,
     history: _History,
@@ -129,7 +129,7 @@ def _tell(
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
     verdict = "is the training step" if choice.chosen else verdict
     could_be = not choice.chosen and not waits and not named and qualifies(facts)
-    hint = f"; DISCO_MODULE={fingerprint[:16]} searches it instead" if could_be else ""
+    hint = f"; DISCO_MODULE={key[:16]} searches it instead" if could_be else ""
     if told and not choice.chosen:
         history.told[request.module_name] += 1
         told = history.told[request.module_name] <= _MOST_TOLD
@@ -139,7 +139,7 @@ def _tell(
         20 if told else 10,
         "%s (%s) %s: %s%s",
         request.module_name,
-        fingerprint[:16],
+        key[:16],
         verdict,
         choice.reason,
         hint,
@@ -154,7 +154,7 @@ def why_none(settings: Settings) -> str:
         return (
             ""
             if any(any(history.taken.values()) for history in _histories.values())
-            else f"no module is called {settings.module} or has a fingerprint that begins so (DISCO_MODULE); on "
+            else f"no module is called {settings.module} or has a key that begins so (DISCO_MODULE); on "
             f"several devices were compiled {listed or 'none'}"
         )
     if not seen or any(map(qualifies, seen)):

@@ -25,7 +25,7 @@ class Early:
     """The step at the hook's early stage."""
 
     module: bytes = field(repr=False)
-    fingerprint: str
+    key: str
     """Of its canonical graph."""
 
 
@@ -51,7 +51,7 @@ def early_module(request: CompileRequest) -> Early:
         ModuleError: the module cannot be read.
     """
     module = compiles.capture_structure(request)
-    return Early(module, canonicalize(module).graph.fingerprint)
+    return Early(module, canonicalize(module).graph.key)
 
 
 def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
@@ -75,7 +75,7 @@ def restructured(
     module = compiles.capture(request, changed)
     source = canonicalize(module)
     refuse_unsupported(source)
-    record = plans.Structure(name, early.fingerprint, source.graph.fingerprint, tuple(moves))
+    record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
     return Restructured(changed, module, source, record)
 
 
@@ -109,10 +109,10 @@ def enacted(request: CompileRequest, structure: plans.Structure) -> Restructured
         IllegalStrategyError: XLA refuses what they make.
     """
     early = early_module(request)
-    if early.fingerprint != structure.fingerprint:
+    if early.key != structure.key:
         raise PlanError(
-            f"the plan's moves were made for another step: early module {structure.fingerprint[:16]}, this is "
-            f"{early.fingerprint[:16]}; search again"
+            f"the plan's moves were made for another step: early module {structure.key[:16]}, this is "
+            f"{early.key[:16]}; search again"
         )
     found = restructured(request, early, structure.name, structure.moves)
     if found.record.result != structure.result:

@@ -71,13 +71,13 @@ class Bundle:
 
 
 def locate(name: str, directory: Path) -> Path:
-    """The plan file that ``name`` means: a file, its folder, or the start of a fingerprint in the store.
+    """The plan file that ``name`` means: a file, its folder, or the start of a key in the store.
 
     Args:
         directory: the plan store (``DISCO_DIR``).
 
     Raises:
-        PlanError: there is none, or a fingerprint fits several plans.
+        PlanError: there is none, or a key fits several plans.
     """
     path = Path(name)
     if path.is_dir():
@@ -87,12 +87,12 @@ def locate(name: str, directory: Path) -> Path:
     if path.exists():
         return named_file(path)
     if not re.fullmatch(r"[0-9a-f]{1,64}", name):
-        raise PlanError(f"{name}: no such file or folder, and not the start of a fingerprint")
+        raise PlanError(f"{name}: no such file or folder, and not the start of a key")
     found = sorted(plan for plan in directory.glob(f"{name[:16]}*/*/{PLAN_NAME}") if plan.is_file())
     if len(name) > 16:
-        found = [plan for plan in found if _fingerprint(plan).startswith(name)]
+        found = [plan for plan in found if _key(plan).startswith(name)]
     if not found:
-        raise PlanError(f"no plan in {directory} has a fingerprint that starts with {name}; see: disco list")
+        raise PlanError(f"no plan in {directory} has a key that starts with {name}; see: disco list")
     if len(found) > 1:
         listed = "".join(f"\n  {plan.parent}" for plan in found[:8])
         raise PlanError(f"{name} fits {len(found)} plans; name one of these folders:{listed}")
@@ -117,7 +117,7 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     missing: list[str] = []
     if source is None:
         source = _source_beside(path, plan, missing)
-    elif source.graph.fingerprint != plan.ops_fingerprint:
+    elif source.graph.key != plan.ops_key:
         source = None
         missing.append("the module at hand is of another plan")
     profile = load_beside(beside(path, PROFILE_NAME), missing)
@@ -213,8 +213,8 @@ def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModul
     except DiscoError as error:
         missing.append(str(error))
         return None
-    if source.graph.fingerprint != plan.ops_fingerprint:
-        missing.append(f"{place} is the module of another plan (fingerprint {source.graph.fingerprint[:16]})")
+    if source.graph.key != plan.ops_key:
+        missing.append(f"{place} is the module of another plan (key {source.graph.key[:16]})")
         return None
     return source
 
@@ -245,9 +245,9 @@ def _unzipped(data: bytes, path: Path) -> bytes:
         raise ModuleError(f"{path}: {error.strerror}") from error
 
 
-def _fingerprint(plan_file: Path) -> str:
+def _key(plan_file: Path) -> str:
     try:
         fields = json.loads(read_bounded(plan_file, MAX_BYTES) or b"")
-        return str(fields["target"]["fingerprint"])
+        return str(fields["target"]["key"])
     except (PlanError, ValueError, RecursionError, KeyError, TypeError):
         return ""

@@ -66,13 +66,13 @@ def require_comparable(a: Plan, b: Plan) -> None:
         PlanError: naming both.
     """
     left, right = a.target, b.target
-    if left.fingerprint != right.fingerprint:
+    if left.key != right.key:
         raise PlanError(
-            f"these plans do not compare: one is for {left.module_name!r} ({left.fingerprint[:16]}), "
-            f"the other for {right.module_name!r} ({right.fingerprint[:16]}), another training step"
+            f"these plans do not compare: one is for {left.module_name!r} ({left.key[:16]}), "
+            f"the other for {right.module_name!r} ({right.key[:16]}), another training step"
         )
     made = ["XLA's" if one.structure is UNSET else one.structure.name for one in (a, b)]
-    if a.ops_fingerprint != b.ops_fingerprint:
+    if a.ops_key != b.ops_key:
         raise PlanError(
             f"these plans do not compare: the step's structure is {made[0]} in one and {made[1]} in the other, so "
             "that their ops are not the same"

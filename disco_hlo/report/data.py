@@ -152,12 +152,11 @@ def _all_reduce(bundle: Bundle) -> dict[str, Any]:
     """The fitted lines, from the plan, and the points behind them, from the profile."""
     lines = bundle.plan.measured.all_reduce if bundle.plan.measured else ()
     swept = bundle.profile.all_reduce if bundle.profile else None
-    pieces = [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in lines]
-    if swept is not None and not pieces:
-        pieces = [[piece.from_bytes, piece.ns_per_byte, piece.base_ns] for piece in swept.pieces]
+    if swept is not None and not lines:
+        lines = swept.line.lines
     points = swept.points if swept is not None else ()
     return {
-        "pieces": pieces,
+        "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in lines],
         "points": [[point.size_bytes, point.median_ns, point.spread_ns] for point in points],
         "medianError": swept.median_error if swept is not None else None,
     }

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.profiler.costs import fused_key
-from disco_hlo.profiler.profile import Profile
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.profile import OpTime
 from disco_hlo.report.bundle import Bundle
 
 
@@ -114,15 +115,21 @@ def group_facts(bundle: Bundle) -> list[GroupFacts]:
     """The op groups of a plan, largest first."""
     groups = bundle.strategy.groups
     graph = bundle.source.graph if bundle.source else None
-    facts = [_group(f"g{i}", group, graph, bundle.profile) for i, group in enumerate(groups)]
+    measured: Sequence[OpTime | None] = [None] * len(groups)
+    if graph is not None and bundle.profile is not None:
+        keys = kernel_keys(graph, unit_graph(graph, bundle.strategy).kernels)
+        measured = [bundle.profile.ops.get(key) for key in keys]
+    facts = [
+        _group(f"g{i}", group, graph, time)
+        for i, (group, time) in enumerate(zip(groups, measured, strict=True))
+    ]
     return sorted(facts, key=lambda group: (-group.size, -group.bytes_saved, group.nodes))
 
 
-def _group(token: str, group: Group, graph: Graph | None, profile: Profile | None) -> GroupFacts:
+def _group(token: str, group: Group, graph: Graph | None, measured: OpTime | None) -> GroupFacts:
     if graph is None:
         return GroupFacts(token, group.kind, group.nodes, group.duplicates, (), 0, "", None)
     inside = [graph.nodes[node] for node in (*group.nodes, *group.duplicates)]
-    measured = profile.ops.get(fused_key(graph, group)) if profile is not None else None
     return GroupFacts(
         token,
         group.kind,

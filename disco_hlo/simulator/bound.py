@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.simulator.costs import PPM, PRODUCT, LinearPieces, MachineModel
+from disco_hlo.hlo.cost_model import LinearPieces, never_falls
+from disco_hlo.simulator.costs import PPM, PRODUCT, MachineModel
 from disco_hlo.simulator.problem import Problem
 
 _MOST_TRANSFERS: Final = 2048
@@ -152,7 +153,7 @@ def tight_bound_ns(
     after = compute_ns @ following
     own = np.where(needed.sum(axis=1) == 1, compute_ns, 0) @ needed
     sizes = np.array(sizes_bytes, np.int64)
-    largest = None if _grows(pieces) else int(sizes.sum())
+    largest = None if never_falls(pieces.lines) else int(sizes.sum())
     on_link = sizes > machine.one_shot_max_bytes
     more_ns = np.where(on_link, sizes, 0) * _least_ns_per_byte(sizes_bytes, pieces, machine, largest)
     compute_speed, transfer_speed = machine.fastest_ppm / PPM, machine.transfer_speed_ppm / PPM
@@ -205,16 +206,7 @@ def _least_ns_per_byte(
     if largest_bytes is not None:
         return least_communication_ns(sizes_bytes, pieces, machine, largest_bytes) / max(1, sum(sizes_bytes))
     apart = machine.channels if machine.asynchronous and not machine.shared_link else 1
-    return max(0.0, min(pieces.ns_per_byte)) / apart
-
-
-def _grows(pieces: LinearPieces) -> bool:
-    """Whether no larger all-reduce takes less time than a smaller one."""
-    lines = list(zip(pieces.ns_per_byte, pieces.fixed_ns, strict=True))
-    return all(
-        slope * start + fixed >= earlier[0] * start + earlier[1]
-        for start, (slope, fixed), earlier in zip(pieces.from_bytes[1:], lines[1:], lines[:-1], strict=True)
-    )
+    return max(0.0, min(line.ns_per_byte for line in pieces.lines)) / apart
 
 
 def least_communication_ns(
@@ -236,13 +228,11 @@ def least_communication_ns(
         return 0
     smallest, largest = min(on_channel), largest_bytes or sum(sizes_bytes)
     ratios = []
-    for i, (start, slope, fixed) in enumerate(
-        zip(pieces.from_bytes, pieces.ns_per_byte, pieces.fixed_ns, strict=True)
-    ):
-        end = pieces.from_bytes[i + 1] - 1 if i + 1 < len(pieces.from_bytes) else largest
-        low, high = max(start, smallest), min(end, largest)
+    ends = [line.from_bytes - 1 for line in pieces.lines[1:]]
+    for line, end in zip(pieces.lines, [*ends, largest], strict=True):
+        low, high = max(line.from_bytes, smallest), min(end, largest)
         # Times are rounded to whole nanoseconds, down by half of one at most.
-        ratios += [slope + (fixed - 0.5) / size for size in (low, high) if low <= high]
+        ratios += [line.ns_per_byte + (line.offset_ns - 0.5) / size for size in (low, high) if low <= high]
     least = int(sum(on_channel) * max(min(ratios), 0.0))
     return least // machine.channels if machine.asynchronous and not machine.shared_link else least
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import CostModel, Kernels
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
 from disco_hlo.plan.read import Repeat
@@ -27,12 +27,10 @@ from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import Unit
 from disco_hlo.simulator.costs import (
     MAX_TOTAL_NS,
-    CostModel,
     MachineModel,
     bucket_times,
     checked,
     holds_ns,
-    kernels_ns,
     unit_for,
 )
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
@@ -81,9 +79,7 @@ def build(
     order = None if ready_queue else strategy.order or default_unit_order(units, machine.asynchronous)
     if order is not None:
         check_order(units, order, machine.asynchronous)
-    nodes_ns = checked(
-        cost_model.nodes_ns(graph), len(graph), lambda i: f"node {i} ({graph.nodes[i].opcode})"
-    )
+    nodes_ns = checked(cost_model.op_ns(graph), len(graph), lambda i: f"node {i} ({graph.nodes[i].opcode})")
     tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
     _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
     _spread_over_channels(tasks, units, order, machine.channels)
@@ -166,7 +162,7 @@ def _tasks(
     machine: MachineModel,
     nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
-    of_groups_ns = groups_ns(graph, strategy, units, cost_model, nodes_ns)
+    of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
     tasks = _Tasks()
     # The ready queue breaks ties by task id; node ids are a better reason than unit kinds.
@@ -206,10 +202,8 @@ def _add_repeats(
             times = np.array([max(machine.copy_ns(copied_bytes) - machine.launch_ns, shortest_ns)])
         elif len(ops) == 1:
             times = nodes_ns[ops]
-        elif isinstance(cost_model, KernelTimes):
-            times = kernels_ns(cost_model, graph, [(one.members, one.results)])
         else:
-            times = cost_model.groups_ns(graph, [Group(one.members)])
+            times = cost_model.kernels_ns(graph, Kernels.of_lists([one.members], [one.results]))
         again_ns = checked(times, 1, lambda _: "a kernel of XLA's that computes something again")
         following = unit_of.get(one.before, last)
         tasks.duration_ns[tasks.main[following]] += int(again_ns[0]) + machine.launch_ns
@@ -221,9 +215,9 @@ def holds_product(graph: Graph, unit: Unit) -> bool:
 
 
 def groups_ns(
-    graph: Graph, strategy: Strategy, units: UnitGraph, costs: UnitTimes, nodes_ns: NDArray[np.int64]
+    graph: Graph, units: UnitGraph, costs: CostModel, nodes_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Times of the strategy's groups, ``[groups]``, with what each returns in it where ``costs`` can tell.
+    """Times of the strategy's groups, ``[groups]``.
 
     A generated kernel of one op, whatever bitcasts it takes along, costs what the op costs (``nodes_ns``, of all
     nodes).
@@ -231,25 +225,18 @@ def groups_ns(
     Raises:
         DiscoError: as :func:`build` of a wrong time.
     """
-    groups = strategy.groups
-    times = np.zeros(len(groups), np.int64)
-    named: list[int] = []
-    flat: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
-    for i, group in enumerate(groups):
-        members = sorted((*group.nodes, *group.duplicates))
-        ops = [x for x in members if graph.nodes[x].opcode != "bitcast"]
-        if group.kind == "triton" or not isinstance(costs, KernelTimes):
-            named.append(i)
-        elif len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
+    kernels = units.kernels
+    times = np.zeros(len(kernels), np.int64)
+    asked: list[int] = []
+    for i, group in enumerate(units.strategy.groups):
+        ops = [x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"]
+        if group.kind != "triton" and len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
             times[i] = nodes_ns[ops[0]]
         else:
-            flat[i] = members, [value.node for value in units.values_of[units.index[f"g{i}"]]]
-    if named:
-        found = costs.groups_ns(graph, [groups[i] for i in named])
-        times[named] = checked(found, len(named), lambda i: f"g{named[i]}")
-    if flat and isinstance(costs, KernelTimes):
-        found, chosen = kernels_ns(costs, graph, list(flat.values())), list(flat)
-        times[chosen] = checked(found, len(chosen), lambda i: f"g{chosen[i]}")
+            asked.append(i)
+    if asked:
+        found = costs.kernels_ns(graph, kernels.chosen(np.array(asked)))
+        times[asked] = checked(found, len(asked), lambda i: f"g{asked[i]}")
     return times
 
 
@@ -265,7 +252,7 @@ def _add_bucket(
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
     sizes = [graph.transfer_bytes(node) for node in members]
-    times = bucket_times(cost_model, machine, sizes, variadic=form == "variadic", name=token)
+    times = bucket_times(cost_model.all_reduce(), machine, sizes, variadic=form == "variadic", name=token)
     if times.pack_ns is not None:
         tasks.pack[unit] = tasks.add(token + ".pack", unit, times.pack_ns)
     main = tasks.add(token, unit, times.main_ns)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
-from disco_hlo.simulator.costs import CostModel, HoldsTransfers, LinearPieces, LinearTransfers, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 
 def coarse(model: CostModel, machine: MachineModel, unit_ns: int) -> tuple[CostModel, MachineModel]:
     """The same model and machine, all of whose times are in units of so many nanoseconds, rounded up."""
     if unit_ns == 1:
         return model, machine
-    untyped: Any = model
-    offered = (
-        (KernelTimes, _CoarseKernels), (TellsReadsApart, _CoarseReads),
-        (HoldsTransfers, _CoarseHolds), (LinearTransfers, _CoarseTransfers),
-    )  # fmt: skip
-    parts = [part for what, part in offered if isinstance(untyped, what)]
-    made: CostModel = type("CoarseCosts", (*parts, _Coarse), {})(model, unit_ns)
-    return made, replace(
+    return _Coarse(model, unit_ns), replace(
         machine,
         launch_ns=-(-machine.launch_ns // unit_ns),
         transfer_wait_ns=machine.transfer_wait_ns // unit_ns,
@@ -32,57 +24,25 @@ def coarse(model: CostModel, machine: MachineModel, unit_ns: int) -> tuple[CostM
     )
 
 
-class _Coarse:
-    """What every cost model offers."""
+@dataclass(frozen=True, slots=True)
+class _Coarse(CostModel):
+    model: CostModel
+    unit_ns: int
 
-    def __init__(self, model: Any, unit_ns: int) -> None:
-        self.model, self.unit_ns = model, unit_ns
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        return self._counted(self.model.op_ns(graph))
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        return self._counted(self.model.nodes_ns(graph))
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        return self._counted(self.model.kernels_ns(graph, kernels))
 
-    def groups_ns(self, graph: Graph, groups: Any) -> NDArray[np.int64]:
-        return self._counted(self.model.groups_ns(graph, groups))
-
-    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._counted(self.model.all_reduce_ns(sizes_bytes))
-
-    def _counted(self, times_ns: Any) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = -(-np.asarray(times_ns, np.int64) // self.unit_ns)
-        return found
-
-
-class _CoarseKernels(_Coarse):
-    """See ``KernelTimes``."""
-
-    def kernels_ns(self, graph: Graph, *kernels: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._counted(self.model.kernels_ns(graph, *kernels))
-
-
-class _CoarseReads(_Coarse):
-    """See ``TellsReadsApart``."""
+    def all_reduce(self) -> LinearPieces:
+        return self.model.all_reduce().times(1 / self.unit_ns)
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = self.model.read_classes(graph)
-        return found
-
-
-class _CoarseHolds(_Coarse):
-    """See ``HoldsTransfers``."""
+        return self.model.read_classes(graph)
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = self.model.hold_shares(graph)
-        return found
+        return self.model.hold_shares(graph)
 
-
-class _CoarseTransfers(_Coarse):
-    """See ``LinearTransfers``."""
-
-    @property
-    def pieces(self) -> LinearPieces:
-        own: LinearPieces = self.model.pieces
-        return LinearPieces(
-            own.from_bytes,
-            tuple(slope / self.unit_ns for slope in own.ns_per_byte),
-            tuple(fixed / self.unit_ns for fixed in own.fixed_ns),
-        )
+    def _counted(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        return -(-np.asarray(times_ns, np.int64) // self.unit_ns)

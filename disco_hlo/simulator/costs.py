@@ -1,4 +1,4 @@
-"""What the simulator is told of time: a cost model for work, a machine model for how it overlaps.
+"""What the simulator is told of time beside a cost model: a machine model for how work overlaps.
 
 DisCo, sections 4.2 (T = Cx + D for an all-reduce) and 4.4 (one compute stream, one channel). The
 machine model adds what the paper leaves out: launch cost, contention in both directions,
@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.flat_graph import flat_lists
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import KernelTimes, UnitTimes
 
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
@@ -50,24 +48,6 @@ class Pace(NamedTuple):
     """``[4, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
     wait_ns: int
     """What a transfer has more to do, unless the compute stream idles when it begins."""
-
-
-class CostModel(UnitTimes, Protocol):
-    """Times of units that run alone, in whole nanoseconds, launch cost not included.
-
-    One that offers :class:`~disco_hlo.hlo.kernel_times.KernelTimes` as well is asked for kernels by that.
-    """
-
-    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Time of an all-reduce of each size, same shape."""
-
-
-def kernels_ns(
-    model: KernelTimes, graph: Graph, kernels: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> NDArray[np.int64]:
-    """Time of each kernel, given by members and results, both ascending."""
-    members, results = ([kernel[part] for kernel in kernels] for part in range(2))
-    return model.kernels_ns(graph, *flat_lists(members), *flat_lists(results))
 
 
 def checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
@@ -210,18 +190,18 @@ class BucketTimes:
 
 
 def bucket_times(
-    model: CostModel, machine: MachineModel, sizes_bytes: Sequence[int], *, variadic: bool, name: str
+    line: LinearPieces, machine: MachineModel, sizes_bytes: Sequence[int], *, variadic: bool, name: str
 ) -> BucketTimes:
     """Times of a bucket of gradients of these sizes, concatenated unless ``variadic``.
 
     Raises:
-        DiscoError: the cost model gave a wrong time; the message says ``name``.
+        DiscoError: it takes longer than anything may; the message says ``name``.
     """
     total = sum(sizes_bytes)
     # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
     one_by_one = variadic and not machine.asynchronous
     carried = np.array(sizes_bytes if one_by_one else [total], np.int64)
-    times = checked(model.all_reduce_ns(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")
+    times = checked(line(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")
     transfer_ns = int(times.sum())
     on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
     packed = len(sizes_bytes) > 1 and not variadic
@@ -232,22 +212,12 @@ def bucket_times(
     )
 
 
-@runtime_checkable
-class HoldsTransfers(Protocol):
-    """What a cost model may offer besides: which kernels keep transfers from beginning beside them."""
-
-    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-        """Of each node as a kernel of its own, the share of its time that must be done first, ``[len(graph)]``."""
-
-
 def holds_ns(model: CostModel, graph: Graph, nodes_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """How much of each node as a kernel of its own must be done before a transfer begins beside it, ``[len(graph)]``.
 
     Raises:
         DiscoError: the cost model gave what is no share.
     """
-    if not isinstance(model, HoldsTransfers):
-        return np.zeros(len(graph), np.int64)
     shares = np.asarray(model.hold_shares(graph))
     wrong = np.flatnonzero(~((shares >= 0) & (shares <= 1)))
     if wrong.size:
@@ -256,51 +226,3 @@ def holds_ns(model: CostModel, graph: Graph, nodes_ns: NDArray[np.int64]) -> NDA
             "expected a number from 0 to 1."
         )
     return (shares * nodes_ns).astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPieces:
-    """All-reduce time T = Cx + D, with its own C and D from each of some sizes on.
-
-    One piece is the paper's regression (section 4.2); devices switch algorithms with size, so
-    a fit may need several.
-    """
-
-    from_bytes: tuple[int, ...]
-    """Smallest size of each piece, ascending; the first is 0."""
-    ns_per_byte: tuple[float, ...]
-    """C of each piece."""
-    fixed_ns: tuple[float, ...]
-    """D of each piece. May be negative as long as no time is."""
-
-    def __post_init__(self) -> None:
-        starts, slopes, fixed = self.from_bytes, self.ns_per_byte, self.fixed_ns
-        if not starts or len(starts) != len(slopes) or len(starts) != len(fixed):
-            raise DiscoError(
-                f"All-reduce pieces: {len(starts)} starts, {len(slopes)} slopes and {len(fixed)} constants, "
-                "expected as many of each, and at least one."
-            )
-        if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-            raise DiscoError(f"All-reduce pieces start at {starts} bytes, expected ascending sizes from 0.")
-        for start, slope, constant in zip(starts, slopes, fixed, strict=True):
-            at_start = slope * start + constant
-            if not (math.isfinite(slope) and math.isfinite(at_start) and slope >= 0 and at_start >= 0):
-                raise DiscoError(
-                    f"All-reduce piece from {start} bytes: C = {slope} ns per byte, D = {constant} ns; "
-                    "expected finite numbers, C not negative, and no negative time."
-                )
-
-    def __call__(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
-        """Time of an all-reduce of each size, rounded to whole nanoseconds, same shape."""
-        sizes = np.asarray(sizes_bytes, np.int64)
-        piece = np.searchsorted(np.array(self.from_bytes, np.int64), sizes, side="right") - 1
-        times: NDArray[np.float64] = np.array(self.ns_per_byte)[piece] * sizes
-        rounded: NDArray[np.int64] = np.rint(times + np.array(self.fixed_ns)[piece]).astype(np.int64)
-        return rounded
-
-
-@runtime_checkable
-class LinearTransfers(Protocol):
-    """What a cost model may offer beside ``all_reduce_ns``: the very pieces that it goes by."""
-
-    pieces: LinearPieces

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 
 def bound_of_kernels(
@@ -18,21 +19,18 @@ def bound_of_kernels(
     groups: Sequence[Group],
     costs: CostModel,
     machine: MachineModel,
-    pieces: LinearPieces | None,
 ) -> Bound:
     """What no plan with these op groups can beat, whatever its buckets and order.
-
-    Args:
-        pieces: the all-reduce time over size; None for a step that transfers nothing, or whose link is unknown.
 
     Raises:
         IllegalStrategyError: the groups do not fit the graph.
     """
     sizes = [graph.transfer_bytes(node) for node in graph.all_reduces]
-    least_ns = 0 if pieces is None else least_communication_ns(sizes, pieces, machine)
+    line = costs.all_reduce() if sizes else None
+    least_ns = 0 if line is None else least_communication_ns(sizes, line, machine)
     built = build(graph, unfused(graph, groups), costs, machine)
     found = bound(built.problem, least_ns, machine.asynchronous)
-    if pieces is None or not machine.asynchronous:
+    if line is None or not machine.asynchronous:
         return found
     units = [built.units.units[unit] for unit in built.unit_of]
     moved = [
@@ -40,7 +38,7 @@ def bound_of_kernels(
         for unit, communicates in zip(units, built.problem.communicates, strict=True)
         if communicates
     ]
-    return replace(found, tight_ns=tight_bound_ns(built.problem, moved, pieces, machine))
+    return replace(found, tight_ns=tight_bound_ns(built.problem, moved, line, machine))
 
 
 def lowest_bound(
@@ -48,8 +46,7 @@ def lowest_bound(
     kernels: Iterable[tuple[Group, ...]],
     costs: CostModel,
     machine: MachineModel,
-    pieces: LinearPieces | None,
 ) -> Bound:
     """The lowest of the bounds of several plans' op groups; arguments and errors as of :func:`bound_of_kernels`."""
-    found = [bound_of_kernels(graph, groups, costs, machine, pieces) for groups in dict.fromkeys(kernels)]
+    found = [bound_of_kernels(graph, groups, costs, machine) for groups in dict.fromkeys(kernels)]
     return min(found, key=lambda one: one.makespan_ns)

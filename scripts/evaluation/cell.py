@@ -5,34 +5,30 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.optimize.reprofile import with_kernels
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.read import read, repeats
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.profiler.profile import Profile
 from evaluation import links, measure, step
-from evaluation.bounds import bounds_of
 from evaluation.compiling import Compiled, possible, try_row
-from evaluation.predicting import predict_cell, predicted
+from evaluation.predicting import Ran, bounds_of, predict_in_rounds, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
 from evaluation.rounds import Rounds
 from evaluation.rows import (
     BASELINE,
     PGLE,
-    PLAN,
     Context,
     Row,
     chosen_names,
@@ -48,12 +44,9 @@ class Asked:
 
     rows: str
     rounds: int
-    until: str
     settings: Settings
-    out: Path
     say: Callable[[str], None]
     left_s: Callable[[], float]
-    comparison: measure.Comparison
 
 
 CELL_S, ROW_S = 15.0, 2.0
@@ -71,25 +64,26 @@ class Cell:
     def __init__(self, asked: Asked, name: CellName) -> None:
         self.asked = asked
         self.name = name
-        self.record = Record.open(asked.out, name)
-        self.files = step.Files(asked.out, name)
+        self.record = Record.open(asked.settings.directory, name)
+        self.files = step.Files(asked.settings.directory, name)
         self.request = step.request_of(name.model, name.size)
-        step.keep_tuner_results(self.request, asked.out)
+        step.keep_tuner_results(self.request, asked.settings.directory)
         if len(self.request.devices) != name.devices:
             raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
-        self.session = step.session_of(self.request, asked.settings)
+        self.session = join(self.request, asked.settings)
         self.default: LoadedExecutable = None
         self.default_s = 0.0
         self.fdo_profile = b""
+        self.left: list[Row] = []
+        """To be compiled, XLA's default apart."""
         self.compiled: list[Compiled] = []
+        self.ran: dict[str, Ran] = {}
         self._kept: Kept | None = None
         self._inputs_of: Runner | None = None
         """Large models' inputs take seconds to make: all that runs shares them."""
         self._looked_at: Traceable | None = None
         self._compiling: set[str] = set()
         """Rows under way; threads add and remove their own."""
-        self.planned_rows = 0
-        """How many rows will need plans that are still searched for, and matter more than most baselines."""
 
     def capture(self, environment: dict[str, str]) -> None:
         """The step's module: the one of the last run where there is one, so that all runs rewrite and compare
@@ -113,8 +107,6 @@ class Cell:
         self.record.note("fingerprint", fingerprint)
         if module is None:
             self.files.save_module(self.captured.module)
-        if self.asked.until in ("profile", "search"):
-            return
         # The matmul autotuning of this compile serves all that follow.
         started = time.monotonic()
         self.default = compiles.compile_module(self.request, module)
@@ -124,21 +116,38 @@ class Cell:
         """What :meth:`profile` will trace, where that was not done before; of several cells at once."""
         if self.files.profile() is None:
             with self._clock("compile_for_profile"):
-                self._kept = step.compile_for_profile(self.session, self.captured, self.asked.out)
+                self._kept = step.compile_for_profile(
+                    self.session, self.captured, self.asked.settings.directory
+                )
 
     def profile(self) -> None:
         """Measure what the cost model needs, with the devices to itself, where that was not done before."""
         if self._kept is not None:
             with self._clock("profile"):
-                found = step.profile(self.session, self.captured, self.asked.out, self._kept)
-            for name, trace in self._kept.traces.items():
-                self.files.save_trace(f"profile, {name}", trace)
+                found = step.profile(self.session, self.captured, self.asked.settings.directory, self._kept)
             self._inputs_of, self._kept = self._kept.runner, None  # their code lies on the devices
             self.files.save_profile(found)
             self.asked.say(f"{self.name.stem}: profiled in {self.record.fact('profile_s'):.1f} s")
-        if self.default is not None and self._guides():
+        if self._guides():
             with self._clock("pgle"):
                 self._collect_fdo_profile()
+
+    def search(self) -> None:
+        """Search by the profile, where that was not done before."""
+        if self.files.plans() is None:
+            self._search(None)
+
+    def _search(self, before: step.FoundPlans | None) -> None:
+        profile = self.files.profile()
+        assert profile is not None
+        plans = step.search(self.captured, profile, self.asked.settings, before)
+        self.files.save_plans(plans)
+        self.asked.say(f"{self.name.stem}: searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+
+    @property
+    def looks(self) -> int:
+        """How often the plan's kernels were measured and the search made again."""
+        return self.record.fact("looks") or 0
 
     def compile_for_look(self) -> None:
         """The kernels of the search's first plan, for :meth:`look`; of several cells at once.
@@ -150,8 +159,8 @@ class Cell:
         self._looked_at = kernels_of(self.session, self.captured.source, plans.searched[0])
 
     def look(self, number: int) -> None:
-        """Measure the kernels of the search's first plan, for the search to be made again; with the devices to
-        itself.
+        """Measure the kernels of the search's first plan, with the devices to itself, and search once more with their
+        times. It counts once that search has ended: one that was cut off is made again.
 
         Args:
             number: of this look, from 1.
@@ -165,8 +174,8 @@ class Cell:
         with self._clock(f"look_{number}"):
             times = kernel_times(self.session, source, self._looked_at, profile.launch_ns, self._inputs_of)
         self._looked_at = None
-        step.keep_kernel_times(profile, times, self.asked.out)
-        told = step.costs(profile, self.captured, plans).model
+        step.keep_kernel_times(profile, times, self.asked.settings.directory)
+        told = step.costs(profile, self.captured, plans)
         profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
         self.record.note(f"look_{number}_kernels", seen.kernels)
@@ -175,6 +184,8 @@ class Cell:
             f"{self.name.stem}: measured {seen.kernels} kernels of the plan that had never run, "
             f"which take {seen.ratio:.2f} of what was estimated"
         )
+        self._search(plans)
+        self.record.note("looks", number)
 
     def _guides(self) -> bool:
         names = chosen_names(self.asked.rows)
@@ -183,7 +194,7 @@ class Cell:
 
     def _collect_fdo_profile(self) -> None:
         try:
-            runner = measure.runner_of(self.request, self.default, self.asked.settings.seed, self._inputs_of)
+            runner = Runner(self.request, self.default, self.asked.settings.seed, inputs_of=self._inputs_of)
             runner.run()
             self.fdo_profile = measure.fdo_profile(runner)
         except Exception as error:
@@ -200,63 +211,33 @@ class Cell:
             raise DiscoError(f"{self.files.folder} holds no plans: the search failed")
         return plans, profile
 
-    def choose_without_plans(self) -> list[Row]:
-        """What is left to compile of that which needs no plan, XLA's default apart.
-
-        Raises:
-            DiscoError: there is no profile.
-        """
-        profile = self.files.profile()
-        if profile is None:
-            raise DiscoError(f"{self.files.folder} holds no profile")
-        self.context = Context(
-            self.request,
-            self.captured.source,
-            read(self.captured.source),
-            step.costs(profile, self.captured),
-            self.asked.settings.seed,
-            fdo_profile=self.fdo_profile,
-        )
-        self._predict_default()
-        names = chosen_names(self.asked.rows)
-        self.planned_rows = self.asked.settings.finalists + 1 if not names or PLAN in names else 0
-        return self._left()
-
-    def choose_rows(self) -> list[Row]:
-        """What is left to compile, most important first, XLA's default apart.
+    def choose_rows(self) -> None:
+        """Find what is left to compile, most important first.
 
         Raises:
             DiscoError: there are no plans.
         """
         plans, profile = self._found()
-        self.planned_rows = 0
-        self.record.note_all(search_s=plans.search_s, evaluations=plans.evaluations)
-        costs = step.costs(profile, self.captured, plans)
-        self.context = replace(self.context, costs=costs, found=plans)
-        self.record.note("bounds", bounds_of(self.captured.source, costs, plans))
-        self._predict_default()
-        left = self._left()
-        if not left and not self.compiled and self.record.finished(DEFAULT):
-            self.asked.say(f"{self.name.stem}: nothing left to do")
-            return []
-        default = rows_of(self.context)[0]
-        self.record.begin(DEFAULT, default.kind)
-        self.record.update(
-            DEFAULT, compile_s=round(self.default_s, 3), memory=measure.memory_of(self.default)
+        source, record = self.captured.source, self.record
+        costs, ran = step.costs(profile, self.captured, plans), xla_ran(self.captured.source)
+        self.context = Context(
+            self.request, source, ran.strategy, costs, self.asked.settings.seed, plans, self.fdo_profile
         )
-        self.compiled.insert(0, Compiled(default, self.default))
-        return left
-
-    def _predict_default(self) -> None:
-        context = self.context
-        found = predicted(context.costs, context.source.graph, context.xla, repeats(context.source))
-        self.record.note("predicted_default", found)
-
-    def _left(self) -> list[Row]:
-        rows = wanted(rows_of(self.context), self.asked.rows)[1:]
-        begun = {one.row.name for one in self.compiled}
-        left = [row for row in rows if row.name not in begun and not self.record.finished(row.name)]
-        return possible(self.context, self.record, left)
+        record.note_all(search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds_of(plans))
+        default, *rows = wanted(rows_of(self.context), self.asked.rows)
+        self.left = possible(self.context, record, [row for row in rows if not record.finished(row.name)])
+        if not self.left and record.finished(DEFAULT):
+            self.asked.say(f"{self.name.stem}: nothing left to do")
+            return
+        record.begin(DEFAULT, default.kind)
+        record.update(
+            DEFAULT,
+            compile_s=round(self.default_s, 3),
+            memory=measure.memory_of(self.default),
+            predicted=predicted(costs, ran),
+        )
+        self.compiled.append(Compiled(DEFAULT, default.kind, self.default, default.traced))
+        self.ran[DEFAULT] = ran
 
     def compile(self, row: Row, left_s: Callable[[], float]) -> None:
         """Compile a row, if there is time for it. Several may be compiled at once.
@@ -265,26 +246,28 @@ class Cell:
             left_s: what is left beside the measuring of all that is, or is being, compiled: of this row, too.
         """
         self._compiling.add(row.name)
-        found = try_row(self.context, self.record, self.files, row, left_s, self.default_s)
+        found = try_row(self.context, self.record, row, left_s, self.default_s)
         if found is not None:
-            self.compiled.append(found)
+            compiled, self.ran[row.name] = found
+            self.compiled.append(compiled)
         self._compiling.remove(row.name)
 
     def predict(self) -> None:
-        """Note what is predicted of every row that was timed; needs no devices.
+        """Note what is predicted by the link as it was in the rounds.
 
         Raises:
             DiscoError: there are no plans.
         """
-        predict_cell(self.files, self.record, self.captured)
+        plans, profile = self._found()
+        predict_in_rounds(self.record, self.captured, profile, plans, self.ran)
 
     def measuring_s(self) -> float:
-        """About what measuring all rows that are, or are being, compiled, or will have plans, takes in as few rounds as
-        tell anything, by the predicted step; nothing for none. More rounds are run if there is time."""
-        count = len(self.compiled) + len(self._compiling) + self.planned_rows
+        """About what measuring all rows that are, or are being, compiled takes in as few rounds as tell
+        anything, by the predicted step; nothing for none. More rounds are run if there is time."""
+        count = len(self.compiled) + len(self._compiling)
         if not count:
             return 0.0
-        run_s = self.record.fact("predicted_default")["step_ms"] / 1e3
+        run_s = self.record.row(DEFAULT)["predicted"]["step_ms"] / 1e3
         if self.context.on_gpu:
             run_s *= steps_at_once(int(1e9 * run_s), 0) + 1
         rounds = min(self.asked.rounds, _FEWEST_ROUNDS) + 2
@@ -295,16 +278,14 @@ class Cell:
         if not self.compiled:
             return None
         return Rounds(
-            session=self.session,
+            request=self.request,
             compiled=self.compiled,
             record=self.record,
             seed=self.asked.settings.seed,
             inputs_of=self._inputs_of,
-            on_gpu=self.context.on_gpu,
-            promised_ns=promised_ns(self.context),
-            comparison=self.asked.comparison,
-            keep_trace=self.files.save_trace,
+            in_a_row=self.context.on_gpu,
             say=self.asked.say,
+            promised_ns=promised_ns(self.context),
         )
 
     @contextlib.contextmanager

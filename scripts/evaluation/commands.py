@@ -6,8 +6,10 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from evaluation.record import CellName, Record
 
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
 
@@ -30,21 +32,17 @@ def parser(description: str | None, *, size: str, seconds: float, of: str = "") 
         default=seconds,
         help=f"{of or 'time for everything'} (default {seconds:g})",
     )
+    made.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path, required=True, help="folder of the records")
     return made
-
-
-def add_rounds(made: argparse.ArgumentParser) -> None:
-    """The option of benchmarks that run all rows in turn."""
-    made.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
 
 
 def check(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with 2 where a shared option has a value that cannot be used."""
     if not args.seconds > 0:
         made.error("expected --seconds above 0")
-    if getattr(args, "rounds", 2) < 2:
+    if args.rounds < 2:
         made.error("expected --rounds of at least 2")
     if args.out.exists() and not args.out.is_dir():
         made.error(f"--out {args.out} is not a directory")
@@ -70,3 +68,10 @@ def end_in(seconds: float, script: str, stop: Callable[[], None]) -> threading.T
     timer.daemon = True
     timer.start()
     return timer
+
+
+def stop(out: Path, cells: Iterable[CellName]) -> None:
+    """Say in the records of these cells, where there are any, that the time was up."""
+    for cell in cells:
+        if (out / f"{cell.stem}.json").exists():
+            Record.open(out, cell).stop("the time was up")

@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.executed import executed_difference
-from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from evaluation import measure, predicting
+from evaluation.predicting import Ran
 from evaluation.record import ABSENT, FAILED, NO_TIME, Record
 from evaluation.rows import PLANNED, Context, Row
-from evaluation.step import Files
 
 AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 """Compiles at once: each takes a core and some gigabytes."""
@@ -27,8 +26,11 @@ AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 class Compiled:
     """A row that can be run."""
 
-    row: Row
+    name: str
+    kind: str
     executable: LoadedExecutable
+    traced: bool = False
+    """Whether its trace is kept, time allowing."""
 
 
 def possible(context: Context, record: Record, rows: Sequence[Row]) -> list[Row]:
@@ -43,12 +45,11 @@ def possible(context: Context, record: Record, rows: Sequence[Row]) -> list[Row]
 
 
 def try_row(
-    context: Context, record: Record, files: Files, row: Row, left_s: Callable[[], float], expected_s: float
-) -> Compiled | None:
+    context: Context, record: Record, row: Row, left_s: Callable[[], float], expected_s: float
+) -> tuple[Compiled, Ran] | None:
     """Compile a row if the time allows; what fails is recorded as failed, with the reason.
 
     Args:
-        files: where the row keeps what its prediction is made from.
         expected_s: what compiling takes.
     """
     if left_s() < expected_s:
@@ -57,14 +58,14 @@ def try_row(
         return None
     record.begin(row.name, row.kind)
     try:
-        return compile_row(context, record, files, row)
+        return compile_row(context, record, row)
     except Exception as error:
         record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
         return None
 
 
-def compile_row(context: Context, record: Record, files: Files, row: Row) -> Compiled:
-    """Compile one row and record what compiling tells.
+def compile_row(context: Context, record: Record, row: Row) -> tuple[Compiled, Ran]:
+    """Compile one row, and record what compiling tells and what is predicted.
 
     Raises:
         Exception: the row is not legal, or XLA refuses it.
@@ -88,8 +89,9 @@ def compile_row(context: Context, record: Record, files: Files, row: Row) -> Com
         compile_s=round(compile_s, 3),
         memory=measure.memory_of(executable),
     )
-    predicting.keep(files, row.name, variant.strategy, executable)
-    if module is not None and row.name == PLAN:
-        difference = executed_difference(module, executables.read_executable(executable))
-        record.update(row.name, executed_difference=difference or "")
-    return Compiled(row, executable)
+    if variant.strategy is None:
+        ran = predicting.xla_ran(canonicalize(executables.read_executable(executable)))
+    else:
+        ran = predicting.Ran(context.source.graph, variant.strategy)
+    record.update(row.name, predicted=predicting.noted(context.costs, ran))
+    return Compiled(row.name, row.kind, executable, row.traced), ran

@@ -1,5 +1,4 @@
-"""The links that are compared, and what a process must have in its environment: three between the GPUs of one process,
-and those between processes, on CPU or sharing one GPU."""
+"""The links that are compared, and what a process must have in its environment for each."""
 
 from __future__ import annotations
 
@@ -17,14 +16,7 @@ LINKS: Mapping[str, Mapping[str, str]] = {
     },
 }
 GLOO = "gloo"
-BETWEEN_RANKS: Mapping[str, Mapping[str, str]] = {
-    GLOO: {},
-    "shared": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
-    "shared-sockets": LINKS["sockets"],
-}
-"""Between processes: over the CPU's sockets, inside one GPU (NCCL 2.31), and over sockets although the GPU is one."""
-_SHARED_MEMORY = 0.9
-"""Part of a shared GPU's memory that its processes have together."""
+"""Between processes, over the CPU's sockets."""
 _KERNELS_OFF = (
     ((0, 10), "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
     ((0, 11, 2), "--xla_gpu_experimental_use_collective_kernels="),
@@ -50,20 +42,6 @@ def prepare(environment: MutableMapping[str, str], link: str, devices: int) -> N
         visible = environment.get("CUDA_VISIBLE_DEVICES", "")
         chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen[:devices])
-
-
-def prepare_rank(environment: MutableMapping[str, str], link: str, rank: int, processes: int) -> None:
-    """The same for one process of several: on GPU they share the first one that is visible."""
-    if link == GLOO:
-        return
-    for name in _CHOOSING:
-        environment.pop(name, None)
-    environment.update(BETWEEN_RANKS[link])
-    if link != "shared":  # NCCL looks for a GPU that two ranks have among those of one host
-        environment["NCCL_HOSTID"] = f"rank {rank}"
-    _kernels_off(environment)
-    environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{_SHARED_MEMORY / processes:.2f}"
 
 
 def _kernels_off(environment: MutableMapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -16,7 +17,6 @@ from disco_hlo.plugin.measuring.runner import Runner, memory
 from disco_hlo.plugin.measuring.step_time import at_once_of, waited_for_ns
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.intervals import length_ns, merged
 from disco_hlo.profiler.trace import Execution
@@ -38,20 +38,9 @@ def memory_of(executable: LoadedExecutable) -> dict[str, int]:
     }
 
 
-def runner_of(
-    request: CompileRequest, executable: LoadedExecutable, seed: int, inputs_of: Runner | None
-) -> Runner:
-    """A runner that shares the inputs of another one."""
-    return Runner(request, executable, seed, inputs_of=inputs_of)
-
-
 def at_once(record: Record, default: Runner) -> int:
     """How many runs each measurement takes: the same for all rows, those of earlier runs of the script too."""
-    noted = record.fact("steps_at_once")
-    if noted is None and any(row.get("status") == OK for row in record.rows().values()):
-        noted = 1  # measured before records said so
-    if noted is None:
-        noted = at_once_of(default, waited_for_ns(default))
+    noted = record.fact("steps_at_once") or at_once_of(default, waited_for_ns(default))
     record.note("steps_at_once", noted)
     return int(noted)
 
@@ -67,50 +56,25 @@ def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]
     return [output[0] for output in executables.result_arrays(result)]
 
 
-class Comparison:
-    """Compares outputs on the device, by one small program per shape; those can be compiled beforehand,
-    several at once."""
+def compared(expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
+    """How far outputs lie apart: the largest difference of any, relative to that output's largest value; and where the
+    last output is a number, the loss, that and how far it is off."""
+    import jax
 
-    def __init__(self) -> None:
-        self._programs: dict[tuple[tuple[int, ...], str], Any] = {}
-
-    def prepare(self, shape: tuple[int, ...], dtype: str) -> None:
-        """Compile the program for outputs of this shape."""
-        import jax
-
-        if (shape, dtype) in self._programs:
-            return
-        argument = jax.ShapeDtypeStruct(shape, dtype)
-        self._programs[shape, dtype] = jax.jit(_apart).lower(argument, argument).compile()
-
-    def compare(self, expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:
-        """How far outputs lie apart: the largest difference of any, relative to that output's largest
-        value; and that of the last output, which in every model here is the loss."""
-        import jax
-
-        values = self.apart(expected, got)
-        with jax.transfer_guard("allow"):
-            loss = float(jax.device_get(got[-1]))
-        return {"max_relative_difference": max(values), "loss_relative_difference": values[-1], "loss": loss}
-
-    def apart(self, expected: Sequence[Any], got: Sequence[Any]) -> list[float]:
-        """For each output the largest difference, relative to its largest value."""
-        import jax
-
-        with jax.transfer_guard("allow"):
-            found = [self._of(a)(a, b) for a, b in zip(expected, got, strict=True)]
-            return [float(value) for value in jax.device_get(found)]
-
-    def _of(self, output: Any) -> Any:
-        key = (tuple(output.shape), str(output.dtype))
-        self.prepare(*key)
-        return self._programs[key]
+    with jax.transfer_guard("allow"):
+        values = [float(value) for value in jax.device_get(_all_apart()(list(expected), list(got)))]
+        found = {"max_relative_difference": max(values)}
+        if got[-1].shape == ():
+            found |= {"loss_relative_difference": values[-1], "loss": float(jax.device_get(got[-1]))}
+    return found
 
 
-def shapes_of(executable: LoadedExecutable) -> set[tuple[tuple[int, ...], str]]:
-    """Shapes and types that a step's outputs have: those of its state, which it takes too, and the loss's."""
-    known = {(one.shape, str(one.dtype)) for one in executables.parameters(executable)}
-    return known | {((), "float32")}
+@functools.cache
+def _all_apart() -> Any:
+    """One program for all outputs of a step: nothing of them is fetched."""
+    import jax
+
+    return jax.jit(lambda expected, got: list(map(_apart, expected, got)))
 
 
 def _apart(a: Any, b: Any) -> Any:
@@ -141,7 +105,11 @@ def times_of(trial: Trial, default: Trial) -> dict[str, Any]:
 
 def traced(runner: Runner) -> tracing.Trace:
     """A few runs under the profiler."""
-    return tracing.read(tracing.collect(lambda: _discard(runner.run()), TRACED_RUNS, warmup=1))
+
+    def run_once() -> None:
+        runner.run()
+
+    return tracing.read(tracing.collect(run_once, TRACED_RUNS, warmup=1))
 
 
 def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, float]:
@@ -159,10 +127,6 @@ def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, f
         raise ProfileError(f"the trace holds nothing of {module.name}")
     chosen = [min(places, key=lambda one: one["communication_ms"]) for places in per_run.values()]
     return {name: round(statistics.median(one[name] for one in chosen), 4) for name in chosen[0]}
-
-
-def _discard(_value: object) -> None:
-    return None
 
 
 def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:

@@ -1,36 +1,28 @@
-"""What the simulator says of the rows of a cell: once they are timed, or later and elsewhere.
-
-A row keeps what was compiled: our strategy, or XLA's own module. So predictions cost no device time, and those of a
-simulator that has learnt something since can be held against what was measured before.
-"""
+"""What the simulator says of the rows of a cell: by the profile, and by the link as it was in the rounds."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
-from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.xla import executables
-from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.simulator.build import build
+from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
-from evaluation.bounds import lowest_of
 from evaluation.record import ALONE_XLA, OK, Record
-from evaluation.step import Costs, Files, costs
+from evaluation.step import Costs, FoundPlans, costs
 from evaluation.tables import step_ms
 
 _LEAST_SHARE = 0.4
@@ -41,31 +33,37 @@ python_at_once = threading.Lock()
 run Python only wait for each other."""
 
 
-def keep(files: Files, name: str, strategy: Strategy | None, executable: LoadedExecutable) -> None:
-    """Keep what a row's prediction is made from; XLA's default is the cell's own module."""
-    if strategy is not None:
-        files.save_row(name, msgspec.json.encode(strategy))
-    elif name != DEFAULT:
-        files.save_row(name, executables.read_executable(executable))
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What was compiled for a row."""
+
+    graph: Graph
+    strategy: Strategy
+    repeats: tuple[Repeat, ...] = ()
+    """What a module of XLA's executes besides."""
 
 
-def predict_cell(files: Files, record: Record, captured: Step) -> None:
-    """Note in the record what is predicted of every row that was timed: by the profile that the search had, and, where
-    the link's rate decides, by the rate that it had in the rounds.
+def xla_ran(module: CanonicalModule) -> Ran:
+    """A module of XLA's own."""
+    return Ran(module.graph, read(module), repeats(module))
 
-    Raises:
-        DiscoError: the cell has no profile, or no plans.
+
+def predict_in_rounds(
+    record: Record, captured: Step, profile: Profile, plans: FoundPlans, ran: Mapping[str, Ran]
+) -> None:
+    """Note in the record, where the link's rate decides, what is predicted of rows by the rate that it had in the
+    rounds.
+
+    Args:
+        ran: the rows by name.
     """
-    plans, profile = files.plans(), files.profile()
-    if plans is None or profile is None:
-        raise DiscoError(f"{files.folder} lacks its profile or its plans")
-    known = costs(profile, captured, plans)
-    _predict_rows(files, record, captured.source, known, "predicted")
-    together = _transfers_in_the_rounds(record, captured.source, known)
-    if together is not None:
-        again = costs(replace(profile, together=together), captured, plans)
-        _predict_rows(files, record, captured.source, again, "predicted_in_rounds")
-        record.note("bounds_in_rounds", lowest_of(captured.source, again, plans))
+    together = _transfers_in_the_rounds(record, captured.source, costs(profile, captured, plans))
+    if together is None:
+        return
+    again = costs(replace(profile, together=together), captured, plans)
+    timed = {name: one for name, one in ran.items() if record.row(name).get("status") == OK}
+    record.update_all({name: {"predicted_in_rounds": noted(again, one)} for name, one in timed.items()})
+    record.note("bounds_in_rounds", lowest_of(captured.source, again, plans))
 
 
 def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> InStep | None:
@@ -80,7 +78,7 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     if alone_ms is None or row.get("status") != OK:
         return None
     alone = one_at_a_time(source.graph, read(source))
-    kernels_ms = predicted(known, source.graph, alone)["compute_ms"]
+    kernels_ms = predicted(known, Ran(source.graph, alone))["compute_ms"]
     transfers_ms = alone_ms - kernels_ms
     if transfers_ms < _LEAST_SHARE * alone_ms:
         return None
@@ -88,47 +86,23 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     return InStep(sizes, int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
 
 
-def _predict_rows(files: Files, record: Record, source: CanonicalModule, known: Costs, noted_as: str) -> None:
-    changes: dict[str, dict[str, Any]] = {}
-    for name, row in record.rows().items():
-        if row.get("status") != OK or not row.get("attempts"):  # PyTorch's rows are nothing that we compiled
-            continue
-        try:
-            changes[name] = {noted_as: predicted(known, *what_ran(files, name, source))}
-        except DiscoError as error:
-            changes[name] = {noted_as: {"error": f"{name}: {one_line(error)}"[:500]}}
-    record.update_all(changes)
+def noted(known: Costs, ran: Ran) -> dict[str, Any]:
+    """What is predicted of a row, or why nothing can be."""
+    try:
+        return predicted(known, ran)
+    except DiscoError as error:
+        return {"error": one_line(error)[:500]}
 
 
-def what_ran(files: Files, name: str, source: CanonicalModule) -> tuple[Graph, Strategy, tuple[Repeat, ...]]:
-    """The graph and strategy of a row, and what XLA's own modules execute besides.
-
-    Raises:
-        DiscoError: nothing of it was kept, or it is damaged.
-    """
-    if name == DEFAULT:
-        return source.graph, read(source), repeats(source)
-    kept = files.row(name)
-    if kept.startswith(b"{"):
-        try:
-            return source.graph, msgspec.json.decode(kept, type=Strategy), ()
-        except msgspec.MsgspecError as error:
-            raise DiscoError(f"{files.folder} does not hold the strategy of {name!r}: {error}") from error
-    theirs = canonicalize(kept)
-    return theirs.graph, read(theirs), repeats(theirs)
-
-
-def predicted(known: Costs, graph: Graph, strategy: Strategy, again: Sequence[Repeat] = ()) -> dict[str, Any]:
+def predicted(known: Costs, ran: Ran) -> dict[str, Any]:
     """Simulated step time and what it consists of, in ms, with the number of kernels and buckets.
-
-    Args:
-        again: what a module of XLA's executes besides.
 
     Raises:
         DiscoError: the strategy does not fit the graph.
     """
     with python_at_once:
-        timeline = simulate(build(graph, strategy, known.model, known.machine, repeats=again).problem)
+        built = build(ran.graph, ran.strategy, known, known.machine, repeats=ran.repeats)
+        timeline = simulate(built.problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,
         "compute_ms": timeline.compute_ns / 1e6,
@@ -136,6 +110,27 @@ def predicted(known: Costs, graph: Graph, strategy: Strategy, again: Sequence[Re
         "hidden_ms": timeline.overlap_ns / 1e6,
         "exposed_ms": timeline.exposed_ns / 1e6,
         "peak_bytes": timeline.peak_bytes,
-        "groups": len(strategy.groups),
-        "buckets": len(strategy.buckets),
+        "groups": len(ran.strategy.groups),
+        "buckets": len(ran.strategy.buckets),
     }
+
+
+# --- what no plan can beat ------------------------------------------------------------------------
+
+
+def bounds_of(plans: FoundPlans) -> dict[str, float]:
+    """The search's own word."""
+    found = plans.prediction
+    return {
+        "full_overlap_ms": found.full_overlap_ns / 1e6,
+        "bound_ms": found.bound_ns / 1e6,
+        "predicted_plan_ms": found.plan_ns / 1e6,
+        "predicted_default_ms": found.default_ns / 1e6,
+    }
+
+
+def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
+    """The bound and full overlap of XLA's kernels or the plan's, whichever allow less."""
+    kernels = (read(source).groups, plans.searched[0].groups)
+    found = lowest_bound(source.graph, kernels, known, known.machine)
+    return {"bound_ms": found.makespan_ns / 1e6, "full_overlap_ms": found.full_overlap_ns / 1e6}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,15 +15,14 @@ from typing import Any
 
 import msgspec
 
-from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError
+from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION
-from disco_hlo.optimize.rehearsal import PATIENCE_S, rehearsed
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.read import Repeat, read, repeats
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure, steps_in_a_row
@@ -35,21 +33,20 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.merge import merge
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.simulator.build import build
-from disco_hlo.simulator.timeline import simulate
 from evaluation import step
+from evaluation.links import GLOO
 from evaluation.measure import times_of
+from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
 from evaluation.strategies import check, combined_up_to, random_strategy
 
-THRESHOLDS_KIB = {"tiny": (64, 512), "full": (4096, 32768)}
+THRESHOLDS_KIB = (64, 512)
 RANDOM_PLANS = 3
 FINALISTS = 1
-ROUNDS = 3
-"""Runs of each plan in one batch, after which the machine is profiled again: both within half a minute, since what
-others use of the machine changes."""
 AGAIN_S = 40.0
 """Longest that a batch takes whose executables are there; the first one compiles some."""
+COMPILES_S = 900.0
+"""Longest that compiling the search's code takes, the first time on a machine."""
 UNFUSED = "nothing fused"
 MOST = 3
 """On a machine that is never quiet the quietest third of the batches counts."""
@@ -69,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     request = step.request_of(args.models[0], args.size)
     step.keep_tuner_results(request, args.out)
     session = join(request, settings)
-    cell = CellName(args.models[0], args.size, args.link, len(request.devices))
+    cell = CellName(args.models[0], args.size, GLOO, len(request.devices))
     try:
         _Benchmark(session, cell, args).run(lambda: args.seconds - (time.monotonic() - started))
     except DiscoError as error:
@@ -93,18 +90,14 @@ class _Benchmark:
 
     def __init__(self, session: Session, cell: CellName, args: argparse.Namespace) -> None:
         self.session, self.cell, self.args = session, cell, args
-        self.files = step.Files(args.out, cell)
-        module = self.files.module() if session.leads else None
-        self.step = step.captured(session.request, module)
+        self.step = step.captured(session.request)
         self.source: CanonicalModule = self.step.source
         self.xla = read(self.source)
         self.kept = Kept()
 
     def run(self, left_s: Any) -> None:
         session = self.session
-        if session.leads:
-            self.files.save_module(self.step.module)
-        batches = self._kept() if session.leads else []
+        batches: list[_Batch] = []
         rows = self._rows()
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
         self._say(f"compiling {len(trials)} plans")
@@ -119,54 +112,41 @@ class _Benchmark:
             last_s = time.monotonic() - started
             if session.leads:
                 batches.append(batch)
-                others = f": others used {100 * batch.others:.0f} % of the cores" if self._on_cpu else ""
-                self._say(f"batch {len(batches)}{others}")
-                self._keep(len(batches), batch)
+                self._say(f"batch {len(batches)}: others used {100 * batch.others:.0f} % of the cores")
                 self._record(batches, trials)
 
     def _rows(self) -> list[tuple[str, Strategy | None]]:
-        """Names and strategies of what is measured; the search needs a profile, a first one."""
+        """Names and strategies of what is measured; rank 0 searches by a first profile."""
         found = None
-        if not self.session.tell(self.session.leads and self.files.plans() is not None, "searched"):
-            self._say("profiling")
-            wanted = self.session.leads and not self._on_cpu
-            kind = self.session.facts.device_kind
-            with rehearsed(self.step.module, kind, wanted=wanted) as wait_for_code:
-                first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-                with self.session.stage("search's code", takes_s=PATIENCE_S):
-                    wait_for_code(lambda: False)
-            with self.session.stage("search", takes_s=300 + self.args.search_seconds):
-                if first is not None:
-                    plans = step.search(self.step, first.profile, self.session.settings)
-                    self.files.save_plans(plans)
-                    self.files.save_profile(first.profile)
-        if self.session.leads:
-            found = [[name, msgspec.to_builtins(strategy)] for name, strategy in self._strategies()]
+        self._say("profiling")
+        first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
+        with self.session.stage("search", takes_s=COMPILES_S + self.args.search_seconds):
+            if first is not None:
+                plans = step.search(self.step, first.profile, self.session.settings)
+                made = self._strategies(plans, first.profile)
+                found = [[name, msgspec.to_builtins(strategy)] for name, strategy in made]
         told = self.session.tell(found, "rows")
         rows = [(name, msgspec.convert(strategy, Strategy)) for name, strategy in told]
         return [(DEFAULT, None), *rows]
 
-    def _strategies(self) -> Iterator[tuple[str, Strategy]]:
-        plans, profile = self.files.plans(), self.files.profile()
-        assert plans is not None
-        assert profile is not None
+    def _strategies(self, plans: step.FoundPlans, profile: Profile) -> Iterator[tuple[str, Strategy]]:
         graph, xla = self.source.graph, self.xla
         yield UNFUSED, unfused(graph)
         for name, strategy, _ in plans.strategies:
             few = not name.startswith(PLAN + " ") or int(name.split()[-1]) <= FINALISTS
             if few and name != NO_FUSION:  # nothing fused, in another order
                 yield name, strategy
-        for kib in THRESHOLDS_KIB[self.args.size]:
+        for kib in THRESHOLDS_KIB:
             buckets = combined_up_to(graph, xla, kib << 10)
             with suppress(IllegalStrategyError):
-                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, not self._on_cpu)
+                strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
                 yield f"threshold {kib} KiB", check(self.source, strategy)
         costs = step.costs(profile, self.step)
         bases = [xla, *(strategy for _, strategy, _ in plans.strategies)]
         for number in range(1, RANDOM_PLANS + 1):
             with suppress(IllegalStrategyError):
                 seed = 1000 * self.args.seed + number
-                strategy = random_strategy(self.source, seed, bases, costs.model, costs.machine)
+                strategy = random_strategy(self.source, seed, bases, costs, costs.machine)
                 yield f"random plan {number}", strategy
 
     def _batch(self, trials: Sequence[Trial], checked: bool) -> _Batch:
@@ -181,7 +161,7 @@ class _Benchmark:
         every = self.session.channel.all_gather(
             json.dumps(own).encode(), tag="use", timeout_s=self.session.timeout_s
         )
-        others = before.of_others_since(sum(json.loads(one) for one in every)) if self._on_cpu else 0.0
+        others = before.of_others_since(sum(json.loads(one) for one in every))
         times = {trial.name: list(trial.times_ns) for trial in trials if trial.times_ns}
         return _Batch(others, times, None if found is None else found.profile)
 
@@ -195,7 +175,7 @@ class _Benchmark:
             assert trial.runner is not None
             trial.runner.run()
         at_once = steps_in_a_row(self.session, alive[0].runner)
-        for _ in range(ROUNDS):
+        for _ in range(self.args.rounds):
             for trial in alive:
                 assert trial.runner is not None
                 trial.times_ns.append(time_once(trial.runner, at_once))
@@ -208,44 +188,15 @@ class _Benchmark:
             return True
         return quiet < self.args.batches and len(batches) < MOST * self.args.batches and left_s > 0
 
-    @property
-    def _on_cpu(self) -> bool:
-        return self.session.facts.backend == "cpu"
-
     def _say(self, text: str) -> None:
         if self.session.leads:
             print(f"{time.strftime('%H:%M:%S')} {self.cell.stem}: {text}", flush=True)
-
-    # --- rank 0's files ---------------------------------------------------------------------------
-
-    def _folder(self, number: int) -> Path:
-        return self.files.folder / f"batch_{number}"
-
-    def _keep(self, number: int, batch: _Batch) -> None:
-        from disco_hlo.profiler.profile import save
-
-        assert batch.profile is not None
-        folder = self._folder(number)
-        save(batch.profile, folder / "profile.json")
-        body = {"others": batch.others, "times_ns": batch.times_ns}
-        step.write_atomically(folder / "times.json", json.dumps(body).encode())
-
-    def _kept(self) -> list[_Batch]:
-        from disco_hlo.profiler.profile import load
-
-        found: list[_Batch] = []
-        while (path := self._folder(len(found) + 1) / "times.json").exists():
-            body = json.loads(path.read_bytes())
-            profile = load(path.with_name("profile.json"))
-            found.append(_Batch(float(body["others"]), body["times_ns"], profile))
-        return found
 
     def _record(self, batches: Sequence[_Batch], trials: Sequence[Trial]) -> None:
         """The cell's record from the quietest batches: times of all of them, predictions of their profiles."""
         counted = sorted(batches, key=lambda batch: batch.others)[: self.args.batches]
         profiles = [batch.profile for batch in counted if batch.profile is not None]
         profile = merge(profiles)
-        self.files.save_profile(profile)
         record = Record.open(self.args.out, self.cell)
         record.note_all(
             versions=step.versions(), device=profile.platform.device_kind, backend=self.session.facts.backend,
@@ -262,31 +213,13 @@ class _Benchmark:
         for trial in trials:
             if trial.error:
                 changes[trial.name] = {
-                    "status": FAILED,
-                    "kind": "between ranks",
-                    "reason": trial.error[:2000],
-                }
+                    "status": FAILED, "kind": "between ranks", "reason": trial.error[:2000],
+                }  # fmt: skip
                 continue
-            again = () if trial.strategy else repeats(self.source)
-            predicted = self._predict(trial.strategy or self.xla, costs, again)
-            changes[trial.name] = {"kind": "between ranks", "predicted": predicted}
-            changes[trial.name] |= _measured(times[trial.name], times[DEFAULT])
+            ran = Ran(self.source.graph, trial.strategy) if trial.strategy else xla_ran(self.source)
+            changes[trial.name] = {"kind": "between ranks", "predicted": predicted(costs, ran)}
+            changes[trial.name] |= times_of(times[trial.name], times[DEFAULT])
         record.update_all(changes)
-
-    def _predict(self, strategy: Strategy, costs: step.Costs, again: Sequence[Repeat]) -> dict[str, float]:
-        built = build(self.source.graph, strategy, costs.model, costs.machine, repeats=again)
-        found = simulate(built.problem)
-        return {
-            "step_ms": found.makespan_ns / 1e6,
-            "compute_ms": found.compute_ns / 1e6,
-            "communication_ms": found.communication_ns / 1e6,
-        }
-
-
-def _measured(trial: Trial, default: Trial) -> dict[str, Any]:
-    if len(trial.times_ns) != len(default.times_ns):
-        raise ProfileError(f"{trial.name} ran {len(trial.times_ns)} times, XLA's default otherwise")
-    return {**times_of(trial, default), "mean_ms": statistics.fmean(trial.times_ns) / 1e6}
 
 
 # --- who used the cores ---------------------------------------------------------------------------

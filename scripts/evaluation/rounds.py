@@ -12,13 +12,10 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.comparing import compare
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.phases.finalists import chosen
-from disco_hlo.plugin.session import Session
-from disco_hlo.profiler.trace import Trace
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure
 from evaluation.compiling import Compiled
 from evaluation.record import FAILED, Record
@@ -38,7 +35,7 @@ class _Running:
 class Rounds:
     """The rows of a cell, run in turn."""
 
-    session: Session
+    request: CompileRequest
     compiled: Sequence[Compiled]
     """XLA's default first."""
     record: Record
@@ -46,36 +43,36 @@ class Rounds:
     """Of the inputs."""
     inputs_of: Runner | None
     """A runner that made them before, where there is one."""
-    on_gpu: bool
-    promised_ns: Mapping[str, int]
-    """By row, what the search expects of its own."""
-    comparison: measure.Comparison
-    keep_trace: Callable[[str, Trace], None]
-    """Keeps the trace of a row of this name."""
+    in_a_row: bool
+    """Whether a measurement takes several steps in a row, where these are short."""
     say: Callable[[str], None]
+    promised_ns: Mapping[str, int] = field(default_factory=dict)
+    """By row, what the search expects of its own."""
     _alive: list[_Running] = field(default_factory=list, init=False)
     _at_once: int = field(default=1, init=False)
 
     def begin(self) -> None:
         """First runs with their numbers, and the first round."""
-        record, request = self.record, self.session.request
-        default = measure.runner_of(request, self.compiled[0].executable, self.seed, self.inputs_of)
+        record, request = self.record, self.request
+        default = Runner(request, self.compiled[0].executable, self.seed, inputs_of=self.inputs_of)
         default.run()
-        self._at_once = measure.at_once(record, default) if self.on_gpu else 1
+        self._at_once = measure.at_once(record, default) if self.in_a_row else 1
         expected = measure.outputs_on_device(self.compiled[0].executable, default)
         for one in self.compiled:
             try:
-                record.update(one.row.name, first_run_began=time.time())
-                own = measure.runner_of(request, one.executable, self.seed, default)
+                record.update(one.name, first_run_began=time.time())
+                own = Runner(request, one.executable, self.seed, inputs_of=default)
                 own.run()
-                numbers = self.comparison.compare(expected, measure.outputs_on_device(one.executable, own))
+                numbers = measure.compared(expected, measure.outputs_on_device(one.executable, own))
             except Exception as error:
-                record.update(one.row.name, status=FAILED, reason=one_line(error)[:2000])
+                if one is self.compiled[0]:
+                    raise
+                record.update(one.name, status=FAILED, reason=one_line(error)[:2000], first_run_began=None)
                 continue
-            record.update(one.row.name, numbers=numbers, first_run_began=None)
-            self._alive.append(_Running(one, own, Trial(one.row.name, None, 0)))
+            record.update(one.name, numbers=numbers, first_run_began=None)
+            self._alive.append(_Running(one, own, Trial(one.name, None, 0)))
         del expected
-        for running in self._alive if self.on_gpu else ():
+        for running in self._alive if self.in_a_row else ():
             time_once(running.runner, self._at_once)  # a GPU that was idle computes faster than in a training
         self.run_one()
 
@@ -92,7 +89,7 @@ class Rounds:
         if any(trial.name == PLAN for trial in trials):
             found = [
                 one.trial for one in self._alive
-                if one.trial.name == DEFAULT or one.compiled.row.kind == PLANNED
+                if one.trial.name == DEFAULT or one.compiled.kind == PLANNED
             ]  # fmt: skip
             for trial in found:
                 trial.predicted_ns = self.promised_ns.get(trial.name, 0)
@@ -107,22 +104,11 @@ class Rounds:
         chosen = self.record.fact("chosen")
         for one in self._alive:
             name = one.trial.name
-            if not (one.compiled.row.traced or name == chosen):
+            if not (one.compiled.traced or name == chosen):
                 continue
             try:
-                trace = measure.traced(one.runner)
-                found: dict[str, Any] = measure.breakdown(trace, one.compiled.executable)
-                self.keep_trace(name, trace)
+                found: dict[str, Any] = measure.breakdown(measure.traced(one.runner), one.compiled.executable)
             except Exception as error:
                 found = {"error": one_line(error)[:500]}
             self.record.update(name, trace=found)
             yield
-
-    def check(self) -> None:
-        """What the plugin's own comparison has against the plan; nothing where it is empty."""
-        plan = next((one for one in self._alive if one.trial.name == PLAN), None)
-        if plan is None:
-            return
-        programs = [Program(one.trial.name, one.compiled.executable) for one in (self._alive[0], plan)]
-        compare(self.session, programs)
-        self.record.update(PLAN, refused=programs[1].error)

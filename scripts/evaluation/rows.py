@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.baselines import one_at_a_time, unfused
@@ -29,7 +28,6 @@ BEFORE_LOOKS = "plan before a look"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
-ALONE_PLAN = "transfers alone (plan's kernels)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
 RANDOM_PLANS = 6
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
@@ -37,7 +35,7 @@ MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PG
 _FAMILIES = ("thresholds", "random")
 _NAMES = (
     "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
-    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, ALONE_PLAN,
+    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA,
 )  # fmt: skip
 _NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
@@ -52,21 +50,10 @@ class Context:
     xla: Strategy
     costs: Costs
     seed: int
-    found: FoundPlans | None = None
-    """What the search found; None before it has, when only baselines can be made."""
+    plans: FoundPlans
+    """What the search found."""
     fdo_profile: bytes = b""
-    """What jax collected of the default step, once that has run."""
-
-    @property
-    def plans(self) -> FoundPlans:
-        """What the search found.
-
-        Raises:
-            DiscoError: it has found nothing yet.
-        """
-        if self.found is None:
-            raise DiscoError("there are no plans yet")
-        return self.found
+    """What jax collected of the default step."""
 
     @property
     def on_gpu(self) -> bool:
@@ -84,7 +71,7 @@ class Context:
 
     def best_order(self, strategy: Strategy) -> Strategy:
         """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
-        found = with_order(self.source.graph, strategy, self.costs.model, self.costs.machine).strategy
+        found = with_order(self.source.graph, strategy, self.costs, self.costs.machine).strategy
         return check(self.source, found)
 
     def in_xla_order(self, strategy: Strategy) -> Strategy:
@@ -115,12 +102,8 @@ class Row:
 
 
 def rows_of(context: Context) -> list[Row]:
-    """All rows, in the order in which they are worth their time; before there are plans those
-    that need none."""
+    """All rows, in the order in which they are worth their time."""
     default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds = _baselines(context)
-    link = _alone(ALONE_XLA, lambda c: c.xla)
-    if context.found is None:
-        return [default, no_combining, everything, pgle, link, no_op_fusion, o1, *thresholds]
     finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
     finalists = [name for name in finalists if name != PLAN_BUCKETS]
     return [
@@ -130,13 +113,18 @@ def rows_of(context: Context) -> list[Row]:
         no_combining,
         everything,
         pgle,
-        link,
-        _order_only(context),
+        Row(
+            ALONE_XLA,
+            ALONE,
+            lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)),
+            gpu_only=True,
+            traced=True,
+        ),
+        _tried(context, OUR_ORDER, ORDER_ONLY, lambda c: c.best_order(replace(c.xla, order=()))),
         Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
         _fusion_only(context),
         _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
         no_op_fusion,
-        _alone(ALONE_PLAN, lambda c: c.plan),
         o1,
         *thresholds,
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
@@ -145,7 +133,7 @@ def rows_of(context: Context) -> list[Row]:
 
 
 def _baselines(context: Context) -> list[Row]:
-    """What a jax user has without us; none of it needs a plan."""
+    """What a jax user has without us."""
     return [
         Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0), traced=True),
@@ -155,17 +143,6 @@ def _baselines(context: Context) -> list[Row]:
         Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
         *_thresholds(context),
     ]
-
-
-def _alone(name: str, strategy: Callable[[Context], Strategy]) -> Row:
-    """Transfers with no kernel beside them."""
-    return Row(
-        name,
-        ALONE,
-        lambda c: _own(c, one_at_a_time(c.source.graph, strategy(c))),
-        gpu_only=True,
-        traced=True,
-    )
 
 
 def promised_ns(context: Context) -> dict[str, int]:
@@ -184,21 +161,19 @@ def _before_looks(context: Context) -> Iterator[Row]:
 
 
 def _fusion_only(context: Context) -> Row:
-    """The plan's kernels, as many as go with XLA's buckets: where the tool itself tries this, what it tried."""
-    if any(name == OUR_KERNELS for name, _, _ in context.plans.strategies):
-        return _searched(OUR_KERNELS, FUSION_ONLY, PLANNED)
+    """The plan's kernels, as many as go with XLA's buckets."""
 
-    def kernels(c: Context) -> Variant:
-        return _own(c, c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets))))
+    def kernels(c: Context) -> Strategy:
+        return c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets)))
 
-    return Row(FUSION_ONLY, PART, kernels)
+    return _tried(context, OUR_KERNELS, FUSION_ONLY, kernels)
 
 
-def _order_only(context: Context) -> Row:
-    """Where transfers run beside kernels the tool itself tries this; elsewhere it is for comparison."""
-    if any(name == OUR_ORDER for name, _, _ in context.plans.strategies):
-        return _searched(OUR_ORDER, ORDER_ONLY, PLANNED)
-    return Row(ORDER_ONLY, PART, lambda c: _own(c, c.best_order(replace(c.xla, order=()))))
+def _tried(context: Context, found: str, name: str, make: Callable[[Context], Strategy]) -> Row:
+    """Where the tool itself tries this, what it tried; elsewhere it is for comparison."""
+    if any(name == found for name, _, _ in context.plans.strategies):
+        return _searched(found, name, PLANNED)
+    return Row(name, PART, lambda c: _own(c, make(c)))
 
 
 def chosen_names(choice: str) -> set[str]:
@@ -278,6 +253,6 @@ def _random(number: int) -> Row:
     def make(context: Context) -> Variant:
         bases, costs = (context.xla, context.plan), context.costs
         seed = 1000 * context.seed + number
-        return _own(context, random_strategy(context.source, seed, bases, costs.model, costs.machine))
+        return _own(context, random_strategy(context.source, seed, bases, costs, costs.machine))
 
     return Row(f"random plan {number}", RANDOM, make)

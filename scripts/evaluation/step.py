@@ -6,13 +6,13 @@ beside the record, and a run begins where the files end: a search can be made on
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib.metadata
-import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import msgspec
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.optimize import costs as step_costs
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
@@ -29,7 +29,7 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases.finding import COMPILE_S, search_settings
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -37,12 +37,10 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.profiler.trace import Trace
-from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULE, PROFILE, PLAN, ROWS, TRACES = "module.hlo.pb.gz", "profile.json", "plan.json", "rows", "traces"
+MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
 
@@ -63,15 +61,6 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def searched(self) -> list[Strategy]:
         """The search's own, without the baselines that are measured beside them."""
         return plans_in(self.strategies)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What predictions are made with."""
-
-    profile: Profile
-    model: step_costs.Costs
-    machine: MachineModel
 
 
 class Files:
@@ -115,52 +104,6 @@ class Files:
     def save_plans(self, plans: FoundPlans) -> None:
         """Keep what a search found."""
         write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
-
-    def row(self, name: str) -> bytes:
-        """What a row kept for its prediction.
-
-        Raises:
-            DiscoError: nothing, or not what :meth:`save_row` wrote.
-        """
-        path = self._row_path(name)
-        try:
-            with gzip.open(path) as file:
-                return bytes(file.read(_LARGEST_MODULE))
-        except (OSError, EOFError) as error:
-            raise DiscoError(f"cannot read {path}: {error}") from error
-
-    def save_row(self, name: str, content: bytes) -> None:
-        """Keep what a row's prediction is made from."""
-        path = self._row_path(name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(content, compresslevel=1, mtime=0))
-
-    def trace(self, name: str) -> Trace | None:
-        """A kept trace; None where there is none.
-
-        Raises:
-            DiscoError: it is not what :meth:`save_trace` wrote.
-        """
-        path = self._path(TRACES, name)
-        if not path.exists():
-            return None
-        try:
-            with gzip.open(path) as file:
-                return msgspec.json.decode(file.read(_LARGEST_MODULE), type=Trace)
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            raise DiscoError(f"{path} does not hold a trace: {error}") from error
-
-    def save_trace(self, name: str, trace: Trace) -> None:
-        """Keep a trace, of a row or of the profile: what lay where on the devices, for whoever asks why."""
-        path = self._path(TRACES, name)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, gzip.compress(msgspec.json.encode(trace), compresslevel=6, mtime=0))
-
-    def _row_path(self, name: str) -> Path:
-        return self._path(ROWS, name)
-
-    def _path(self, folder: str, name: str) -> Path:
-        return self.folder / folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.gz"
 
 
 def request_of(model: str, size: str) -> jaxlink.CompileRequest:
@@ -231,11 +174,6 @@ def _lowered(model: str, size: str) -> Any:
     return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
 
 
-def session_of(request: jaxlink.CompileRequest, settings: Settings) -> Session:
-    """This one process."""
-    return join(request, settings)
-
-
 def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
     """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
     module = compiles.capture(request) if module is None else module
@@ -270,8 +208,7 @@ def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Cost
     known = [read(step.source)]
     if plans is not None:  # of the others nobody has measured a kernel
         known += ([] if plans.before_looks is None else [plans.before_looks]) + plans.searched[:1]
-    model = step_costs.costs_of(profile, step.source.graph, known)
-    return Costs(profile, model, model.machine)
+    return costs_of(profile, step.source.graph, known)
 
 
 def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:
@@ -283,7 +220,7 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
     also = () if before is None else before.searched
     started, budget = time.monotonic(), Budget.of(settings.budget_s, COMPILE_S)
     xla = read(step.source)
-    case = Case(step.source, xla, step_costs.costs_of(profile, step.source.graph, (xla, *also)))
+    case = Case(step.source, xla, costs_of(profile, step.source.graph, (xla, *also)))
     found = optimize(case, search_settings(settings), budget, also=also)
     strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
     return FoundPlans(
@@ -298,21 +235,19 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
 
 def with_effort(request: jaxlink.CompileRequest, level: str) -> jaxlink.CompileRequest:
     """The same compile at an optimization level such as ``O1`` (JAX_OPTIMIZATION_LEVEL)."""
-    import copy
-
     from jax._src.compiler import CompilerEffortLevel
 
-    options = copy.deepcopy(request.options)
-    options.executable_build_options.optimization_level = CompilerEffortLevel[level].value
-    return replace(request, options=options)
+    return _with_option(request, "optimization_level", CompilerEffortLevel[level].value)
 
 
 def with_fdo_profile(request: jaxlink.CompileRequest, fdo_profile: bytes) -> jaxlink.CompileRequest:
     """The same compile guided by a profile that jax collected (JAX_ENABLE_PGLE)."""
-    import copy
+    return _with_option(request, "fdo_profile", fdo_profile)
 
+
+def _with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:
     options = copy.deepcopy(request.options)
-    options.executable_build_options.fdo_profile = fdo_profile
+    setattr(options.executable_build_options, name, value)
     return replace(request, options=options)
 
 

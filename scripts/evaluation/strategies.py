@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import all_reduce_depths
@@ -15,7 +16,7 @@ from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.schedule import with_order
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 
 def check(source: CanonicalModule, strategy: Strategy) -> Strategy:

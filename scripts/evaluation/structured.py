@@ -8,20 +8,17 @@ numbers are compared with XLA's default, and all are run in turn.
 
 from __future__ import annotations
 
-import gzip
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.plan.read import read, repeats
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.read import read
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
@@ -35,8 +32,9 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search.schedule import best_buckets, with_order
 from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
-from evaluation.predicting import predicted
-from evaluation.record import FAILED, Record, write_atomically
+from evaluation.compiling import AT_A_TIME
+from evaluation.predicting import Ran, predicted, xla_ran
+from evaluation.record import FAILED, Record
 from evaluation.step import Costs
 from evaluation.strategies import check
 from evaluation.structured_rows import (
@@ -62,7 +60,7 @@ def measure_cell(asked: Asked, record: Record, request: CompileRequest) -> None:
         return
 
     def compile_traceable(variant: Variant) -> None:
-        _compile_traceable(asked, request, early, variant)
+        _compile_traceable(request, early, variant)
 
     # What the autotuner picks for the default serves the others; alone, nothing disturbs it.
     for some in filter(None, (variants[:1], variants[1:])):
@@ -95,7 +93,7 @@ def _in_parallel(asked: Asked, work: Callable[[Variant], None], variants: Sequen
             variant.error = one_line(error)[:2000]
             asked.say(f"  {variant.name}: {variant.error}")
 
-    with ThreadPoolExecutor(asked.compiles, "compile") as pool:
+    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
         list(pool.map(guarded, variants))
 
 
@@ -115,9 +113,6 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
     variants += [
         Variant(name, moves) for name, moves in found.items() if not asked.only or name in asked.only
     ]
-    if asked.modules is not None:
-        asked.modules.mkdir(parents=True, exist_ok=True)
-        _keep(asked.modules, "early", early.module)
     orders = (XLA_ORDER, OUR_ORDER)
     left = [one for one in variants[1:] if not all(record.finished(one.row(order)) for order in orders)]
     if not left and all(record.finished(variants[0].row(order)) for order in orders):
@@ -126,19 +121,11 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
     return variants, early
 
 
-def _keep(folder: Path, name: str, module: bytes) -> None:
-    write_atomically(folder / f"{name}.hlo.pb.gz", gzip.compress(module, 6, mtime=0))
-
-
-def _compile_traceable(asked: Asked, request: CompileRequest, early: Early, variant: Variant) -> None:
-    started = time.monotonic()
+def _compile_traceable(request: CompileRequest, early: Early, variant: Variant) -> None:
     if variant.moves:
         variant.structure = apply_moves(early.module, from_json(variant.moves))
-    variant.restructure_s = round(time.monotonic() - started, 3)
     gpu = request.backend.platform != "cpu"
     variant.traceable, module = compiles.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
-    if asked.modules is not None:
-        _keep(asked.modules, variant.name, module)
     variant.source = canonicalize(module)
     refuse_unsupported(variant.source)
 
@@ -154,7 +141,7 @@ def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]
         if variant.error:
             continue
         try:
-            inputs_of = measure.runner_of(request, variant.traceable, asked.seed, inputs_of)
+            inputs_of = Runner(request, variant.traceable, asked.seed, inputs_of=inputs_of)
             taken = measure.traced(inputs_of)
             variant.trace = measure.breakdown(taken, variant.traceable)
             executed = executables.read_executable(variant.traceable)
@@ -176,14 +163,13 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     started = time.monotonic()
     try:
         xla = read(source)
-        model = costs_of(profile, graph, [xla])
-        costs, machine = Costs(profile, model, model.machine), model.machine
-        _note_prediction(record, variant, XLA_ORDER, costs, xla)
-        made = [with_order(graph, xla, costs.model, machine)]
-        made.append(best_buckets(graph, xla.groups, costs.model, machine))
+        costs = costs_of(profile, graph, [xla])
+        _note_prediction(record, variant, XLA_ORDER, costs, xla_ran(source))
+        made = [with_order(graph, xla, costs, costs.machine)]
+        made.append(best_buckets(graph, xla.groups, costs, costs.machine))
         best = min(made, key=lambda one: one.predicted_ns)
         variant.strategy = check(source, best.strategy)
-        _note_prediction(record, variant, OUR_ORDER, costs, variant.strategy)
+        _note_prediction(record, variant, OUR_ORDER, costs, Ran(graph, variant.strategy))
     except Exception as error:
         reason = one_line(error)[:2000]
         asked.say(f"  {variant.name}, {OUR_ORDER}: {reason}")
@@ -191,17 +177,14 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     record.update(variant.row(OUR_ORDER), order_s=round(time.monotonic() - started, 3))
 
 
-def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, strategy: Strategy) -> None:
-    assert variant.source is not None
-    graph = variant.source.graph
-    moved = sum(graph.transfer_bytes(node) for node in graph.all_reduces)
+def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, ran: Ran) -> None:
+    moved = sum(ran.graph.transfer_bytes(node) for node in ran.graph.all_reduces)
     record.update(
         variant.row(order),
         kind=variant.name,
-        predicted=predicted(costs, graph, strategy, repeats(variant.source) if order == XLA_ORDER else ()),
-        transfers=len(graph.all_reduces),
+        predicted=predicted(costs, ran),
+        transfers=len(ran.graph.all_reduces),
         transferred_bytes=moved,
-        nodes=len(graph),
+        nodes=len(ran.graph),
         moves=len(variant.moves),
-        restructure_s=variant.restructure_s,
     )

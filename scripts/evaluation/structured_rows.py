@@ -1,4 +1,4 @@
-"""Restructured steps on the devices: compiled in XLA's order and in ours, compared, run in turn, traced."""
+"""Restructured steps on the devices: compiled in XLA's order and in ours, then run in turn."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.optimize.select import ratio_to
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile
 from evaluation import measure
+from evaluation.compiling import AT_A_TIME, Compiled
 from evaluation.record import FAILED, NO_TIME, Record
+from evaluation.rounds import Rounds
 
 XLA_ORDER, OUR_ORDER = "XLA's order", "our order"
 WHOLE = "whole"
@@ -46,8 +43,6 @@ class Variant:
     trace: dict[str, float] = field(default_factory=dict)
     strategy: Strategy | None = None
     """Our order and buckets."""
-    restructure_s: float = 0.0
-    """What applying the moves took."""
     error: str = ""
 
     def row(self, order: str) -> str:
@@ -62,28 +57,11 @@ class Asked:
     only: frozenset[str]
     """Schedules to try; empty: all."""
     rounds: int
-    compiles: int
-    """Modules compiled at once."""
     seed: int
     profile: Callable[[CompileRequest], Profile]
     """Where times of transfers come from, and of ops that no trace shows."""
     say: Callable[[str], None]
     left_s: Callable[[], float]
-    comparison: measure.Comparison
-    modules: Path | None = None
-    """Folder for the early module, and for what XLA makes of each variant."""
-
-
-@dataclass
-class Row:
-    """An executable to be run in turn with the others."""
-
-    name: str
-    executable: LoadedExecutable
-    variant: Variant
-    order: str
-    runner: Runner | None = None
-    trial: Trial = field(default_factory=lambda: Trial("", None, 0))
 
 
 def compile_rows(
@@ -92,7 +70,7 @@ def compile_rows(
     request: CompileRequest,
     variants: Sequence[Variant],
     order: Callable[[Variant], None],
-) -> list[Row]:
+) -> list[Compiled]:
     """Compile what has not been measured; XLA's default always, since the others are compared with it.
 
     ``order`` finds a variant's strategy, here while XLA's orders are being compiled.
@@ -102,7 +80,7 @@ def compile_rows(
     def wanted(variant: Variant, which: str) -> bool:
         return variant.row(which) == DEFAULT or not record.finished(variant.row(which))
 
-    with ThreadPoolExecutor(asked.compiles, "compile") as pool:
+    with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
         made = [
             pool.submit(_compiled, asked, record, request, variant, XLA_ORDER)
             for variant in alive
@@ -119,7 +97,7 @@ def compile_rows(
 
 def _compiled(
     asked: Asked, record: Record, request: CompileRequest, variant: Variant, order: str
-) -> Row | None:
+) -> Compiled | None:
     name = variant.row(order)
     if name != DEFAULT and asked.left_s() < 10:
         record.update(name, status=NO_TIME, reason="no time was left to compile it")
@@ -135,7 +113,9 @@ def _compiled(
         return None
     seconds = round(time.monotonic() - started, 3)
     record.update(name, compile_s=seconds, memory=measure.memory_of(executable))
-    return Row(name, executable, variant, order)
+    if order == XLA_ORDER:  # as traced for the times of its ops
+        record.update(name, trace=variant.trace)
+    return Compiled(name, variant.name, executable, traced=order == OUR_ORDER)
 
 
 def _executable(request: CompileRequest, variant: Variant, order: str) -> LoadedExecutable:
@@ -148,58 +128,19 @@ def _executable(request: CompileRequest, variant: Variant, order: str) -> Loaded
     return compiles.compile_module(request, module, None, variant.structure)
 
 
-def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequence[Row]) -> None:
+def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequence[Compiled]) -> None:
     """First runs with their numbers, then rounds in turn, then traces of our orders."""
-    default = rows[0]
-    default.runner = measure.runner_of(request, default.executable, asked.seed, None)
-    default.runner.run()
-    at_once = measure.at_once(record, default.runner)
-    expected = measure.outputs_on_device(default.executable, default.runner)
-    alive = [row for row in rows if _first_run(asked, record, request, row, default, expected)]
-    del expected
-    for _ in range(asked.rounds):
+    rounds = Rounds(request, rows, record, asked.seed, None, True, asked.say)
+    rounds.begin()
+    for _ in range(asked.rounds - 1):
         started = time.monotonic()
-        for row in alive:
-            assert row.runner is not None
-            row.trial.times_ns.append(time_once(row.runner, at_once))
-        record.update_all({row.name: measure.times_of(row.trial, default.trial) for row in alive})
+        rounds.run_one()
         if asked.left_s() < 2 * (time.monotonic() - started) + 5:
             break
-    for row in alive:
-        _trace(asked, record, row)
-        ratio = ratio_to(row.trial.times_ns, default.trial.times_ns)
-        asked.say(f"  {row.name}: {row.trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
-
-
-def _first_run(
-    asked: Asked, record: Record, request: CompileRequest, row: Row, default: Row, expected: Sequence[Any]
-) -> bool:
-    try:
-        record.update(row.name, first_run_began=time.time())
-        row.runner = measure.runner_of(request, row.executable, asked.seed, default.runner)
-        row.runner.run()
-        got = measure.outputs_on_device(row.executable, row.runner)
-        numbers = {"max_relative_difference": max(asked.comparison.apart(expected, got))}
-    except Exception as error:
-        if row is default:
-            raise
-        record.update(row.name, status=FAILED, reason=one_line(error)[:2000], first_run_began=None)
-        return False
-    record.update(row.name, numbers=numbers, first_run_began=None)
-    return True
-
-
-def _trace(asked: Asked, record: Record, row: Row) -> None:
-    found: dict[str, Any] = row.variant.trace
-    if row.order == OUR_ORDER and asked.left_s() > 5:
-        assert row.runner is not None
-        try:
-            found = measure.breakdown(measure.traced(row.runner), row.executable)
-        except Exception as error:
-            found = {"error": one_line(error)[:500]}
-    elif row.order == OUR_ORDER:
-        found = {}
-    record.update(row.name, trace=found)
+    rounds.choose()
+    for _ in rounds.traces():
+        if asked.left_s() < 5:
+            break
 
 
 def _given_up(record: Record, variant: Variant) -> bool:

@@ -153,7 +153,7 @@ def overlaps(records: Cells) -> Table:
 
 
 def parts(records: Cells) -> Table:
-    """What op fusion, buckets and order each contribute, and what runs alone: step time over the default's."""
+    """What op fusion, buckets and order each contribute: step time over the default's."""
     names = (
         "plan's op fusion only", "plan's buckets only", "plan's order only",
         "plan's buckets and order (XLA's op fusion)", PLAN,
@@ -161,10 +161,8 @@ def parts(records: Cells) -> Table:
     rows = []
     for record in records:
         times = [record["rows"].get(name, {}).get("of_default") for name in names]
-        alone = record["rows"].get("transfers alone (plan's kernels)", {}).get("trace") or {}
-        measured = (number_text(alone.get("compute_ms")), number_text(alone.get("communication_ms")))
-        rows.append((title(record), *("-" if t is None else f"{t:.3f}" for t in times), *measured))
-    return ("model, link, devices", *names, "compute alone, ms", "communication alone, ms"), rows
+        rows.append((title(record), *("-" if t is None else f"{t:.3f}" for t in times)))
+    return ("model, link, devices", *names), rows
 
 
 def looks(records: Cells) -> Table:

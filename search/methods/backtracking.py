@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import (
@@ -40,7 +41,7 @@ from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown
 from disco_hlo.search.moves.proposals import METHODS
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 _PROGRESS_EVERY_S = 0.2

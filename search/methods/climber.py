@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
@@ -28,7 +29,7 @@ from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.search.times.timeline import new_stage
 from disco_hlo.simulator.coarse import coarse
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 MOST_DRAWS: Final = 4
 SMALL_BYTES: Final = (1 << 16, 1 << 20)
@@ -231,6 +232,8 @@ class Climber:
 
     def _neighbours_together(self, ranked: NDArray[np.int64]) -> list[list[int]]:
         """The best runs of gradients, in the order in which they appeared when the state was run last."""
+        if self.costs.line is None:  # a step without gradients
+            return []
         ready = gradients_ready(self.step, self.state, self.scratch, self.stage, ranked)
         by_time = np.lexsort((ranked, ready))
         gradients = ranked[by_time]
@@ -240,7 +243,7 @@ class Climber:
             ready[by_time].tolist(),
             self.costs.sizes[gradients].tolist(),
             kinds,
-            self.model.all_reduce_ns,
+            self.costs.line,
             self.machine.pace().wait_ns,
         )
         return [gradients[run].tolist() for run in runs]

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel
 from disco_hlo.plan.strategy import Strategy
@@ -37,7 +38,7 @@ from disco_hlo.search.moves.proposals import (
 )
 from disco_hlo.search.undisturbed import without_collector
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFUSE: 2, SIBLING: 2}

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import replace
 from functools import cached_property
 
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Strategy
@@ -34,7 +35,7 @@ from disco_hlo.search.methods.child import Children
 from disco_hlo.search.methods.island import Island, Report, reports
 from disco_hlo.search.undisturbed import without_collector
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 WORTH_A_PROCESS = 500

@@ -28,30 +28,23 @@ from disco_hlo.search.rules.neighbours import count_waits, gather_members
 
 
 class Unknown(NamedTuple):
-    """Kernels and buckets whose cost was never asked for, as flat lists."""
+    """Kernels whose cost was never asked for, as flat lists."""
 
     key: NDArray[np.int64]
     """What the cost of each is to be kept under."""
     member_at: NDArray[np.int64]
     """Number i computes member[member_at[i] : member_at[i + 1]], ascending, bitcasts included."""
     member: NDArray[np.int64]
-    role: NDArray[np.int64]
-    """What each member is to it: ``INSIDE``, ``RESULT``, ``COPY`` or ``BITCAST``."""
+    returned: NDArray[np.bool_]
+    """Whether each member leaves it."""
     digest: NDArray[np.int64]
     """Hash of what each computes; 0 where a start has a kernel of these ops that returns something else."""
     pieces: NDArray[np.float64]
-    """``[3, pieces]``: ``simulator.costs.LinearPieces``, where all-reduces take what these say; else none."""
+    """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which all-reduces go by; none in a step without."""
     wire: NDArray[np.int64]
     """``[4]``: launch cost in ns, bytes a µs of copies (0: no limit), most bytes of a transfer that blocks the
     compute stream (-1: none does), whether transfers ever run beside it."""
 
-
-INSIDE: Final = 0
-"""Owned, and read by nobody else."""
-RESULT: Final = 1
-"""Owned, and read by others."""
-COPY: Final = 2
-BITCAST: Final = 3
 
 _READ: Final = 1 << 40
 _CLONED: Final = 1 << 41
@@ -66,7 +59,7 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
         np.zeros(nodes, np.int64),
         np.zeros(nodes + 1, np.int64),
         np.empty(room, np.int64),  # written before it is read, and most of it never
-        np.empty(room, np.int64),
+        np.empty(room, np.bool_),
         np.zeros(nodes, np.int64),
         pieces,
         wire,
@@ -119,7 +112,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], unpack, value[at.ON_CHANNEL])
             enlist(g, s, w, unit, digest)
             continue
-        if g.flags[unit] & at.ALL_REDUCE and unknown.pieces.shape[1] > 0:
+        if g.flags[unit] & at.ALL_REDUCE:
             _set_bucket_times(g, s, w, unit, unknown)
             enlist(g, s, w, unit, digest)
             continue
@@ -146,19 +139,19 @@ def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
 
 @compiled
 def listed(unknown: Any, rows: Any) -> Any:
-    """Entries as ``hlo.kernel_times.KernelTimes`` takes them: members and results, each with its offsets."""
+    """Entries as ``hlo.cost_model.Kernels`` has them: members and results, each with its offsets."""
     member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
         member_at[i + 1] = member_at[i] + end - start
-        result_at[i + 1] = result_at[i] + np.sum(unknown.role[start:end] == RESULT)
+        result_at[i + 1] = result_at[i] + np.sum(unknown.returned[start:end])
     members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
     count = returned = 0
     for row in rows:
         for k in range(unknown.member_at[row], unknown.member_at[row + 1]):
             members[count] = unknown.member[k]
             count += 1
-            if unknown.role[k] == RESULT:
+            if unknown.returned[k]:
                 results[returned] = unknown.member[k]
                 returned += 1
     return member_at, members, result_at, results
@@ -296,7 +289,7 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
 
 @compiled
 def has_place(unknown: Any, count: Any, size: Any) -> Any:
-    """Whether one more unit can be listed, which has so many members: a bucket may hold every all-reduce of a step."""
+    """Whether one more kernel can be listed, which has so many members."""
     left = unknown.member.size - unknown.member_at[count]
     return count < unknown.key.size and left >= size
 
@@ -306,12 +299,9 @@ def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, siz
     start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]
-        role = COPY
-        if g.flags[x] & rows.BITCAST:
-            role = BITCAST
-        elif s.owner[x] == unit:
-            role = RESULT if s.leaves[x] else INSIDE
         unknown.member[start + k] = x
-        unknown.role[start + k] = role
+        unknown.returned[start + k] = (
+            not g.flags[x] & rows.BITCAST and s.owner[x] == unit and s.leaves[x] != 0
+        )
     unknown.key[i] = key
     unknown.member_at[i + 1] = start + size

@@ -96,7 +96,7 @@ def test_a_damaged_record_is_refused(disco: Disco, cpu_plan: Path, tmp_path: Pat
             open_named(tmp_path)
     plan = json.loads((cpu_plan / "plan.json").read_text())
     plan["target"]["fingerprint"] = "0" * 64
-    body = {"format": "disco-hlo capture", "version": 1, "target": plan["target"], "versions": {}}
+    body = {"format": "disco-hlo capture", "version": 2, "target": plan["target"], "versions": {}}
     record.write_text(json.dumps(body))
     with pytest.raises(DiscoError, match="describes another module"):
         open_named(tmp_path)

@@ -50,12 +50,12 @@ def test_every_command_of_the_documentation_runs(
     first = [line for line in written if line.split()[1] in ("capture", "search")]
     for line in first:
         run(line.replace("--seconds 30", "--evaluations 50"))
-    fingerprint = json.loads(run("disco inspect found --json"))["target"]["fingerprint"]
-    shutil.copytree(tmp_path / "found", store / fingerprint[:16] / "cpu-cpu-x2")
+    key = json.loads(run("disco inspect found --json"))["target"]["key"]
+    shutil.copytree(tmp_path / "found", store / key[:16] / "cpu-cpu-x2")
     for line in written:
         if line not in first:
             # doctor may miss something on the machine that runs this, and says so by 1.
-            run(line.replace("3f2a", fingerprint[:6]), (0, 1) if "doctor" in line else (0,))
+            run(line.replace("3f2a", key[:6]), (0, 1) if "doctor" in line else (0,))
     assert (tmp_path / "plan.html").stat().st_size > 50_000
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     assert json.loads((tmp_path / "steps.json").read_text())["traceEvents"]

@@ -41,24 +41,24 @@ def slot(tmp_path: Path, cpu_plan: Path) -> Path:
 
 
 def test_bans_are_shown_and_lifted(disco: Disco, slot: Path) -> None:
-    fingerprint = plans.cpu().graph.fingerprint[:16]
+    key = plans.cpu().graph.key[:16]
     outcome = disco("list")
     row, own, other = outcome.out.splitlines()[1:]
     assert row.split()[-1] == "banned"
-    assert own.startswith(f"banned: the plan {fingerprint} is not enacted: process ")
+    assert own.startswith(f"banned: the plan {key} is not enacted: process ")
     assert " ended by SIGABRT while it was compiled (" in own
     assert own.endswith(f"; to try it again: disco forgive {slot}")
     assert other.startswith(f"banned: a candidate in {slot} is not tried: process ")
     (listed,) = disco("list", "--json").json["plans"]
     assert listed["banned"] in own
     assert {ban["module"] for ban in listed["bans"]} >= {"f" * 64}
-    assert "banned, and not enacted: process " in disco("inspect", fingerprint).out
+    assert "banned, and not enacted: process " in disco("inspect", key).out
     assert disco("inspect", slot, "--json").json["banned"] == listed["banned"]
 
-    assert disco("forgive", fingerprint[:6]).out == f"lifted 2 bans in {slot}\n"
+    assert disco("forgive", key[:6]).out == f"lifted 2 bans in {slot}\n"
     assert disco("list").out.splitlines()[1].split()[-1] == "measured"
     assert disco("list", "--json").json["plans"][0]["bans"] == []
-    assert "banned" not in disco("inspect", fingerprint).out
+    assert "banned" not in disco("inspect", key).out
     assert disco("inspect", slot, "--json").json["banned"] == ""
     assert disco("forgive", slot).out == f"nothing in {slot} was banned\n"
 
@@ -70,7 +70,7 @@ def test_bans_of_a_search_that_saved_no_plan_are_shown_and_lifted(disco: Disco, 
         True,
         True,
     ]
-    assert disco("forgive", plans.cpu().graph.fingerprint[:16]).out == f"lifted 2 bans in {slot}\n"
+    assert disco("forgive", plans.cpu().graph.key[:16]).out == f"lifted 2 bans in {slot}\n"
     assert disco("list").out.startswith("No plans in ")
 
 
@@ -87,11 +87,11 @@ def test_a_record_that_cannot_be_read_is_one_line(
 def test_what_cannot_be_forgiven_is_refused(
     disco: Disco, refused: Callable[..., str], slot: Path, tmp_path: Path
 ) -> None:
-    assert "not the start of a fingerprint" in refused("forgive", "no such plan")
+    assert "not the start of a key" in refused("forgive", "no such plan")
     assert "nothing in " in refused("forgive", "0")
     other = slot.parent / "cpu-cpu-x16"
     shutil.copytree(slot, other)
-    assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.fingerprint[:6])
+    assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.key[:6])
     os.symlink(slot, slot.parent / "cpu-cpu-x4")
     assert "is a symbolic link" in refused("forgive", slot.parent / "cpu-cpu-x4")
     assert len(Bans(slot).all()) == 2

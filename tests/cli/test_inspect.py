@@ -18,7 +18,7 @@ def test_a_plan_is_shown(disco: Disco, h200_plan: Path) -> None:
     assert outcome.code == 0
     assert outcome.err == ""
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
-    assert lines[0] == f"jit_train_step fingerprint {plans.h200().graph.fingerprint[:16]}"
+    assert lines[0] == f"jit_train_step key {plans.h200().graph.key[:16]}"
     assert "plan (this plan) 98 ms 100 ms ± 500 µs" in lines
     assert "no fusion 215 ms out of memory" in lines
     assert "speed-up: measured 1.23x, predicted 1.24x" in lines

@@ -26,10 +26,10 @@ def test_plans_are_listed_with_what_they_gain(disco: Disco, store: Path) -> None
     outcome = disco("list")
     assert outcome.code == 0
     line = " ".join(outcome.out.splitlines()[1].split())
-    fingerprint = plans.cpu().graph.fingerprint[:16]
-    assert line == f"{fingerprint} jit_mlp_step 2 x NVIDIA H200 123 ms 100 ms 1.23x measured"
+    key = plans.cpu().graph.key[:16]
+    assert line == f"{key} jit_mlp_step 2 x NVIDIA H200 123 ms 100 ms 1.23x measured"
     (row,) = disco("list", "--json").json["plans"]
-    assert (row["fingerprint"], row["speedup"], row["measured"]) == (fingerprint, 1.23, True)
+    assert (row["key"], row["speedup"], row["measured"]) == (key, 1.23, True)
     assert row["path"] == str(plans.slot(store, plans.cpu()))
 
 
@@ -44,7 +44,7 @@ def test_plans_of_one_step_for_several_processes_are_told_apart(disco: Disco, st
 def test_a_narrow_terminal_cuts_no_number(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "36")
     line = disco("list").out.splitlines()[1].split()
-    assert line == [plans.cpu().graph.fingerprint[:16], "123", "ms", "100", "ms", "1.23x"]
+    assert line == [plans.cpu().graph.key[:16], "123", "ms", "100", "ms", "1.23x"]
 
 
 def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import faults
 
-STEPS = ("train_step", "mapped_step", "lonely_step", "jit__fun")  # the last is pmap's
+STEPS = ("train_step", "scheduled_step", "mapped_step", "lonely_step", "jit__fun")  # the last is pmap's
 
 
 class Overheard:

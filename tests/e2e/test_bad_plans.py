@@ -29,7 +29,7 @@ def written(text: str) -> Spoil:
 
 def strategy(**fields: Any) -> Spoil:
     """Changes the plan's strategy."""
-    return edited(lambda plan: plan["strategy"].update(fields))
+    return edited(lambda plan: plan["strategy"]["regions"][0].update(fields))
 
 
 def module(change: Callable[[bytes], bytes], *, owned: bool = True) -> Spoil:
@@ -52,7 +52,7 @@ def truncated(slot: Path) -> None:
 def in_a_cycle(slot: Path) -> None:
     """A group of the first and the last op of the step, with the whole step between them."""
     plan = json.loads((slot / "plan.json").read_text())
-    nodes = sorted(node for group in plan["strategy"]["groups"] for node in group["nodes"])
+    nodes = sorted(node for group in plan["strategy"]["regions"][0]["groups"] for node in group["nodes"])
     rest = [node for node in nodes if node not in (nodes[0], nodes[-1])]
     groups = [{"nodes": [nodes[0], nodes[-1]]}, *({"nodes": [node]} for node in rest)]
     strategy(groups=groups, order=[])(slot)
@@ -72,8 +72,8 @@ def with_a_custom_call(module: bytes) -> bytes:
 MILLION = [{"nodes": [1]}] * 1_000_000
 BAD: dict[str, tuple[Spoil, str]] = {
     "another model": (
-        edited(lambda plan: plan["target"].update(fingerprint="0" * 64)),
-        "another step: fingerprint 0000000000000000",
+        edited(lambda plan: plan["target"].update(key="0" * 64)),
+        "another step: key 0000000000000000",
     ),
     "another number of devices": (
         edited(lambda plan: plan["target"].update(device_count=16)), "another job: devices 16, this is 2;",
@@ -83,6 +83,10 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "not JSON": (written("\x00 plan"), "is not JSON"),
     "another JSON": (written("[]"), "is not a plan"),
     "nested deeply": (written("[" * 1_000_000), "is not JSON"),
+    "an older version": (
+        edited(lambda plan: plan.update(version=1)),
+        "plan version 1; this disco-hlo reads version 2; search again",
+    ),
     "another version": (edited(lambda plan: plan.update(version=99)), "plan version 99"),
     "an unknown field": (edited(lambda plan: plan.update(run="rm")), "unknown field"),
     "nodes out of range": (strategy(groups=[{"nodes": [-1, 2**40]}]), "g0 holds node -1"),

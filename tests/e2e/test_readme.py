@@ -64,7 +64,7 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
     assert install == "pip install '.[mpi]'"
     told = re.search(r"than XLA's default.*; why: (disco report .*) -o plan.html", run(search))
     assert told is not None
-    # The log's own command, with the plan's folder, and the README's, with the start of a fingerprint.
+    # The log's own command, with the plan's folder, and the README's, with the start of a key.
     run(f"{told[1]} -o first.html")
     folder = Path(shlex.split(told[1])[2])
     run(report.replace("3f2a", folder.parent.name[:6]))

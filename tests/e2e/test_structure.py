@@ -51,7 +51,7 @@ def test_the_chunked_step_is_searched_and_enacted(chunked: tuple[Job, Run], tens
     for run in (search, enacted):
         [module] = run.modules
         found = canonicalize(module)
-        assert found.graph.fingerprint == plan.structure.result
+        assert found.graph.key == plan.structure.result
         assert describe_difference(found.graph, read(found), plan.strategy) is None
         assert_same_losses(run, tensor_default)
     default = opcodes(tensor_default)
@@ -71,7 +71,7 @@ def moves(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[dict[st
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other step": (
-        lambda structure: structure.update(fingerprint="0" * 64), "were made for another step",
+        lambda structure: structure.update(key="0" * 64), "were made for another step",
     ),
     "other result": (
         lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves",
@@ -117,7 +117,7 @@ def test_every_rank_makes_the_chunked_step_itself(tensor_default: Run, tmp_path:
     enacted = job.train_ranks("--kind", "tensor", ENABLE_SEARCH="0")
     for run in (*search, *enacted):
         [module] = run.modules
-        assert canonicalize(module).graph.fingerprint == plan.structure.result
+        assert canonicalize(module).graph.key == plan.structure.result
         assert_same_losses(run, tensor_default)
 
 

@@ -19,9 +19,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 LAYERS = 2
 WIDTH = 32
+KINDS = ["jit", "shard_map", "pmap", "no_all_reduce", "tensor", "scheduled"]
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--kind", choices=["jit", "shard_map", "pmap", "no_all_reduce", "tensor"], default="jit")
+parser.add_argument("--kind", choices=KINDS, default="jit")
+parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
+parser.add_argument("--length", type=int, default=100, help="steps until a schedule has its last rate")
 parser.add_argument("--batch", type=int, default=4, help="rows per device")
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--last-batch", type=int, help="rows per device in the last step, if others")
@@ -51,14 +54,23 @@ def tensor_loss_of(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
-def updated(params, momentum, gradients):
+def updated(params, momentum, gradients, rate=args.rate):
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
-    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
+    return jax.tree.map(lambda p, m: p - rate * m, params, momentum), momentum
 
 
 def train_step(params, momentum, x, y):
     loss, gradients = jax.value_and_grad(tensor_loss_of if TENSOR else loss_of)(params, x, y)
     return *updated(params, momentum, gradients), loss
+
+
+def scheduled_step(params, state, x, y):
+    """The rate falls as half a cosine wave; the state knows how many steps were made, 50 of them earlier."""
+    momentum, made = state
+    rate = args.rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(made, args.length) / args.length))
+    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+    params, momentum = updated(params, momentum, gradients, rate)
+    return params, (momentum, made + 1), loss
 
 
 def mean(value):
@@ -113,7 +125,9 @@ else:
     place = partial(jax.make_array_from_process_local_data, split)
     params, momentum = jax.device_put((params, momentum), whole)
     step, outputs = train_step, whole
-    if args.kind != "jit":
+    if args.kind == "scheduled":
+        step, momentum = scheduled_step, jax.device_put((momentum, np.float32(50)), whole)
+    elif args.kind != "jit":
         inner = mapped_step if args.kind == "shard_map" else lonely_step
         everywhere, rows = PartitionSpec(), PartitionSpec("data")
         results = (everywhere, everywhere, everywhere if args.kind == "shard_map" else rows)

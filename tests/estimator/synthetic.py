@@ -9,8 +9,9 @@ import numpy as np
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.dataset import Dataset, Measurement
-from disco_hlo.estimator.features import encode, graph_features, kernels_of
+from disco_hlo.estimator.features import encode, graph_features
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, single_ops
+from disco_hlo.hlo.cost_model import Kernels
 from tests.estimator.steps import DATA, transformer
 
 CONFIG = {"bandwidth": 2e12, "flops": 2e13}
@@ -51,7 +52,7 @@ def _key(op: FusedOp) -> str:
 def _times(ops: list[FusedOp]) -> list[float]:
     graph = transformer().graph
     model = AnalyticModel(DeviceModel(CONFIG["bandwidth"], CONFIG["flops"], hoists=False))
-    kernels = kernels_of([op.members for op in ops], [op.results for op in ops], [False] * len(ops))
+    kernels = Kernels.of_lists([op.members for op in ops], [op.results for op in ops])
     estimate = encode(graph_features(graph, model, {}), kernels, model.scratch(graph)).estimate_ns
     further = np.array([len(op.members) - 1 for op in ops])
     return ((2000 + estimate) * (1 + 0.1 * further)).tolist()

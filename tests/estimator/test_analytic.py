@@ -1,13 +1,12 @@
 """The analytical model as a cost model."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, first_alike
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
+from disco_hlo.hlo.cost_model import Kernels
 from tests.estimator.kernels import f32, graph_of
 
 # 1 ns a byte, 1 ns a flop
@@ -25,20 +24,18 @@ STEP = graph_of(
 )
 
 
-def group(nodes, duplicates=(), kind="loop"):
-    return SimpleNamespace(nodes=nodes, duplicates=duplicates, kind=kind)
-
-
 def test_nodes_alone():
     # multiply: 256 bytes; log: 32 * 16 flops; dot: 2 * 16 * 8 flops against 64 + 128 + 128 bytes
-    assert AnalyticModel(SLOW).nodes_ns(STEP).tolist() == [0, 0, 256, 512, 320, 0, 0, 0]
+    assert AnalyticModel(SLOW).op_ns(STEP).tolist() == [0, 0, 256, 512, 320, 0, 0, 0]
 
 
-def test_groups_and_duplicates():
+def test_kernels_and_what_they_return():
     model = AnalyticModel(SLOW)
-    groups = [group((2, 3)), group((2,)), group((3,), (2,)), group((3,), (2,), "triton")]
-    assert model.groups_ns(STEP, groups).tolist() == [544, 256, 544, 544]
-    assert model.groups_ns(STEP, groups).dtype == np.int64
+    kernels = Kernels.of_lists(
+        [(2, 3), (2,), (2, 3), (2, 3)], [(3,), (2,), (2, 3), (3,)], ["", "", "", "triton {}"]
+    )
+    assert model.kernels_ns(STEP, kernels).tolist() == [544, 256, 544, 544]
+    assert model.kernels_ns(STEP, kernels).dtype == np.int64
 
 
 def test_streaming_follows_the_measured_curve():
@@ -46,11 +43,11 @@ def test_streaming_follows_the_measured_curve():
     model = AnalyticModel(DeviceModel(1e9, 1e15, hoists=True, shortest_kernel_ns=7.0, streaming=curve))
     sizes = [1, 10, 25, 50, 100]
     graph = graph_of(*[row for n in sizes for row in (("parameter", f32(n), ()), ("copy", f32(n), ()))])
-    times = model.nodes_ns(graph).tolist()[1::2]
+    times = model.op_ns(graph).tolist()[1::2]
     # 4 bytes a result: 4, 40, 100, 200 and 400 bytes
     assert times == [7, 7, 10, 30, 50]
     beyond = graph_of(("parameter", f32(300), ()), ("copy", f32(300), ()))
-    assert model.nodes_ns(beyond).tolist() == [0, 100]
+    assert model.op_ns(beyond).tolist() == [0, 100]
 
 
 def test_one_graph_is_prepared_once():
@@ -88,16 +85,3 @@ def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
     lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
     assert lengths[:4].tolist() == [0, 2, 2, 0]
     assert found.edge[found.node[OPERANDS_AT, 2]] == 0
-
-
-def test_nodes_that_read_through_another_bitcast_are_not_alike():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("bitcast", f32(32), (0,)),
-        ("negate", f32(32), (1,)),
-        ("parameter", f32(32), ()),
-        ("negate", f32(32), (3,)),
-        ("bitcast", f32(32), (0,)),
-        ("negate", f32(32), (5,)),
-    )
-    assert first_alike(graph)[[2, 4, 6]].tolist() == [2, 4, 2]

@@ -40,7 +40,7 @@ GRAPH = ops_graph()
 
 def times(device, noise=0.0, seed=0):
     random = np.random.default_rng(seed)
-    alone = AnalyticModel(device).nodes_ns(GRAPH)
+    alone = AnalyticModel(device).op_ns(GRAPH)
     return {
         node.key: float(alone[node.id] * (1 + noise * random.standard_normal()))
         for node in GRAPH.nodes
@@ -55,7 +55,7 @@ def test_a_device_is_recovered_from_its_times(noise):
     assert found.element_ns["log"] == pytest.approx(2.0, rel=tolerance)
     assert found.element_ns["exponential"] == pytest.approx(0.5, rel=tolerance)
     assert found.strided_ns == pytest.approx(3.0, rel=tolerance + 0.02)
-    predicted, truth = AnalyticModel(found).nodes_ns(GRAPH), AnalyticModel(TRUE).nodes_ns(GRAPH)
+    predicted, truth = AnalyticModel(found).op_ns(GRAPH), AnalyticModel(TRUE).op_ns(GRAPH)
     timed = truth > 0
     assert np.median(np.abs(predicted[timed] / truth[timed] - 1)) <= tolerance
 
@@ -97,7 +97,7 @@ def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
     )
     base = DeviceModel(memory_bandwidth=4e12, flops_per_s=4e14, hoists=False)
     device = calibrated(base, measured_ops([graph], {graph.nodes[1].key: 1000.0}))
-    assert AnalyticModel(device).nodes_ns(graph).tolist() == [0, 1000, 0, 2097]
+    assert AnalyticModel(device).op_ns(graph).tolist() == [0, 1000, 0, 2097]
 
 
 def test_nothing_measured_changes_nothing():

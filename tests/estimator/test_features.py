@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.features import encode, graph_features, joined, kernels_of, selected
+from disco_hlo.estimator.features import encode, graph_features, joined, selected
 from disco_hlo.estimator.kernel_cost import kernel_ns
 from disco_hlo.estimator.samples import Grower, Growth
+from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Graph
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, transformer
@@ -33,7 +34,11 @@ def encoded(
 ) -> Batch:
     model = AnalyticModel(device)
     features = graph_features(graph, model, times or {})
-    return encode(features, kernels_of([members], [results], [tiled]), model.scratch(graph))
+    return encode(
+        features,
+        Kernels.of_lists([sorted(members)], [sorted(results)], ["triton {}" * tiled]),
+        model.scratch(graph),
+    )
 
 
 def column(batch: Batch, name: str) -> list[float]:
@@ -79,11 +84,11 @@ def test_the_estimate_is_the_analytical_model_s() -> None:
     ops = [op for op in (grower.draw() for _ in range(80)) if op]
     batch = encode(
         features,
-        kernels_of([o.members for o in ops], [o.results for o in ops], [False] * len(ops)),
+        Kernels.of_lists([o.members for o in ops], [o.results for o in ops]),
         model.scratch(graph),
     )
     for op, estimate in zip(ops, batch.estimate_ns, strict=True):
-        arrays = (np.array(ids, np.int32) for ids in (op.members, op.results))
+        arrays = (np.array(ids) for ids in (op.members, op.results))
         assert estimate == max(kernel_ns(model.tables(graph), *arrays, False, model.scratch(graph)), 1.0)
     assert np.isfinite(batch.node).all()
     assert np.isfinite(batch.edge).all()
@@ -146,7 +151,7 @@ def many() -> Batch:
     model = AnalyticModel(DEVICE)
     grower = Grower(graph, [], Growth(most_members=12), 2)
     ops = [op for op in (grower.draw() for _ in range(40)) if op][:20]
-    kernels = kernels_of([o.members for o in ops], [o.results for o in ops], [False] * len(ops))
+    kernels = Kernels.of_lists([o.members for o in ops], [o.results for o in ops])
     return encode(graph_features(graph, model, {}), kernels, model.scratch(graph))
 
 

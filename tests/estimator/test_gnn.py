@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,15 +13,16 @@ from disco_hlo.estimator.gnn import GnnModel, estimator_for
 from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.known import digests
 from disco_hlo.estimator.network import network
+from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.units import unit_graph
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, random_weights, transformer
 from tests.estimator.test_features import MANY
 
 GRAPH = transformer().graph
-GROUPS = read(transformer()).groups
+KERNELS = unit_graph(GRAPH, read(transformer())).kernels
 
 
 @pytest.fixture(scope="module")
@@ -30,85 +30,66 @@ def model() -> GnnModel:
     return GnnModel(random_weights())
 
 
-def test_groups_are_the_network_s_correction_of_the_analytical_estimate(model: GnnModel) -> None:
-    times = model.groups_ns(GRAPH, GROUPS)
-    ratio = times / AnalyticModel(DEVICE).groups_ns(GRAPH, GROUPS)
+def test_kernels_are_the_network_s_correction_of_the_analytical_estimate(model: GnnModel) -> None:
+    times = model.kernels_ns(GRAPH, KERNELS)
+    ratio = times / AnalyticModel(DEVICE).kernels_ns(GRAPH, KERNELS)
     assert times.dtype == np.int64
-    assert len(times) == len(GROUPS) > 256
+    assert len(times) == len(KERNELS) > 256
     assert np.exp(-3.01) < ratio.min() < ratio.max() < np.exp(3.01)
     assert len(set(np.round(ratio, 3))) > 20
 
 
-def test_one_group_costs_the_same_alone_and_among_others(model: GnnModel) -> None:
-    times = model.groups_ns(GRAPH, GROUPS)
+def test_one_kernel_costs_the_same_alone_and_among_others(model: GnnModel) -> None:
+    times = model.kernels_ns(GRAPH, KERNELS)
     fresh = GnnModel(random_weights())
-    for place in (0, 7, len(GROUPS) - 1):
-        assert fresh.groups_ns(GRAPH, [GROUPS[place]])[0] == times[place]
+    for place in (0, 7, len(KERNELS) - 1):
+        assert fresh.kernels_ns(GRAPH, KERNELS.chosen(np.array([place])))[0] == times[place]
 
 
 def test_a_model_that_has_been_asked_goes_to_another_process(model: GnnModel) -> None:
     """It did not once it had been asked, and the search's other seeds ran in the process of the first."""
-    times = model.groups_ns(GRAPH, GROUPS)
+    times = model.kernels_ns(GRAPH, KERNELS)
     copy = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
-    assert copy.groups_ns(GRAPH, GROUPS).tolist() == times.tolist()
-
-
-def test_the_order_in_which_members_are_listed_does_not_matter(model: GnnModel) -> None:
-    group = max(GROUPS, key=lambda group: len(group.nodes))
-    listed = replace(group, nodes=group.nodes[::-1], duplicates=group.duplicates[::-1])
-    assert model.groups_ns(GRAPH, [listed]).tolist() == model.groups_ns(GRAPH, [group]).tolist()
-
-
-def test_kernels_as_flat_arrays_cost_what_groups_do(model: GnnModel) -> None:
-    loops = [group for group in GROUPS if group.kind != "triton"]
-    members = [sorted({*group.nodes, *group.duplicates}) for group in loops]
-    results = []
-    for group, inside in zip(loops, members, strict=True):
-        results.append([n for n in group.nodes if any(user not in inside for user in GRAPH.users[n])])
-    flat = [
-        (np.cumsum([0, *map(len, lists)]), np.concatenate([np.array(ids, np.int64) for ids in lists]))
-        for lists in (members, results)
-    ]
-    times = model.kernels_ns(GRAPH, *flat[0], *flat[1])
-    assert times.tolist() == model.groups_ns(GRAPH, loops).tolist()
+    assert copy.kernels_ns(GRAPH, KERNELS).tolist() == times.tolist()
 
 
 def test_layers_share_one_prediction() -> None:
     model = GnnModel(random_weights())
-    model.groups_ns(GRAPH, GROUPS)
-    assert model._known.used[0] < len(GROUPS) / 2
+    model.kernels_ns(GRAPH, KERNELS)
+    assert model._known.used[0] < len(KERNELS) / 2
 
 
 def test_single_ops_are_estimated_too(model: GnnModel) -> None:
-    times = model.nodes_ns(GRAPH)
-    analytic = AnalyticModel(DEVICE).nodes_ns(GRAPH)
+    times = model.op_ns(GRAPH)
+    analytic = AnalyticModel(DEVICE).op_ns(GRAPH)
     for node in GRAPH.nodes:
         if node.kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE, Kind.ALL_REDUCE):
             assert times[node.id] == 0
         if node.kind is Kind.FIXED:
             assert times[node.id] == analytic[node.id]
     fusible = [node.id for node in GRAPH.nodes if node.kind is Kind.FUSIBLE]
-    alone = model.groups_ns(GRAPH, [Group((node,)) for node in fusible[:50]])
+    alone = model.kernels_ns(GRAPH, Kernels.of_lists(*[[(node,) for node in fusible[:50]]] * 2))
     assert times[fusible[:50]].tolist() == alone.tolist()
 
 
 def test_a_graph_without_fusible_ops_is_no_trouble(model: GnnModel) -> None:
     graph = graph_of(("parameter", f32(4), ()), ("tuple", f32(4), (0,)))
-    assert model.nodes_ns(graph).tolist() == [0, 0]
-    assert model.groups_ns(graph, []).tolist() == []
+    assert model.op_ns(graph).tolist() == [0, 0]
+    assert model.kernels_ns(graph, Kernels.of_lists([], [])).tolist() == []
 
 
 def test_measured_times_of_single_ops_are_heard() -> None:
-    key = GRAPH.nodes[GROUPS[0].nodes[0]].key
+    first = KERNELS.chosen(np.array([0]))
+    key = GRAPH.nodes[first.flat.members[0]].key
     told = GnnModel(random_weights(), {key: 1e6})
-    assert told.groups_ns(GRAPH, GROUPS[:1])[0] != GnnModel(random_weights()).groups_ns(GRAPH, GROUPS[:1])[0]
+    assert told.kernels_ns(GRAPH, first)[0] != GnnModel(random_weights()).kernels_ns(GRAPH, first)[0]
 
 
 def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gnn, "_MOST_KNOWN", 3)
     model = GnnModel(random_weights())
-    times = model.groups_ns(GRAPH, GROUPS)
-    assert times.tolist() == GnnModel(random_weights()).groups_ns(GRAPH, GROUPS).tolist()
+    times = model.kernels_ns(GRAPH, KERNELS)
+    assert times.tolist() == GnnModel(random_weights()).kernels_ns(GRAPH, KERNELS).tolist()
 
 
 def test_kernels_of_different_features_have_different_digests() -> None:

@@ -27,7 +27,7 @@ GPU = DeviceModel(1e9, 1e9, hoists=False, element_ns=LOGS)
 
 def work_of(graph, members, results, device=CPU, tiled=False):
     model = AnalyticModel(device)
-    arrays = (np.array(sorted(ids), np.int32) for ids in (members, results))
+    arrays = (np.array(sorted(ids)) for ids in (members, results))
     return kernel_work(model.tables(graph), *arrays, tiled, model.scratch(graph))
 
 
@@ -335,7 +335,7 @@ def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, see
     graph, model = captured("rnnlm"), model_of(hoists)
     members, results = grown_kernel(graph, Random(seed), size)
     tables, scratch = model.tables(graph), model.scratch(graph)
-    found = kernel_work(tables, np.array(members, np.int32), np.array(results, np.int32), False, scratch)
+    found = kernel_work(tables, np.array(members), np.array(results), False, scratch)
     assert found == obvious_work(tables, scratch.loops, members, results)
 
 
@@ -351,6 +351,6 @@ def test_nothing_depends_on_what_is_kept(hoists):
         memo=np.zeros((8, 2), np.int64), place=np.zeros_like(scratch.place), number=np.zeros(2, np.int64),
     )  # fmt: skip
     for seed in range(40):
-        members, results = (np.array(x, np.int32) for x in grown_kernel(graph, Random(seed), 150))
+        members, results = (np.array(x) for x in grown_kernel(graph, Random(seed), 150))
         expected = kernel_work(tables, members, results, False, scratch)
         assert kernel_work(tables, members, results, False, small) == expected

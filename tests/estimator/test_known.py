@@ -3,39 +3,34 @@
 import numpy as np
 
 from disco_hlo.estimator.analytic import AnalyticModel
-from disco_hlo.estimator.features import encode, graph_features, kernels_of, selected
+from disco_hlo.estimator.features import encode, graph_features, selected
 from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.known import Known, digests, new_space, nothing_known, times_ns, with_room
 from disco_hlo.estimator.network import network
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
 from tests.estimator.steps import DEVICE, random_weights, transformer
 from tests.estimator.test_features import MANY
 
 GRAPH = transformer().graph
 ANALYTIC = AnalyticModel(DEVICE)
 FEATURES = graph_features(GRAPH, ANALYTIC, {})
-GROUPS = [group for group in read(transformer()).groups if group.kind != "triton"]
-MEMBERS = [sorted({*group.nodes, *group.duplicates}) for group in GROUPS]
-RESULTS = [
-    [n for n in group.nodes if any(user not in inside for user in GRAPH.users[n])]
-    for group, inside in zip(GROUPS, MEMBERS, strict=True)
-]
-KERNELS = kernels_of(MEMBERS, RESULTS, [False] * len(GROUPS))
+KERNELS = unit_graph(GRAPH, read(transformer())).kernels
 NET = network(random_weights())
 
 
 def priced(known: Known) -> list[int]:
-    found, space = np.zeros(len(GROUPS), np.int64), new_space(NET, 1, 1)
-    wanted = times_ns(FEATURES, KERNELS, ANALYTIC.scratch(GRAPH), NET, known, space, found)
+    found, space = np.zeros(len(KERNELS), np.int64), new_space(NET, 1, 1)
+    wanted = times_ns(FEATURES, KERNELS.flat, ANALYTIC.scratch(GRAPH), NET, known, space, found)
     assert not found.any()
     assert min(wanted) > 1
     space = new_space(NET, *wanted)
-    assert times_ns(FEATURES, KERNELS, ANALYTIC.scratch(GRAPH), NET, known, space, found) == (0, 0)
+    assert times_ns(FEATURES, KERNELS.flat, ANALYTIC.scratch(GRAPH), NET, known, space, found) == (0, 0)
     return found.tolist()
 
 
 def test_one_after_the_other_is_what_a_batch_is() -> None:
-    known = with_room(nothing_known(2), len(GROUPS))
+    known = with_room(nothing_known(2), len(KERNELS))
     found = priced(known)
     batch = encode(FEATURES, KERNELS, ANALYTIC.scratch(GRAPH))
     assert found == np.maximum(np.rint(predicted_ns(NET, batch)), 1).tolist()
@@ -43,7 +38,7 @@ def test_one_after_the_other_is_what_a_batch_is() -> None:
 
 
 def test_what_is_known_is_not_computed_again() -> None:
-    known = with_room(nothing_known(2), len(GROUPS))
+    known = with_room(nothing_known(2), len(KERNELS))
     priced(known)
     known.time_ns[known.time_ns > 0] = 7
     larger = with_room(known, 10_000)

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.simulator.costs import CPU, GPU
@@ -31,16 +28,8 @@ class SeededCosts(TrafficCosts):
 
     seed: int = 0
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """Of each op alone."""
-        executed = (Kind.FUSIBLE, Kind.FIXED)
-        return np.array([self._of(graph, {n.id}) if n.kind in executed else 0 for n in graph.nodes], np.int64)
-
-    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
-        """Of each kernel."""
-        return np.array([self._of(graph, {*g.nodes, *g.duplicates}) for g in groups], np.int64)
-
-    def _of(self, graph: Graph, inside: set[int]) -> int:
+    def kernel_ns(self, graph: Graph, inside: set[int], results: Sequence[int]) -> int:
+        """By the keys of its ops."""
         keys = sorted(graph.nodes[x].key for x in inside if graph.nodes[x].opcode != "bitcast")
         text = f"{self.seed} {' '.join(keys)}".encode()
         return 20 * len(keys) + blake2b(text, digest_size=1).digest()[0]

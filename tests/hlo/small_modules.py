@@ -59,6 +59,11 @@ def small_module(entry: str, header: str = "") -> bytes:
         f"HloModule jit_step, is_scheduled=true{header}\n{CALLED}\n"
         f"ENTRY %main (x: f32[8], y: f32[8], n: s32[]) -> {result} {{\n{ARGUMENTS}{entry}\n}}\n"
     )
+    return module_of(text)
+
+
+def module_of(text: str) -> bytes:
+    """The module that a text says, serialized."""
     return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 

@@ -11,19 +11,20 @@ from pathlib import Path
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
     FORMAT,
     VERSION,
     Candidate,
-    Line,
     Measured,
     Plan,
     Prediction,
     SearchRecord,
     Target,
     encode,
+    in_entry,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
@@ -58,7 +59,7 @@ def build(folder: Path) -> None:
 def _target(source: CanonicalModule) -> Target:
     graph = source.graph
     kind = "NVIDIA H200" if graph.backend == "gpu" else "cpu"
-    return Target(graph.fingerprint, graph.module_name, graph.backend, kind, 2, 1)
+    return Target(graph.key, graph.fingerprint, graph.module_name, graph.backend, kind, 2, 1)
 
 
 def _plan_folder(folder: Path, data: bytes) -> None:
@@ -73,7 +74,7 @@ def _plan_folder(folder: Path, data: bytes) -> None:
         version=VERSION,
         target=_target(source),
         versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategy=strategy,
+        strategies=in_entry(strategy),
         chosen="plan",
         prediction=Prediction(98_000, 122_000, 215_000, 96_000, 97_000, 1 << 24),
         search=SearchRecord("joint", {"alpha": 1.05, "seed": 0}, 2000, ((1, 122_000), (900, 98_000))),

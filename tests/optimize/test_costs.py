@@ -16,7 +16,8 @@ from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
 from disco_hlo.optimize.network import Network
 from disco_hlo.plan.read import read
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Profile, load
 from disco_hlo.simulator.costs import holds_ns
 from tests.estimator.steps import transformer
@@ -34,10 +35,12 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
     graph = transformer().graph
     costs = costs_of(replace(profile, ops={}), graph)
     assert isinstance(costs.estimator, GnnModel)
-    measured = [group for group in read(transformer()).groups if fused_key(graph, group) in profile.ops]
-    truth = np.array([profile.ops[fused_key(graph, group)].median_ns for group in measured])
-    error = np.abs(costs.estimator.groups_ns(graph, measured) - truth) / truth
-    of_the_estimate = np.abs(costs.estimator.analytic.groups_ns(graph, measured) - truth) / truth
+    kernels = unit_graph(graph, read(transformer())).kernels
+    keys = kernel_keys(graph, kernels)
+    measured = kernels.chosen(np.flatnonzero([key in profile.ops for key in keys]))
+    truth = np.array([profile.ops[key].median_ns for key in keys if key in profile.ops])
+    error = np.abs(costs.estimator.kernels_ns(graph, measured) - truth) / truth
+    of_the_estimate = np.abs(costs.estimator.analytic.kernels_ns(graph, measured) - truth) / truth
     assert len(measured) > 50
     assert np.median(error) < 0.2 < np.median(of_the_estimate)
 
@@ -97,24 +100,20 @@ def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
     holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
     costs = costs_for(graph, holds, "NVIDIA H200")
-    held_ns, whole_ns = holds_ns(costs, graph, costs.nodes_ns(graph)), costs.nodes_ns(graph)
+    held_ns, whole_ns = holds_ns(costs, graph, costs.op_ns(graph)), costs.op_ns(graph)
     assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
     assert (held_ns > 0).sum() > 50
     estimated = costs_for(graph, None, "NVIDIA A100")
-    assert not holds_ns(estimated, graph, estimated.nodes_ns(graph)).any()
+    assert not holds_ns(estimated, graph, estimated.op_ns(graph)).any()
 
 
 def test_what_if_on_another_network_only_all_reduces_change() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
     costs = costs_for(graph, profile, "NVIDIA H200")
     imagined = costs.imagine(Network(64, 12.5, 5.0))
-    assert (
-        imagined.all_reduce_ns([0, 125_000]).tolist()
-        == imagined.pieces([0, 125_000]).tolist()
-        == [60_000, 80_000]
-    )
+    assert imagined.all_reduce()([0, 125_000]).tolist() == [60_000, 80_000]
     assert imagined.machine == costs.machine
-    assert imagined.nodes_ns(graph).tolist() == costs.nodes_ns(graph).tolist()
+    assert imagined.op_ns(graph).tolist() == costs.op_ns(graph).tolist()
     assert imagined.lines[:-1] == costs.lines
     assert imagined.lines[-1].startswith("what if: 64 GPUs at 12.5 GB/s")
 
@@ -123,4 +122,4 @@ def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:
     bare = replace(plans.sockets_profile(), all_reduce=None)
     costs = costs_of(bare, plans.h200().graph)
     assert costs.lines[-1].startswith("the profile has no all-reduce sweep; taken instead: an H200 on NVLink")
-    assert costs.all_reduce_ns([1000]).tolist() == [20_006]
+    assert costs.all_reduce()([1000]).tolist() == [20_006]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.reprofile import Reprofiled, estimates_ns, unknown_kernels, with_kernels
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group
-from disco_hlo.profiler.costs import MeasuredCosts, fused_key
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, load
 from tests.estimator.steps import transformer
 
@@ -27,8 +29,10 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     graph, plan = transformer().graph, read(transformer())
     estimates = estimates_ns(told, graph, plan)
     slower = {
-        fused_key(graph, group): OpTime(round(1.2 * ns), 10, 5)
-        for group, ns in zip(plan.groups, estimates.tolist(), strict=True)
+        key: OpTime(round(1.2 * ns), 10, 5)
+        for key, ns in zip(
+            kernel_keys(graph, unit_graph(graph, plan).kernels), estimates.tolist(), strict=True
+        )
     }
     known, look = with_kernels(told, slower, graph, plan)
     assert look.kernels == len(plan.groups) == unknown_kernels(graph, told.profile, plan)
@@ -36,8 +40,9 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     assert unknown_kernels(graph, known, plan) == 0
     again = costs_of(known, graph, (plan,))
     assert with_kernels(again, slower, graph, plan) == (known, Reprofiled(0, 0, 0))
-    larger = Group(tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes)))
-    (before,), (after,) = (costs.groups_ns(graph, [larger]) for costs in (told, again))
+    nodes = tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes))
+    larger = Kernels.of_lists([nodes], [nodes])
+    (before,), (after,) = (costs.kernels_ns(graph, larger) for costs in (told, again))
     assert after / before == pytest.approx(1.2, abs=0.05)
 
 
@@ -50,7 +55,7 @@ def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCos
         if group.kind != "triton" and len(ops) == 1:
             single[place] = ops[0]
     assert single
-    estimates, alone = estimates_ns(told, graph, plan), told.nodes_ns(graph)
+    estimates, alone = estimates_ns(told, graph, plan), told.op_ns(graph)
     assert estimates[list(single)].tolist() == alone[list(single.values())].tolist()
 
 

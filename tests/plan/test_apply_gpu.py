@@ -25,8 +25,9 @@ from disco_hlo.plan.schedule import list_schedule
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
-from disco_hlo.profiler.costs import fused_key, group_times
+from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import InstructionTimes
+from disco_hlo.profiler.kernel_keys import kernel_keys
 
 DATA = Path(__file__).parents[1] / "data"
 UNWRAPPED = {
@@ -231,8 +232,8 @@ def test_measured_kernels_are_found_by_the_keys_that_a_cost_model_asks_for(
     measured under a key that nobody asked for, and Triton's all were."""
     names = [instruction.name for instruction in Entry(rewritten["XLA's own"]).instructions]
     times = {name: InstructionTimes(1000, 1, 6, 1000) for name in names}
-    found = group_times(default.graph, xla.groups, times)
-    assert {fused_key(default.graph, group) for group in xla.groups} == set(found)
+    kernels = unit_graph(default.graph, xla).kernels
+    assert {*kernel_keys(default.graph, kernels)} == set(kernel_times(default.graph, kernels, times))
 
 
 # Donation -----------------------------------------------------------------------------------------

@@ -78,9 +78,10 @@ def test_a_record_that_is_a_link_or_too_large_is_not_read(slot: PlanSlot, tmp_pa
 def test_a_plan_was_measured_where_its_own_module_ran_under_this_software() -> None:
     plan = msgspec.structs.replace(small_plan(), versions=NOW)
     assert plan.measured is not None
-    assert was_measured(plan, NOW)
-    assert not was_measured(plan, NOW | {"jax": "0.12.1"})
-    assert not was_measured(msgspec.structs.replace(plan, measured=None), NOW)
-    assert not was_measured(msgspec.structs.replace(plan, chosen="another"), NOW)
+    assert was_measured(plan, plan.module_sha256, NOW)
+    assert not was_measured(plan, "c" * 64, NOW)
+    assert not was_measured(plan, plan.module_sha256, NOW | {"jax": "0.12.1"})
+    assert not was_measured(msgspec.structs.replace(plan, measured=None), plan.module_sha256, NOW)
+    assert not was_measured(msgspec.structs.replace(plan, chosen="another"), plan.module_sha256, NOW)
     unmeasured = msgspec.structs.replace(plan.measured, candidates=(Candidate("plan", 1, 0, 0, 0),))
-    assert not was_measured(msgspec.structs.replace(plan, measured=unmeasured), NOW)
+    assert not was_measured(msgspec.structs.replace(plan, measured=unmeasured), plan.module_sha256, NOW)

@@ -18,9 +18,9 @@ def small_plan(median_ns: int = 90) -> Plan:
     return Plan(
         format=plans.FORMAT,
         version=plans.VERSION,
-        target=plans.Target("a" * 64, "jit_step", "cpu", "cpu", 2, 2),
+        target=plans.Target("a" * 64, "f" * 64, "jit_step", "cpu", "cpu", 2, 2),
         versions={"jax": "0.12"},
-        strategy=Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7")),
+        strategies=plans.in_entry(Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7"))),
         chosen="plan",
         prediction=plans.Prediction(80, 100, 120, 60, 70),
         search=plans.SearchRecord("backtracking", {"alpha": 1.05, "seed": 0}, 10, ((1, 90), (5, 80))),
@@ -35,6 +35,10 @@ def edited(**changes: object) -> bytes:
     document = json.loads(encode(small_plan()))
     document.update(changes)
     return json.dumps(document).encode()
+
+
+def regions(*computations: str, **parts: object) -> dict[str, object]:
+    return {"regions": [{"computation": one, **parts} for one in computations or ("entry",)]}
 
 
 def test_a_plan_comes_back_as_it_went_out() -> None:
@@ -55,11 +59,11 @@ def test_what_a_clock_chose_is_set_apart_with_the_clock() -> None:
     own = small_plan()
     other = msgspec.structs.replace(
         own,
-        strategy=Strategy(buckets=(Bucket((5,)), Bucket((6,)))),
+        strategies=plans.in_entry(Strategy(buckets=(Bucket((5,)), Bucket((6,))))),
         chosen="XLA default",
         module_sha256="c" * 64,
         notes=("nothing beats XLA's default",),
-        searched=plans.Searched(own.strategy, own.module_sha256),
+        searched=plans.Searched(own.strategies, own.module_sha256),
     )
     assert decode(encode(other), "plan.json") == other
     assert encode(without_measurements(other)) == encode(without_measurements(own))
@@ -108,7 +112,7 @@ def test_searches_that_do_not_add_up_are_refused(part: str, change: dict[str, ob
 
 def restructured(**changes: object) -> bytes:
     structure = {
-        "name": "chunk-2", "fingerprint": "c" * 64, "result": "d" * 64,
+        "name": "chunk-2", "key": "c" * 64, "result": "d" * 64,
         "moves": [{"move": "chunk", "instructions": [4, 5], "parts": 2}], **changes,
     }  # fmt: skip
     return edited(structure=structure)
@@ -132,7 +136,7 @@ def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
     own = small_plan()
     structured = decode(restructured(), "plan.json")
     chosen = msgspec.structs.replace(
-        structured, chosen="chunk-2", searched=plans.Searched(own.strategy, own.module_sha256)
+        structured, chosen="chunk-2", searched=plans.Searched(own.strategies, own.module_sha256)
     )
     assert encode(without_measurements(chosen)) == encode(without_measurements(own))
     assert without_measurements(structured).structure == structured.structure
@@ -143,7 +147,7 @@ def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
     [
         (restructured(moves=[]), r"length >= 1.*structure\.moves"),
         (restructured(moves=["chunk"]), r"structure\.moves\[0\]"),
-        (restructured(fingerprint="x"), r"structure\.fingerprint"),
+        (restructured(key="x"), r"structure\.key"),
         (restructured(surprise=1), "unknown field `surprise`"),
         (edited(structure=None), "structure"),
         (b"", "truncated"),
@@ -152,11 +156,17 @@ def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
         (b"[" * 100_000, "recursion|depth"),
         (b"[]", "expected a JSON object"),
         (b'{"format": "something else"}', '"format": "disco-hlo plan"'),
-        (edited(version=99), "plan version 99; this disco-hlo reads version 1"),
+        (edited(version=99), "plan version 99; this disco-hlo reads version 2"),
+        (edited(version=1), "plan version 1; this disco-hlo reads version 2; search again"),
+        (edited(strategy=regions("entry", "body.3")), "expected one region, .*; found entry, body.3"),
+        (edited(strategy=regions("body.3")), "plans the entry computation alone; found body.3"),
+        (edited(strategy={"regions": []}), "expected one region, .*; found none"),
+        (edited(strategy={"groups": []}), "strategy"),
+        (edited(strategy=regions(kernels=[])), "unknown field `kernels`"),
         (edited(surprise=1), "unknown field `surprise`"),
         (edited(module_sha256="../../etc"), "module_sha256"),
-        (edited(strategy={"groups": [{"nodes": ["x"]}]}), r"groups\[0\]\.nodes\[0\]"),
-        (edited(strategy={"groups": [{"nodes": [1], "kind": 7}]}), "kind"),
+        (edited(strategy=regions(groups=[{"nodes": ["x"]}])), r"groups\[0\]\.nodes\[0\]"),
+        (edited(strategy=regions(groups=[{"nodes": [1], "kind": 7}])), "kind"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_the_place_and_the_reason(data: bytes, message: str) -> None:

@@ -71,8 +71,8 @@ def test_an_empty_slot_has_no_plan_and_reading_it_creates_nothing(slot: PlanSlot
 
 def target(name: str) -> dict[str, object]:
     return {
-        "fingerprint": FINGERPRINT, "module_name": name, "backend": "cpu", "device_kind": "cpu", "device_count": 2,
-        "process_count": 1,
+        "key": FINGERPRINT, "fingerprint": FINGERPRINT, "module_name": name, "backend": "cpu", "device_kind": "cpu",
+        "device_count": 2, "process_count": 1,
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
 
 class Costs:
-    def nodes_ns(self, step: Any) -> Any:
+    def op_ns(self, step: Any) -> Any:
         return np.array([{"while": 6_000_000}.get(node.opcode, 1_000_000) for node in step.nodes])
 
 

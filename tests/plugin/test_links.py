@@ -19,9 +19,7 @@ from disco_hlo.plugin.measuring.links import (
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.microbenchmarks import contention_as_times, contention_in, is_constant
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
-from disco_hlo.profiler.profile import Contention, Link
 from disco_hlo.profiler.trace import Execution, Trace
 
 
@@ -34,23 +32,6 @@ def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.M
     monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert link_label() == "NCCL_P2P_DISABLE=1,NCCL_SHM_DISABLE=1"
-
-
-def test_slow_downs_are_kept_for_each_link_and_step_apart() -> None:
-    fast, slow = Link(2, 1), Link(2, 1, "NCCL_P2P_DISABLE=1")
-    told = Contention(1.25, 1.5, 32_000, products=3.0, others=1.0625)
-    times = contention_as_times(told, fast, "f00d") | contention_as_times(
-        Contention(1.0, 1.0625), slow, "f00d"
-    )
-    assert contention_in(times, fast, "f00d") == told
-    assert contention_in(times, slow, "f00d") == Contention(1.0, 1.0625)
-    assert contention_in(times, Link(4, 1), "f00d") is None
-    assert contention_in(times, fast, "beef") is None
-    older = {
-        key.replace("transfers begun", "transfers"): time for key, time in times.items() if "wait" not in key
-    }
-    assert contention_in(older, fast, "f00d") is None  # its slow-down of transfers holds their wait
-    assert all(map(is_constant, times))
 
 
 @pytest.mark.parametrize("without_call", [False, True])

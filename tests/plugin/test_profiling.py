@@ -18,6 +18,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring import profiling, room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
@@ -34,8 +35,8 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.costs import fused_key
 from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
@@ -273,7 +274,7 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
                 intercept(made, arguments, body)
         else:
             source, profile = intercept(made, arguments, body)
-            xlas = {fused_key(source.graph, group) for group in read(source).groups}
+            xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
             assert xlas & set(profile.ops)
     assert (
         caplog.messages.count(
@@ -308,7 +309,7 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
     with caplog.at_level(logging.INFO, "disco_hlo"):
         source, first = intercept(made, arguments, body)
     assert "XLA's kernels: not profiled: MemoryError: out of memory" in caplog.messages
-    xlas = {fused_key(source.graph, group) for group in read(source).groups}
+    xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
     assert first.ops
     assert not xlas & set(first.ops)
     fails = False

@@ -97,13 +97,13 @@ def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
             version=plans.VERSION,
             target=target(step.source.graph, session.facts),
             versions={},
-            strategy=strategy,
+            strategies=plans.in_entry(strategy),
             chosen="no fusion",
             prediction=plans.Prediction(1, 2, 3, 1, 1),
             search=plans.SearchRecord("none", {}, 0, ()),
             module_sha256=hashlib.sha256(module).hexdigest(),
         )
-        session.slot(step.source.graph.fingerprint).save(plans.encode(plan), module, "", step.module)
+        session.slot(step.source.graph.key).save(plans.encode(plan), module, "", step.module)
         with caplog.at_level(logging.INFO, "disco_hlo"):
             return enact_phase.enact(request, settings, step)
 

@@ -59,7 +59,7 @@ def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_ru
 def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: Path) -> None:
     def reason(request: object) -> str:
         session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        return enact_phase._propose(session, step, session.slot(step.source.graph.fingerprint)).reason
+        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
 
     assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
     assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")

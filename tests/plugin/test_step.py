@@ -79,32 +79,32 @@ def run(layers: int, width: int = 4) -> None:
     mapped(layers)(np.ones((2, width), np.float32))
 
 
-def test_of_two_steps_of_one_name_the_fingerprint_chooses(offered: Callable[..., list[Step | None]]) -> None:
+def test_of_two_steps_of_one_name_the_key_chooses(offered: Callable[..., list[Step | None]]) -> None:
     seen = offered(or_planned=True)
     run(2), run(1)
     large, small = [one.source.graph for one in seen if one is not None]
     assert large.module_name == small.module_name
     steps._histories.clear()
-    chosen = offered(module=small.fingerprint[:16])
+    chosen = offered(module=small.key[:16])
     run(2), run(1)
     assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
 
 
-def test_a_fingerprint_that_no_step_has_is_said_with_what_was_compiled(
+def test_a_key_that_no_step_has_is_said_with_what_was_compiled(
     offered: Callable[..., list[Step | None]],
 ) -> None:
     settings = Settings(search=True, directory=Path("/plans"), module="0" * 16)
     assert offered(module=settings.module) == []
     run(1)
     assert why_none(settings).startswith(
-        "no module is called 0000000000000000 or has a fingerprint that begins so (DISCO_MODULE); on several "
+        "no module is called 0000000000000000 or has a key that begins so (DISCO_MODULE); on several "
         "devices were compiled "
     )
 
 
-def test_only_eight_hex_digits_or_more_may_be_a_fingerprint() -> None:
+def test_only_eight_hex_digits_or_more_may_be_a_key() -> None:
     def may_be(module: str | None) -> bool:
-        return Settings(search=True, directory=Path("/plans"), module=module).may_be_fingerprint
+        return Settings(search=True, directory=Path("/plans"), module=module).may_be_key
 
     assert [may_be(text) for text in ("3f9a0c12", "3f9a0c1", "3F9A0C12", "decoder_", "f" * 65, None)] == [
         True, False, False, False, False, False,
@@ -160,8 +160,8 @@ def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
     offered()
     run(2, width=8), run(2, width=4)
     [line] = [line for line in log if "is left alone" in line]
-    [fingerprint] = re.findall(r"\(([0-9a-f]{16})\)", line)
-    assert line.endswith(f"; DISCO_MODULE={fingerprint} searches it instead")
+    [key] = re.findall(r"\(([0-9a-f]{16})\)", line)
+    assert line.endswith(f"; DISCO_MODULE={key} searches it instead")
 
 
 def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(

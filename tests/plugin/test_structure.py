@@ -96,15 +96,15 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
         made = restructured(request, early, "chunk-2", named_schedules(early)["chunk-2"])
         record = msgspec.json.decode(msgspec.json.encode(made.record), type=type(made.record))
         again = enacted(request, record)
-        for field in ("fingerprint", "result"):
+        for field in ("key", "result"):
             with pytest.raises(PlanError, match="search again"):
                 enacted(request, msgspec.structs.replace(record, **{field: "0" * 64}))
         return made, again, compiles.capture(request)
 
     made, again, default = on_step(look)
     assert again.early == made.early
-    assert again.source.graph.fingerprint == made.source.graph.fingerprint == made.record.result
-    assert canonicalize(default).graph.fingerprint != made.record.result
+    assert again.source.graph.key == made.source.graph.key == made.record.result
+    assert canonicalize(default).graph.key != made.record.result
     assert len(made.source.graph.all_reduces) == 2 * len(canonicalize(default).graph.all_reduces)
 
 
@@ -185,7 +185,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         monkeypatch.setattr(compiles, "capture_structure", never)
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
-        slot = PlanStore(tmp_path).slot(source.graph.fingerprint, "cpu", "cpu", 2)
+        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
         return restructured_trials(session, source.graph, slot, None, found(source))
 
     assert on_step(look) == []
@@ -197,7 +197,7 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     def look(request: CompileRequest) -> list[Any]:
         session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
         source = canonicalize(compiles.capture(request))
-        slot = PlanStore(tmp_path).slot(source.graph.fingerprint, "cpu", "cpu", 2)
+        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
         return restructured_trials(session, source.graph, slot, None, found(source))
 
     assert on_step(look) == []

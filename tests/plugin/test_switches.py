@@ -59,7 +59,7 @@ def test_debug_nans_makes_another_step_and_is_named(tmp_path: Path) -> None:
 
     def reason(request: object) -> str:
         session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        return enact_phase._propose(session, step, session.slot(step.source.graph.fingerprint)).reason
+        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
 
     assert "there is no plan for it in" in (said := intercept(*models.mlp(), reason))
     assert "; jax_debug_nans is on, " in said

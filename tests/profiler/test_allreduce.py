@@ -1,16 +1,14 @@
 """The all-reduce sweep and its piecewise fit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.profiler.allreduce import (
-    AllReduceFit,
-    LinePiece,
     SweepPoint,
     fit,
     point_of,
@@ -61,9 +59,9 @@ def test_impossible_sizes_are_refused(arguments):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_one_line_is_found_as_one(noise, seed):
     found = fit(points(one_line, noise, seed))
-    (piece,) = found.pieces
+    (piece,) = found.line.lines
     assert piece.ns_per_byte == pytest.approx(0.1, rel=0.01 + noise)
-    assert piece.base_ns == pytest.approx(20_000, rel=0.01 + noise)
+    assert piece.offset_ns == pytest.approx(20_000, rel=0.01 + noise)
     assert found.median_error <= 0.001 + noise
 
 
@@ -76,7 +74,7 @@ def test_one_line_is_found_as_one(noise, seed):
     ],
 )
 def test_broken_lines_are_found_where_they_break(line, starts, slopes, noise):
-    pieces = fit(points(line, noise, seed=3)).pieces
+    pieces = fit(points(line, noise, seed=3)).line.lines
     assert tuple(piece.from_bytes for piece in pieces) == starts
     assert tuple(piece.ns_per_byte for piece in pieces) == pytest.approx(slopes, rel=0.01 + 2 * noise)
 
@@ -85,9 +83,9 @@ def test_outliers_do_not_move_the_line():
     disturbed = list(points(one_line, 0.02))
     for index in (3, 17, 30):
         disturbed[index] = replace(disturbed[index], median_ns=disturbed[index].median_ns * 5)
-    (piece,) = fit(disturbed).pieces
+    (piece,) = fit(disturbed).line.lines
     assert piece.ns_per_byte == pytest.approx(0.1, rel=0.03)
-    assert piece.base_ns == pytest.approx(20_000, rel=0.03)
+    assert piece.offset_ns == pytest.approx(20_000, rel=0.03)
 
 
 @pytest.mark.parametrize("index", [0, 1, 12, 35, 36])
@@ -96,7 +94,7 @@ def test_a_time_that_noise_left_nothing_of_does_not_take_the_line_with_it(index,
     """Where compute is subtracted, a small all-reduce may seem to take 1 ns: of that, the others are a millionfold."""
     disturbed = list(points(one_line, 0.02))
     disturbed[index] = replace(disturbed[index], median_ns=left_ns)
-    predicted = fit(disturbed).predict_ns(SIZES[:-3])
+    predicted = fit(disturbed).line(SIZES[:-3])
     assert predicted.tolist() == pytest.approx([one_line(size) for size in SIZES[:-3]], rel=0.05)
 
 
@@ -113,21 +111,19 @@ def test_residuals_are_reported_per_point():
 
 def test_a_line_never_falls_even_where_the_points_do():
     falling = [SweepPoint(size, 10_000 - index, 0, 3) for index, size in enumerate(SIZES[:12])]
-    predicted = fit(falling).predict_ns(SIZES)
+    predicted = fit(falling).line(SIZES)
     assert np.all(np.diff(predicted) >= 0)
 
 
 def test_prediction_reaches_beyond_the_sweep():
     found = fit(points(one_line))
-    assert found.predict_ns([0, 1 << 30]).tolist() == pytest.approx(
-        [20_000, 20_000 + 0.1 * (1 << 30)], rel=1e-3
-    )
+    assert found.line([0, 1 << 30]).tolist() == pytest.approx([20_000, 20_000 + 0.1 * (1 << 30)], rel=1e-3)
 
 
 @pytest.mark.parametrize(("slope", "base"), [(1e200, 0.0), (0.0, 1e19), (1e12, 1e18)])
 def test_a_time_beyond_64_bits_is_a_long_one(slope, base):
-    found = AllReduceFit((LinePiece(0, slope, base),), (), 0.0, 0.0)
-    assert np.all(found.predict_ns([1 << 20, 1 << 40]) >= 10**18)
+    line = LinearPieces.of((0, slope, base))
+    assert np.all(line([1 << 20, 1 << 40]) >= 10**18)
 
 
 @settings(max_examples=25, deadline=None)
@@ -135,7 +131,7 @@ def test_a_time_beyond_64_bits_is_a_long_one(slope, base):
 def test_predictions_never_fall_nor_turn_negative(times, random):
     sizes = sorted(random.sample(range(1, 10**6), len(times)))
     found = fit([SweepPoint(size, time, 0, 1) for size, time in zip(sizes, times, strict=True)])
-    predicted = found.predict_ns(np.arange(0, 2 * 10**6, 997))
+    predicted = found.line(np.arange(0, 2 * 10**6, 997))
     assert predicted[0] >= 0
     assert np.all(np.diff(predicted) >= 0)
 
@@ -164,7 +160,7 @@ def test_a_sweep_stops_at_its_budget_but_can_still_be_fitted():
     ticks = iter(range(100))
     found = sweep(lambda size: [size], SIZES, budget_s=0.5, clock=lambda: float(next(ticks)))
     assert [point.size_bytes for point in found] == list(SIZES[:3])
-    assert fit(found).pieces[0].ns_per_byte == pytest.approx(1.0)
+    assert fit(found).line.lines[0].ns_per_byte == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("times", [[], [0], [-5, 5], [float("nan")], [float("inf")]])

@@ -1,29 +1,42 @@
-"""Keys of many kernels at once are the keys of each."""
+"""Cost keys: equal structure, equal key."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from random import Random
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.profiler import kernel_keys as kernel_keys_module
-from disco_hlo.profiler.kernel_keys import kernel_keys, key_texts
-from disco_hlo.profiler.keys import GROUP_PREFIX, group_key
+from disco_hlo.hlo.cost_model import Kernels
+from disco_hlo.profiler.kernel_keys import GROUP_PREFIX, group_key, kernel_keys
+from tests.profiler.test_keys import F32, TWO_LAYERS
 from tests.search.random_steps import random_step
 
 
-def keys_of(graph: Graph, kernels: list[tuple[list[int], list[int]]]) -> list[str]:
-    member_at = np.cumsum([0, *(len(members) for members, _ in kernels)])
-    result_at = np.cumsum([0, *(len(results) for _, results in kernels)])
-    members = np.array([x for members, _ in kernels for x in members], np.int64)
-    results = np.array([x for _, results in kernels for x in results], np.int64)
-    return [
-        GROUP_PREFIX + key for key in kernel_keys(key_texts(graph), member_at, members, result_at, results)
-    ]
+def test_layers_share_their_key() -> None:
+    key = group_key(TWO_LAYERS, {1, 2}, (2,))
+    assert key.startswith("g:")
+    assert len(key) == 26
+    assert group_key(TWO_LAYERS, {4, 5}, (5,)) == key
+
+
+def test_results_reads_and_emitter_make_another_key() -> None:
+    keys = {
+        group_key(TWO_LAYERS, {4, 5}, (5,)),
+        group_key(TWO_LAYERS, {4, 5}, (4, 5)),
+        group_key(TWO_LAYERS, {4, 6}, (6,)),  # reads two different arrays
+        group_key(TWO_LAYERS, {4, 5}, (5,), "triton:{}"),
+    }
+    assert len(keys) == 4
+
+
+def test_the_key_is_a_digest_of_this_text() -> None:
+    """Profiles and stores of earlier versions hold such keys."""
+    lines = ["triton {}", f"read {F32} (1, 0)", "key of tanh 0", "key of add 1 0", "1 2"]
+    text = "\n".join(lines)
+    found = group_key(TWO_LAYERS, (4, 5), (4, 5), "triton {}")
+    assert found == GROUP_PREFIX + blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,15 +48,9 @@ def test_many_keys_at_once_are_the_keys_of_each(seed: int, nodes: int) -> None:
     for _ in range(random.randrange(1, 20)):
         members = sorted(random.sample(range(len(graph)), random.randrange(1, len(graph))))
         kernels.append((members, sorted(random.sample(members, random.randrange(1, len(members) + 1)))))
-    assert keys_of(graph, kernels) == [group_key(graph, *kernel) for kernel in kernels]
-
-
-def test_texts_too_long_for_the_room_kept_get_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_keys_module, "_ROOM_WORDS", 1)
-    graph = random_step(Random(2), 200)
-    members = list(range(len(graph)))
-    assert keys_of(graph, [(members, members[-1:])] * 9) == [group_key(graph, members, members[-1:])] * 9
+    found = kernel_keys(graph, Kernels.of_lists(*zip(*kernels, strict=True)))
+    assert found == [group_key(graph, *kernel) for kernel in kernels]
 
 
 def test_no_kernel_no_key() -> None:
-    assert keys_of(random_step(Random(1), 10), []) == []
+    assert kernel_keys(TWO_LAYERS, Kernels.of_lists([], [])) == []

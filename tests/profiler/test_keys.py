@@ -1,4 +1,4 @@
-"""Cost keys: equal structure, equal key."""
+"""From instruction times to cost keys."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,8 @@ from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.hlo.proto import Instruction, Module, serialize
 from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.keys import group_key, keyed_times, owners, results_of
+from disco_hlo.profiler.kernel_keys import group_key
+from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
 
 F32 = Shape("f32", (64, 64), (1, 0))
@@ -37,29 +38,6 @@ TWO_LAYERS = graph_of(
     ("add", (4, 2)),  # 6
     ("tuple", (5, 6)),  # 7
 )
-
-
-def test_layers_share_their_key():
-    key = group_key(TWO_LAYERS, {1, 2}, (2,))
-    assert key.startswith("g:")
-    assert len(key) == 26
-    assert group_key(TWO_LAYERS, {4, 5}, (5,)) == key
-
-
-def test_results_reads_and_emitter_make_another_key():
-    keys = {
-        group_key(TWO_LAYERS, {4, 5}, (5,)),
-        group_key(TWO_LAYERS, {4, 5}, (4, 5)),
-        group_key(TWO_LAYERS, {4, 6}, (6,)),  # reads two different arrays
-        group_key(TWO_LAYERS, {4, 5}, (5,), "triton:{}"),
-    }
-    assert len(keys) == 4
-
-
-def test_results_leave_the_group():
-    assert results_of(TWO_LAYERS, {4, 5}) == (4, 5)
-    assert results_of(TWO_LAYERS, {4, 5, 6}) == (5, 6)
-    assert results_of(TWO_LAYERS, {5}, {4}) == (5,)
 
 
 def test_instructions_of_called_computations_belong_to_their_caller():

@@ -7,10 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace as replace_in
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.profile import Link, OpTime, Platform
+from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
 from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
 
 CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
@@ -72,7 +75,7 @@ def test_steps_are_kept_by_module_and_plan(path):
 
 def test_a_bad_measurement_leaves_nothing_of_its_batch(path):
     with ProfileStore(path) as store:
-        with pytest.raises(ProfileError, match="median_ns: expected an integer"):
+        with pytest.raises(ProfileError, match=r"op \[-5, 0, 1\]: Expected `int` >= 0 - at `\$\[0\]`"):
             store.add_ops(CPU, {"a": OpTime(5, 0, 1), "b": OpTime(-5, 0, 1)})
         assert store.ops(CPU) == {}
         store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
@@ -172,8 +175,46 @@ def test_a_foreign_database_is_refused_and_left_alone(path):
 def test_a_newer_store_is_refused(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ProfileError, match="is of version 7; this program reads version 2"):
+    with pytest.raises(ProfileError, match="is of version 7; this program reads version 3"):
         ProfileStore(path)
+
+
+def test_facts_are_kept_by_kind_and_place(path):
+    step, other = place_of(LINK, "f00d"), place_of(LINK, "cafe")
+    contention = Contention(1.1, 1.2, 300, products=1.5, others=1.0, hold=0.25)
+    found = StepFacts(launch_ns=300, contention=contention, apart=OpTime(9, 1, 3))
+    with ProfileStore(path) as store:
+        store.change(CPU, DeviceFacts, "", lambda _: DeviceFacts(DeviceConstants(400, 1e10 / 3, 1e11, 0.01)))
+        store.change(CPU, StepFacts, step, lambda known: replace_in(known, launch_ns=300))
+        store.change(CPU, StepFacts, step, lambda known: replace_in(found, launch_ns=known.launch_ns))
+    with ProfileStore(path) as store:
+        assert store.facts(CPU, DeviceFacts).constants == DeviceConstants(400, 1e10 / 3, 1e11, 0.01)
+        assert store.facts(CPU, StepFacts, step) == found
+        assert store.facts(CPU, StepFacts, other) == StepFacts()
+        assert store.facts(CPU, LinkFacts, place_of(LINK)) == LinkFacts()
+        assert store.facts(replace(CPU, driver="9"), StepFacts, step) == StepFacts()
+
+
+@pytest.mark.parametrize(
+    "body", ["", "7", '{"launch_ns": -1}', '{"contention": {"compute": 1}}', '{"more": 1}']
+)
+def test_facts_that_are_none_are_refused(path, body):
+    with ProfileStore(path) as store:
+        store.change(CPU, StepFacts, "here", lambda known: known)
+        store._connection.execute("UPDATE fact SET body = ?", (body,))
+        with pytest.raises(ProfileError, match=r"StepFacts: .*; measure again or name another file"):
+            store.facts(CPU, StepFacts, "here")
+
+
+def test_what_was_no_time_of_an_op_is_measured_again(path):
+    """A store of the second version has it among the ops."""
+    with ProfileStore(path) as store:
+        store.add_ops(CPU, {key: OpTime(5, 0, 1) for key in ("device:launch", "link:nvlink 2/1: x", "dot")})
+        store._connection.execute("DROP TABLE fact")
+        store._connection.execute("PRAGMA user_version = 2")
+    with ProfileStore(path) as store:
+        assert store.ops(CPU) == {"dot": OpTime(5, 0, 1)}
+        assert store.facts(CPU, DeviceFacts) == DeviceFacts()
 
 
 def test_times_of_gpu_kernels_outside_of_command_buffers_are_measured_again(path):
@@ -233,7 +274,7 @@ def test_values_that_are_no_times_are_refused(path, value):
     with ProfileStore(path) as store:
         store.add_ops(CPU, {"a": OpTime(5, 0, 1)})
         store._connection.execute(f"UPDATE op SET median_ns = {value}")
-        with pytest.raises(ProfileError, match="a: median_ns: expected an integer of at least 0"):
+        with pytest.raises(ProfileError, match=r"a \(.*, 0, 1\): Expected `int`"):
             store.ops(CPU)
 
 

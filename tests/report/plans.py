@@ -11,13 +11,13 @@ from pathlib import Path
 from msgspec import structs
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
     FORMAT,
     VERSION,
     Candidate,
-    Line,
     Measured,
     Plan,
     Prediction,
@@ -26,6 +26,7 @@ from disco_hlo.plan.plan import (
     Target,
     decode,
     encode,
+    in_entry,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -84,9 +85,9 @@ def made_plan(
     return Plan(
         format=FORMAT,
         version=VERSION,
-        target=Target(graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
+        target=Target(graph.key, graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
         versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategy=normal_form(graph, strategy),
+        strategies=in_entry(normal_form(graph, strategy)),
         chosen="plan",
         prediction=Prediction(98_000_000, 122_000_000, 215_000_000, 96_000_000, 97_000_000, 1 << 34),
         search=SearchRecord(
@@ -126,8 +127,8 @@ def save_restructured(folder: Path, source: CanonicalModule, default_module: byt
     save_plan(folder, source, default_module, early_all_reduces(source))
     plan = decode((folder / "plan.json").read_bytes(), "plan.json")
     move = {"move": "chunk", "instructions": [1, 2], "opcodes": ["dot", "all-reduce"], "parts": 2}
-    structure = Structure("chunk-2", "c" * 64, source.graph.fingerprint, (move, move))
-    other = Target("e" * 64, "jit_train_step", "gpu", "NVIDIA H200", 2, 1)
+    structure = Structure("chunk-2", "c" * 64, source.graph.key, (move, move))
+    other = Target("e" * 64, "f" * 64, "jit_train_step", "gpu", "NVIDIA H200", 2, 1)
     changed = structs.replace(plan, structure=structure, chosen="chunk-2", target=other)
     (folder / "plan.json").write_bytes(encode(changed))
     return folder
@@ -135,7 +136,7 @@ def save_restructured(folder: Path, source: CanonicalModule, default_module: byt
 
 def slot(directory: Path, source: CanonicalModule) -> Path:
     """Where the store keeps a plan of this step."""
-    return directory / source.graph.fingerprint[:16] / f"{source.graph.backend}-nvidia-h200-x2"
+    return directory / source.graph.key[:16] / f"{source.graph.backend}-nvidia-h200-x2"
 
 
 def early_all_reduces(source: CanonicalModule) -> Strategy:

@@ -29,27 +29,27 @@ def rewrite(folder: Path, change: Any) -> Path:
     return path
 
 
-def test_a_plan_is_found_by_file_folder_and_start_of_its_fingerprint(store: Path) -> None:
+def test_a_plan_is_found_by_file_folder_and_start_of_its_key(store: Path) -> None:
     folder = plans.slot(store, plans.cpu())
-    fingerprint = plans.cpu().graph.fingerprint
-    for name in (str(folder), str(folder / "plan.json"), fingerprint[:4], fingerprint[:16], fingerprint):
+    key = plans.cpu().graph.key
+    for name in (str(folder), str(folder / "plan.json"), key[:4], key[:16], key):
         assert locate(name, store) == folder / "plan.json"
 
 
 def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"no plan in .* starts with 0123"):
         locate("0123", tmp_path / "elsewhere")
-    with pytest.raises(PlanError, match="no such file or folder, and not the start of a fingerprint"):
+    with pytest.raises(PlanError, match="no such file or folder, and not the start of a key"):
         locate("my plan", store)
     with pytest.raises(PlanError, match=r"a folder without plan\.json"):
         locate(str(store), store)
-    fingerprint = plans.cpu().graph.fingerprint
-    other = store / fingerprint[:16] / "cpu-other-x4"
+    key = plans.cpu().graph.key
+    other = store / key[:16] / "cpu-other-x4"
     shutil.copytree(plans.slot(store, plans.cpu()), other)
     with pytest.raises(PlanError, match="fits 2 plans"):
-        locate(fingerprint[:6], store)
+        locate(key[:6], store)
     with pytest.raises(PlanError, match="no plan"):
-        locate(fingerprint[:16] + "0" * 48, store)
+        locate(key[:16] + "0" * 48, store)
 
 
 def test_plan_module_and_profile_are_read_together(h200_plan: Path) -> None:
@@ -93,7 +93,7 @@ def test_damaged_and_foreign_neighbours_are_named_and_left_out(cpu_plan: Path, t
 
 def test_an_illegal_plan_is_refused_with_the_reason(cpu_plan: Path, tmp_path: Path) -> None:
     shutil.copytree(cpu_plan, tmp_path, dirs_exist_ok=True)
-    path = rewrite(tmp_path, lambda fields: fields["strategy"]["buckets"].pop())
+    path = rewrite(tmp_path, lambda fields: fields["strategy"]["regions"][0]["buckets"].pop())
     with pytest.raises(PlanError, match="illegal on the module beside it: All-reduces are in no bucket"):
         open_bundle(path)
 
@@ -101,7 +101,7 @@ def test_an_illegal_plan_is_refused_with_the_reason(cpu_plan: Path, tmp_path: Pa
 @pytest.mark.parametrize("token", ["g999999", "b0.begin", "x1", "g-1", "n" + "9" * 40, ""])
 def test_an_order_of_units_that_do_not_exist_is_refused(cpu_plan: Path, tmp_path: Path, token: str) -> None:
     shutil.copy(cpu_plan / "plan.json", tmp_path)
-    path = rewrite(tmp_path, lambda fields: fields["strategy"].update(order=[token]))
+    path = rewrite(tmp_path, lambda fields: fields["strategy"]["regions"][0].update(order=[token]))
     with pytest.raises(PlanError, match="which is no unit of this plan"):
         open_bundle(path)
 

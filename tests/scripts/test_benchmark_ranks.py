@@ -14,11 +14,8 @@ import benchmark_ranks
 import pytest
 from evaluation import ranks
 from evaluation.fidelity import cpu_plans, fidelity
-from evaluation.links import prepare_rank
 
-from disco_hlo.errors import ProfileError
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.measuring.candidates import Trial
 
 
 @pytest.mark.parametrize(
@@ -70,17 +67,6 @@ def test_told_to_end_it_leaves_no_process_of_its_job(tmp_path: Path) -> None:
     wait_until(lambda: not processes_that_mention(out))
 
 
-def test_a_row_is_held_against_the_default_round_by_round() -> None:
-    default = Trial(DEFAULT, None, 0, times_ns=[100_000_000, 200_000_000, 120_000_000])
-    plan = Trial("plan", None, 0, times_ns=[50_000_000, 100_000_000, 90_000_000])
-    found = ranks._measured(plan, default)
-    assert (found["status"], found["median_ms"], found["mean_ms"]) == ("ok", 90.0, 80.0)
-    assert (found["of_default"], found["default_median_ms"]) == (0.5, 120.0)
-    plan.times_ns.pop()
-    with pytest.raises(ProfileError, match="plan ran 2 times"):
-        ranks._measured(plan, default)
-
-
 def test_what_others_use_is_what_the_job_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks.os, "cpu_count", lambda: 2)
     before = ranks._Use(at_s=10.0, machine_s=100.0, own_s=0.0)
@@ -106,17 +92,3 @@ def test_the_record_makes_a_row_of_the_fidelity_table() -> None:
     assert rows[0][1:4] == ("1", "10.0 %", "-10.0 %")
     _, rows = cpu_plans([record, {**record, "facts": {"backend": "gpu"}}])
     assert rows == [("transformer_lm (tiny), gloo, 2", DEFAULT, "100.0", "2.00", "90.0", "-10.0 %")]
-
-
-def test_ranks_that_share_a_gpu_are_told_so() -> None:
-    shared: dict[str, str] = {"NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "3,4"}
-    prepare_rank(shared, "shared", 1, 2)
-    assert (shared["NCCL_MULTI_RANK_GPU_ENABLE"], shared["CUDA_VISIBLE_DEVICES"]) == ("1", "3")
-    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.45"
-    assert not {"NCCL_P2P_DISABLE", "NCCL_HOSTID"} & shared.keys()
-    sockets: dict[str, str] = {}
-    prepare_rank(sockets, "shared-sockets", 1, 2)
-    assert (sockets["NCCL_HOSTID"], sockets["NCCL_SHM_DISABLE"]) == ("rank 1", "1")
-    on_cpu: dict[str, str] = {}
-    prepare_rank(on_cpu, "gloo", 1, 2)
-    assert on_cpu == {}

@@ -160,10 +160,9 @@ def test_a_missing_folder_or_a_foreign_file_is_named(tmp_path: Path, refused: Ca
     assert "cannot be used as a data set" in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
 
 
-def test_a_model_that_the_configuration_has_not_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_time_that_is_none_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     files = (tmp_path / "c.toml", tmp_path / "s.sqlite")
-    assert "--models vgg91: " in refused(*files, "--models", "rnnlm", "vgg91")
     assert "--seconds nan: expected a number from 0 on" in refused(*files, "--seconds", "nan")
     assert not (tmp_path / "s.sqlite").exists()
 

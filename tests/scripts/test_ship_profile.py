@@ -12,8 +12,9 @@ import ship_profile
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, load, save
 
 MODULE = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
@@ -32,9 +33,8 @@ def step_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def profile() -> Profile:
     """A profile that knows every op and kernel of the demo's step."""
     source = canonical(gzip.decompress(MODULE.read_bytes()))
-    keys = {node.key for node in source.graph.nodes} | {
-        fused_key(source.graph, group) for group in read(source).groups
-    }
+    keys = {node.key for node in source.graph.nodes}
+    keys |= {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
     line = fit([point_of(size, [1000 + size]) for size in (1 << 10, 1 << 14, 1 << 18)])
     platform = Platform("NVIDIA H200", "gpu", "cuda 13000", "0.11.2", "0.11.2")
     ops = {key: OpTime(1000, 1, 5) for key in keys}

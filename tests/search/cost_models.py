@@ -5,47 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.graph import Graph, Kind, external_reads
-from disco_hlo.plan.strategy import Group
-from disco_hlo.simulator.costs import LinearPieces
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.hlo.graph import Graph, external_reads
+from tests.cost_models import MadeUpCosts
 
 
 @dataclass(frozen=True)
-class TrafficCosts:
-    """A kernel takes one ns per byte it reads, and one for each byte that its ops produce.
+class TrafficCosts(MadeUpCosts):
+    """A kernel takes one ns per byte it reads, and one for each byte that its ops produce."""
 
-    It depends on what is in the kernel alone, not on who reads it, so that everybody who asks for a
-    group is told the same.
-    """
+    line: LinearPieces = field(default_factory=lambda: LinearPieces.of((0, 1.0, 300.0)))
 
-    all_reduce: LinearPieces = field(default_factory=lambda: LinearPieces((0,), (1.0,), (300.0,)))
-
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """Operands and result, in bytes."""
-        return np.array(
-            [
-                self._kernel_ns(graph, {n.id}) if n.kind in (Kind.FUSIBLE, Kind.FIXED) else 0
-                for n in graph.nodes
-            ],
-            np.int64,
-        )
-
-    def groups_ns(self, graph: Graph, groups: Sequence[Group]) -> NDArray[np.int64]:
-        """External reads and everything produced inside, in bytes."""
-        return np.array([self._kernel_ns(graph, {*g.nodes, *g.duplicates}) for g in groups], np.int64)
-
-    def all_reduce_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The line."""
-        return self.all_reduce(sizes_bytes)
-
-    @staticmethod
-    def _kernel_ns(graph: Graph, inside: set[int]) -> int:
+    def kernel_ns(self, graph: Graph, inside: set[int], results: Sequence[int]) -> int:
+        """External reads and everything produced inside, in bytes, whoever reads it."""
         read = sum(graph.nodes[x].shape.size_bytes for x in external_reads(graph, inside))
         produced = sum(graph.nodes[x].shape.size_bytes for x in inside if graph.nodes[x].opcode != "bitcast")
         return read + produced // 4
@@ -55,8 +32,8 @@ class TrafficCosts:
 class HashedCosts(TrafficCosts):
     """Times that follow from a kernel's structure alone, and otherwise make no sense at all."""
 
-    @staticmethod
-    def _kernel_ns(graph: Graph, inside: set[int]) -> int:
+    def kernel_ns(self, graph: Graph, inside: set[int], results: Sequence[int]) -> int:
+        """By the keys of its ops."""
         keys = sorted(graph.nodes[x].key for x in inside if graph.nodes[x].opcode != "bitcast")
         return 50 * len(keys) + blake2b(" ".join(keys).encode(), digest_size=1).digest()[0]
 
@@ -65,23 +42,10 @@ class HashedCosts(TrafficCosts):
 class ResultCosts(TrafficCosts):
     """Traffic in which every result that leaves a kernel is paid for, so that readers elsewhere matter."""
 
-    def kernels_ns(
-        self,
-        graph: Graph,
-        member_at: NDArray[np.int64],
-        members: NDArray[np.int64],
-        result_at: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
+    def kernel_ns(self, graph: Graph, inside: set[int], results: Sequence[int]) -> int:
         """Bytes read and written, and a little for each op."""
-        times = []
-        for i in range(len(member_at) - 1):
-            inside = set(members[member_at[i] : member_at[i + 1]].tolist())
-            written = sum(
-                graph.nodes[x].shape.size_bytes for x in results[result_at[i] : result_at[i + 1]].tolist()
-            )
-            times.append(self._kernel_ns(graph, inside) + written)
-        return np.array(times, np.int64)
+        written = sum(graph.nodes[x].shape.size_bytes for x in results)
+        return super().kernel_ns(graph, inside, results) + written
 
 
 @dataclass(frozen=True)
@@ -94,9 +58,10 @@ class LookingCosts(ResultCosts):
             [sum(graph.nodes[x].shape.size_bytes for x in n.operands) for n in graph.nodes], np.int64
         )
 
-    def _kernel_ns(self, graph: Graph, inside: set[int]) -> int:  # type: ignore[override]
+    def kernel_ns(self, graph: Graph, inside: set[int], results: Sequence[int]) -> int:
+        """Of traffic and of what it reads."""
         read = sum(int(self.read_classes(graph)[x]) for x in external_reads(graph, inside))
-        return TrafficCosts._kernel_ns(graph, inside) + read
+        return super().kernel_ns(graph, inside, results) + read
 
 
 @dataclass(frozen=True)
@@ -112,5 +77,5 @@ class HoldingCosts(ResultCosts):
 class OneDevice(ResultCosts):
     """Costs of a profile that has no all-reduce sweep."""
 
-    def all_reduce_ns(self, sizes_bytes: Any) -> Any:
+    def all_reduce(self) -> LinearPieces:
         raise ProfileError("holds no all-reduce sweep")

@@ -11,6 +11,7 @@ from itertools import chain, combinations, product
 from random import Random
 
 from disco_hlo.errors import CircleError, DiscoError
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.names import named_once
@@ -18,7 +19,7 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.search.boundary.state import written_group
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CostModel, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
 from tests.search.random_steps import random_step
 

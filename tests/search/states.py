@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 
 from disco_hlo.core.kernels import group_refusal
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import bucket_refusal
@@ -19,7 +20,7 @@ from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
 from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
-from disco_hlo.simulator.costs import CPU, GPU, CostModel, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 from tests.search.cost_models import TrafficCosts
 
 

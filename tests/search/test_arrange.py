@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.schedule import list_schedule
@@ -20,7 +21,7 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.moves.arrange import list_order, regroup
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import GPU, LinearPieces
+from disco_hlo.simulator.costs import GPU
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
@@ -103,9 +104,9 @@ class _Times(TrafficCosts):
     """Of each node, ns; a transfer takes 10 and 100 more for 2 MiB."""
 
     ns: tuple[int, ...] = ()
-    all_reduce: LinearPieces = field(default_factory=lambda: LinearPieces((0,), (100 / (1 << 21),), (10.0,)))
+    line: LinearPieces = field(default_factory=lambda: LinearPieces.of((0, 100 / (1 << 21), 10.0)))
 
-    def nodes_ns(self, graph: Graph) -> NDArray[np.int64]:
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         return np.array(self.ns, np.int64)
 
 

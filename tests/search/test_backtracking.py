@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
+from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
@@ -82,7 +83,7 @@ def test_nothing_to_fuse_ends_at_once_with_the_start() -> None:
 def test_two_all_reduces_of_fixed_cost_travel_together() -> None:
     # 1000 ns a transfer whatever its size, and nothing else takes time worth mentioning.
     graph = chain("param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ntuple 3 4", backend="gpu")
-    costs = TrafficCosts(LinearPieces((0,), (0.0,), (1000.0,)))
+    costs = TrafficCosts(LinearPieces.of((0, 0.0, 1000.0)))
     result = search(graph, costs, GPU, start=unfused(graph), settings=replace(PAPER, evaluations=60))
     assert [sorted(bucket.all_reduces) for bucket in result.strategy.buckets] == [[3, 4]]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.compiled import compiled
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.search.api import SearchSettings
@@ -24,7 +25,7 @@ from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.search.moves.proposals import _random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
+from disco_hlo.simulator.costs import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
@@ -124,7 +125,7 @@ def test_algorithm_1_ends_amid_a_candidate_of_a_million_moves() -> None:
 def test_a_step_of_hours_is_counted_in_microseconds() -> None:
     graph = random_step(Random(5), 60, backend="gpu")
     short = TrafficCosts()
-    long = TrafficCosts(LinearPieces((0,), (1.0,), (1e12,)))
+    long = TrafficCosts(LinearPieces.of((0, 1.0, 1e12)))
     assert unit_of_step(graph, short) == 1
     assert unit_of_step(graph, long) > 1
     climber = Climber(graph, long, GPU, prepare(graph, [unfused(graph)]), 0, 1)
@@ -136,7 +137,7 @@ def test_a_step_of_hours_is_counted_in_microseconds() -> None:
 
 def test_ten_thousand_gradients_are_put_into_buckets_by_neighbourhood() -> None:
     count = 10_000
-    line = LinearPieces((0,), (0.1,), (1000.0,))
+    line = LinearPieces.of((0, 0.1, 1000.0))
     runs = contiguous_buckets(range(count), [10] * count, ["sum"] * count, line)
     assert [i for run in runs for i in run] == list(range(count))
     assert len(runs) < MOST_GRADIENTS
@@ -146,7 +147,7 @@ def test_ten_thousand_gradients_are_put_into_buckets_by_neighbourhood() -> None:
 
 @pytest.mark.parametrize("count", [MOST_GRADIENTS, MOST_GRADIENTS + 1])
 def test_the_last_transfer_ends_as_early_where_neighbours_are_taken_together(count: int) -> None:
-    line = LinearPieces((0,), (0.0,), (500.0,))
+    line = LinearPieces.of((0, 0.0, 500.0))
     runs = contiguous_buckets([7 * i for i in range(count)], [1] * count, ["sum"] * count, line)
     finish = 0
     for run in runs:

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
-from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES
@@ -80,8 +77,8 @@ def test_the_buckets_of_the_start_can_be_had_again(seed: int) -> None:
 class Fractions(TrafficCosts):
     """Times that are no whole nanoseconds."""
 
-    def nodes_ns(self, graph: Graph) -> np.ndarray:
-        return super().nodes_ns(graph) + 0.7
+    def op_ns(self, graph: Graph) -> np.ndarray:
+        return super().op_ns(graph) + 0.7
 
 
 def test_fractions_of_a_nanosecond_are_rounded_as_the_simulator_does() -> None:
@@ -90,19 +87,3 @@ def test_fractions_of_a_nanosecond_are_rounded_as_the_simulator_does() -> None:
     bench = Bench(graph, GPU, Fractions())
     built = build(graph, unfused(graph), Fractions(), GPU)
     assert int(bench.state.word[at.TOTAL, at.COMPUTE_NS]) == simulate(built.problem).makespan_ns
-
-
-def test_buckets_beyond_the_largest_kernel_are_listed_as_far_as_there_is_room() -> None:
-    """A cost model that does not say its lines is asked for buckets, and one may hold every gradient of a step."""
-    count, left_over, behind = 4 * MAXIMUM_MEMBERS + 100, 4 * MAXIMUM_MEMBERS + 10, 200
-    lines = ["param", *["all-reduce 0"] * (2 * count)]
-    graph = chain("\n".join([*lines, "tuple " + " ".join(map(str, range(1, 2 * count + 1)))]))
-    buckets = tuple(Bucket(tuple(range(first, first + count))) for first in (1, count + 1))
-    bench = Bench(graph, start=Strategy((), buckets))
-    starts = prepare(graph, [Strategy((), buckets)])
-    costs = UnitCosts(graph, starts.step, bench.model, bench.machine, starts.kept)
-    room = np.full((2, count + left_over + behind), -7)
-    costs.unknown = costs.unknown._replace(member=room[0, :-behind], role=room[1, :-behind])
-    costs.price_all(starts.states[0], bench.scratch)
-    assert (room[:, -behind:] == -7).all()
-    assert starts.states[0].times[[1, count + 1]].tolist() == bench.state.times[[1, count + 1]].tolist()

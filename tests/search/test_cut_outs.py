@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.costs import Costs, costs_for
@@ -31,7 +32,7 @@ from disco_hlo.search.methods.island import BUCKET_MOVES, KERNEL_MOVES, ORDER_MO
 from disco_hlo.search.moves.proposals import SPLIT, UNFUSE
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import GPU, PPM, LinearPieces
+from disco_hlo.simulator.costs import GPU, PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
@@ -137,7 +138,7 @@ def test_a_transfer_begins_beside_what_cuts_out_not_beside_the_product_behind_it
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\nadd 4 0\nall-reduce 5\ndot 3 0\ntuple 6 7",
         backend="gpu",
     )
-    costs = Held(LinearPieces((0,), (0.0,), (200.0,)))
+    costs = Held(LinearPieces.of((0, 0.0, 200.0)))
     followed = Followed(Bench(graph, MACHINE, costs, Strategy((), (Bucket((3, 4)), Bucket((6,))))))
     issued_ns = 43 + 43 + (3 + 2 * 64) + 200 + 75
     check(followed, issued_ns + max(200, CUT_NS + 75), ["b0.unpack3"])

@@ -20,6 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
@@ -33,9 +34,10 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, CostModel, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
+from tests.cost_models import listed
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
 from tests.search.random_steps import random_step
@@ -73,16 +75,14 @@ def test_not_even_what_it_finds_is_below_the_bound(seed: int, speeds: tuple[floa
         transfer_speed_ppm=int(1e6 * speeds[1]),
         product_speed_ppm=seed % 3 * 300_000,
     )
-    pieces = (
-        LinearPieces((0, 50), (0.4, 3.3), (0.3, 20.0)) if seed % 2 else LinearPieces((0,), (1.0,), (5.0,))
-    )
-    costs = replace(costs, all_reduce=pieces)
+    pieces = LinearPieces.of((0, 0.4, 0.3), (50, 3.3, 20.0)) if seed % 2 else LinearPieces.of((0, 1.0, 5.0))
+    costs = replace(costs, line=pieces)
     try:
         result = run(graph, machine, costs, seed=seed)
     except IllegalStrategyError:  # in the terms of the search its units wait for each other
         assume(False)
     for found in result.finalists:
-        least = bound_of_kernels(graph, found.strategy.groups, costs, machine, pieces)
+        least = bound_of_kernels(graph, found.strategy.groups, costs, machine)
         assert least.makespan_ns <= found.predicted_ns
 
 
@@ -453,11 +453,9 @@ def test_a_cost_model_that_cannot_travel_is_searched_here(monkeypatch: pytest.Mo
 class CountingCosts(ResultCosts):
     asked: Counter = field(default_factory=Counter)
 
-    def kernels_ns(self, graph, member_at, members, result_at, results):
-        for i in range(len(member_at) - 1):
-            inside, returned = members[slice(*member_at[i : i + 2])], results[slice(*result_at[i : i + 2])]
-            self.asked[tuple(inside.tolist()), tuple(returned.tolist())] += 1
-        return super().kernels_ns(graph, member_at, members, result_at, results)
+    def kernels_ns(self, graph, kernels):
+        self.asked.update((tuple(sorted(inside)), tuple(results)) for inside, results in listed(kernels))
+        return super().kernels_ns(graph, kernels)
 
 
 def test_no_kernel_is_asked_for_twice_by_a_climb() -> None:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
 from disco_hlo.search.moves.proposals import FUSE, REORDER
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
 from disco_hlo.search.times.timeline import new_stage
-from disco_hlo.simulator.costs import CPU, GPU, PPM, LinearPieces, MachineModel
+from disco_hlo.simulator.costs import CPU, GPU, PPM, MachineModel
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
@@ -31,7 +32,7 @@ MACHINES = [
     for channels in (1, 2) for shared in (True, False) for one_shot in (0, 100) for speed in (PPM, 870_000)
     for wait in (0, 25)
 ]  # fmt: skip
-FAST_LINK = TrafficCosts(LinearPieces((0,), (0.02,), (30.0,)))
+FAST_LINK = TrafficCosts(LinearPieces.of((0, 0.02, 30.0)))
 
 
 class Followed:
@@ -155,7 +156,7 @@ def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
     graph = chain(
         "param\nnegate 0\nall-reduce 1\nnegate 0\nnegate 3\nnegate 4\nnegate 5\ntuple 2 6", backend="gpu"
     )
-    costs = TrafficCosts(LinearPieces((0,), (0.0,), (200.0,)))
+    costs = TrafficCosts(LinearPieces.of((0, 0.0, 200.0)))
     contended = Followed(Bench(graph, replace(ALONE, compute_speed_ppm=700_000), costs))
     assert (contended.engine_ns(), contended.follow(0)) == (277, 275)
     free = Followed(Bench(graph, ALONE, costs))
@@ -171,7 +172,7 @@ def holding(product_ppm: int, compute_ppm: int = PPM, **more: int) -> Followed:
 
     graph = chain("param\nnegate 0\nall-reduce 1\ndot 0\nnegate 3\nnegate 4\ntuple 2 5", backend="gpu")
     machine = replace(ALONE, product_speed_ppm=product_ppm, compute_speed_ppm=compute_ppm, **more)
-    return Followed(Bench(graph, machine, Held(LinearPieces((0,), (0.0,), (100.0,)))))
+    return Followed(Bench(graph, machine, Held(LinearPieces.of((0, 0.0, 100.0)))))
 
 
 def test_a_product_that_holds_a_transfer_is_charged_for_it_once_and_goes_at_full_speed() -> None:
@@ -196,7 +197,7 @@ def test_one_transfer_is_held_as_in_the_engine(seed: int, count: int, wait: int)
         replace(node, kind=Kind.FUSIBLE, opcode="negate", collective="") if node.id in gradients[1:] else node
         for node in step.nodes
     )
-    costs = HoldingCosts(LinearPieces((0,), (0.02,), (30.0,)))
+    costs = HoldingCosts(LinearPieces.of((0, 0.02, 30.0)))
     machine = replace(ALONE, transfer_speed_ppm=900_000, transfer_wait_ns=wait)
     followed = Followed(Bench(replace(step, nodes=nodes), machine, costs))
     for mark in followed_moves(followed, random, count):

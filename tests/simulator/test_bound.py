@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, LinearPieces
+from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
 from tests.simulator.cost_models import HoldingCosts
 from tests.simulator.drawing import problem
@@ -28,7 +29,7 @@ STEP = """
     v 1 after y
     u 6 after x v
 """
-LINE = LinearPieces((0,), (2.0,), (10.0,))
+LINE = LinearPieces.of((0, 2.0, 10.0))
 
 
 def test_parts_of_the_bound() -> None:
@@ -59,7 +60,7 @@ def test_what_starts_late_takes_its_time_behind_that() -> None:
 
 def test_a_late_gradient_that_travels_with_an_early_one_may_be_faster_for_it() -> None:
     # From 60 bytes on an all-reduce takes 1 ns: y is best carried together with x, and compute is the bound.
-    pieces = LinearPieces((0, 60), (2.0, 0.0), (10.0, 1.0))
+    pieces = LinearPieces.of((0, 2.0, 10.0), (60, 0.0, 1.0))
     assert tight_bound_ns(problem(STEP), [50, 50], pieces, GPU) == 16
 
 
@@ -74,7 +75,7 @@ def test_what_runs_beside_transfers_holds_them_up() -> None:
 
 def test_what_is_hidden_slows_the_compute_down() -> None:
     # Compute of 16, and a transfer of 7 beside which it loses half its speed.
-    short, slow = LinearPieces((0,), (2.0,), (3.0,)), replace(GPU, compute_speed_ppm=500_000)
+    short, slow = LinearPieces.of((0, 2.0, 3.0)), replace(GPU, compute_speed_ppm=500_000)
     assert tight_bound_ns(problem(STEP), [1, 1], short, slow) == pytest.approx(16 + 3, abs=1)
 
 
@@ -107,7 +108,7 @@ def test_a_product_that_holds_a_transfer_saves_what_it_loses_to_others() -> None
     ]
     assert [simulate(one).makespan_ns for one in drawn] == [142, 103, 142]
     half = replace(GPU, compute_speed_ppm=500_000, transfer_speed_ppm=500_000)
-    line = LinearPieces((0,), (0.0,), (40.0,))
+    line = LinearPieces.of((0, 0.0, 40.0))
     assert tight_bound_ns(drawn[0], [1], line, half) == pytest.approx(102, abs=1)
     # One that holds nothing saves nothing.
     held_by_none = replace(drawn[0], hold_ns=None)
@@ -116,7 +117,7 @@ def test_a_product_that_holds_a_transfer_saves_what_it_loses_to_others() -> None
 
 def test_products_that_run_before_or_behind_all_transfers_save_nothing() -> None:
     half = replace(GPU, compute_speed_ppm=500_000, transfer_speed_ppm=500_000)
-    line = LinearPieces((0,), (0.0,), (40.0,))
+    line = LinearPieces.of((0, 0.0, 40.0))
     for step, order in (
         ("p 100\na 1 after p\nx 40 on 1 after a\nc 100 after a\nb 1 after x c", "p a x c ~x b"),
         ("a 1\nx 40 on 1 after a\nc 100 after a\nb 1 after x c\np 100 after b", "a x c ~x b p"),
@@ -133,7 +134,7 @@ def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
 
 def test_small_buckets_can_be_the_least_where_they_take_another_algorithm() -> None:
     # Up to 99 bytes cost 1 ns per byte, more cost 3: ten times 40 are best left alone.
-    pieces = LinearPieces((0, 100), (1.0, 3.0), (0.0, 50.0))
+    pieces = LinearPieces.of((0, 1.0, 0.0), (100, 3.0, 50.0))
     assert 385 <= least_communication_ns([40] * 10, pieces, GPU) <= 400
 
 
@@ -170,9 +171,9 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     )
     pieces = random.choice(
         (
-            LinearPieces((0,), (1.0,), (5.0,)),
-            LinearPieces((0, 50), (0.4, 3.3), (0.3, 20.0)),
-            LinearPieces((0, 40, 90), (2.0, 0.1, 0.5), (0.0, 70.0, 33.3)),
+            LinearPieces.of((0, 1.0, 5.0)),
+            LinearPieces.of((0, 0.4, 0.3), (50, 3.3, 20.0)),
+            LinearPieces.of((0, 2.0, 0.0), (40, 0.1, 70.0), (90, 0.5, 33.3)),
         )
     )
     shares = random.choice(((0.0,), (0.0, 0.1, 0.5, 0.9, 1.0), tuple(random.random() for _ in range(nodes))))

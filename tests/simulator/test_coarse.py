@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.kernel_times import KernelTimes, TellsReadsApart
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
@@ -20,9 +20,6 @@ from disco_hlo.simulator.costs import (
     GPU,
     MAX_TOTAL,
     MAX_TOTAL_NS,
-    HoldsTransfers,
-    LinearPieces,
-    LinearTransfers,
     unit_for,
 )
 from disco_hlo.simulator.timeline import simulate
@@ -35,11 +32,11 @@ class Slower(TrafficCosts):
 
     factor = 1
 
-    def nodes_ns(self, graph: Graph):
-        return super().nodes_ns(graph) * self.factor
+    def op_ns(self, graph: Graph):
+        return super().op_ns(graph) * self.factor
 
-    def all_reduce_ns(self, sizes_bytes):
-        return super().all_reduce_ns(sizes_bytes) * self.factor
+    def all_reduce(self):
+        return self.line.times(self.factor)
 
 
 @settings(max_examples=10, deadline=None)
@@ -79,25 +76,20 @@ def test_the_unit_grows_with_the_time() -> None:
 
 
 @pytest.mark.parametrize("model", [TrafficCosts(), LookingCosts(), HoldingCosts()])
-def test_a_coarse_model_offers_what_the_model_does(model) -> None:
+def test_a_coarse_model_says_what_the_model_does(model) -> None:
     made, machine = coarse(model, GPU, 1000)
-    for offered in (KernelTimes, TellsReadsApart, HoldsTransfers, LinearTransfers):
-        assert isinstance(made, offered) == isinstance(model, offered)
     graph = random_step(Random(2), 40)
-    assert made.nodes_ns(graph).tolist() == (-(-model.nodes_ns(graph) // 1000)).tolist()
+    kernels = Kernels.of_lists([(8, 9), (10,)], [(9,), (10,)])
+    assert made.op_ns(graph).tolist() == (-(-model.op_ns(graph) // 1000)).tolist()
+    assert made.kernels_ns(graph, kernels).tolist() == (-(-model.kernels_ns(graph, kernels) // 1000)).tolist()
+    assert made.read_classes(graph).tolist() == model.read_classes(graph).tolist()
+    assert made.hold_shares(graph).tolist() == model.hold_shares(graph).tolist()
     assert coarse(model, machine, 1) == (model, machine)
 
 
 def test_its_lines_and_machine_are_in_the_same_unit() -> None:
-    class OnALine(TrafficCosts):
-        pieces = LinearPieces((0, 100), (1.0, 0.5), (3000.0, 4000.0))
-
-    from dataclasses import replace
-
     machine = replace(GPU, launch_ns=2500, memory_bytes_per_us=400, transfer_wait_ns=7000)
-    made, slower = coarse(OnALine(), machine, 1000)
-    assert isinstance(made, LinearTransfers)
-    assert made.pieces == LinearPieces((0, 100), (0.001, 0.0005), (3.0, 4.0))
+    made, slower = coarse(TrafficCosts(LinearPieces.of((0, 1.0, 3000.0), (100, 0.5, 4000.0))), machine, 1000)
+    assert made.all_reduce() == LinearPieces.of((0, 0.001, 3.0), (100, 0.0005, 4.0))
     assert (slower.launch_ns, slower.memory_bytes_per_us, slower.transfer_wait_ns) == (3, 400_000, 7)
     assert abs(slower.copy_ns(10**6) - machine.copy_ns(10**6) / 1000) < 2
-    assert np.issubdtype(made.all_reduce_ns(np.array([5])).dtype, np.int64)

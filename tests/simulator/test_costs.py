@@ -5,20 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.simulator.costs import (
-    CPU,
-    GPU,
-    BucketTimes,
-    LinearPieces,
-    MachineModel,
-    bucket_times,
-    speed_ppm,
-)
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.simulator.costs import CPU, GPU, BucketTimes, MachineModel, bucket_times, speed_ppm
 
 
 def test_without_asynchronous_collectives_there_is_no_channel() -> None:
@@ -83,7 +74,7 @@ def test_impossible_machines_are_refused(field: str, value: int, message: str) -
 
 
 def test_all_reduce_pieces() -> None:
-    pieces = LinearPieces((0, 1000), (1.0, 0.25), (20.0, 800.4))
+    pieces = LinearPieces.of((0, 1.0, 20.0), (1000, 0.25, 800.4))
     assert pieces([0, 10, 999, 1000, 4000]).tolist() == [20, 30, 1019, 1050, 1800]
     assert pieces(10).tolist() == 30
 
@@ -91,26 +82,21 @@ def test_all_reduce_pieces() -> None:
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        (((), (), ()), "0 starts, 0 slopes and 0 constants"),
-        (((0, 5), (1.0,), (1.0, 2.0)), "2 starts, 1 slopes and 2 constants"),
-        (((1,), (1.0,), (1.0,)), r"start at \(1,\) bytes, expected ascending sizes from 0"),
-        (((0, 5, 5), (1.0,) * 3, (1.0,) * 3), r"start at \(0, 5, 5\) bytes"),
-        (((0,), (-1.0,), (1.0,)), "C = -1.0 ns per byte"),
-        (((0,), (math.nan,), (1.0,)), "C = nan ns per byte"),
-        (((0,), (1.0,), (math.inf,)), "D = inf ns"),
-        (((0, 100), (1.0, 1.0), (5.0, -200.0)), "piece from 100 bytes: C = 1.0 ns per byte, D = -200.0 ns"),
+        ([], r"start at \[\] bytes"),
+        ([(1, 1.0, 1.0)], r"start at \[1\] bytes, expected ascending sizes from 0"),
+        ([(0, 1.0, 1.0), (5, 1.0, 1.0), (5, 1.0, 1.0)], r"start at \[0, 5, 5\] bytes"),
+        ([(0, -1.0, 1.0)], "C = -1.0 ns per byte"),
+        ([(0, math.nan, 1.0)], "C = nan ns per byte"),
+        ([(0, 1.0, math.inf)], "D = inf ns"),
+        ([(0, 1.0, 5.0), (100, 1.0, -200.0)], "piece from 100 bytes: C = 1.0 ns per byte, D = -200.0 ns"),
     ],
 )
-def test_impossible_pieces_are_refused(pieces: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_impossible_pieces_are_refused(pieces: list[tuple[int, float, float]], message: str) -> None:
     with pytest.raises(DiscoError, match=message):
-        LinearPieces(*pieces)
+        LinearPieces.of(*pieces)
 
 
-class ByTheByte:
-    """All-reduces take 100 ns and one more per byte."""
-
-    def all_reduce_ns(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
-        return 100 + np.asarray(sizes_bytes, np.int64)
+BY_THE_BYTE = LinearPieces.of((0, 1.0, 100.0))
 
 
 @pytest.mark.parametrize(
@@ -128,4 +114,4 @@ def test_times_of_a_bucket(
     machine: MachineModel, sizes_bytes: list[int], variadic: bool, expected: BucketTimes
 ) -> None:
     machine = replace(machine, launch_ns=7, memory_bytes_per_us=2000, one_shot_max_bytes=40)
-    assert bucket_times(ByTheByte(), machine, sizes_bytes, variadic=variadic, name="b0") == expected
+    assert bucket_times(BY_THE_BYTE, machine, sizes_bytes, variadic=variadic, name="b0") == expected

@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import say_not_kept
-from disco_hlo.plugin.measuring.microbenchmarks import (
-    as_times,
-    constants_in,
-    contention_as_times,
-    contention_in,
-    gap_as_times,
-    holds_as_times,
-    holds_in,
-    is_constant,
-    waits_key,
-)
 from disco_hlo.profiler.allreduce import SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.costs import fused_key
+from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
 from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
-from disco_hlo.profiler.store import ProfileStore, StepTime
+from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"
 
@@ -49,7 +43,11 @@ class KnownTimes:
         self._unfused: dict[str, OpTime] = {}
         """Times of whole unfused steps, by fingerprint."""
         self._points: tuple[SweepPoint, ...] = ()
+        self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
+        """By kind and place."""
         self._read()
+        self._known(DeviceFacts, "")
+        self._known(LinkFacts, place_of(link))
 
     def _read(self) -> None:
         def read(store: ProfileStore) -> None:
@@ -78,7 +76,7 @@ class KnownTimes:
     def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
         """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
         return {
-            "device": constants_in(self._ops) is None,
+            "device": self._device.constants is None,
             "ops": self._lacks_ops(source, xla) or self._lacks_waits(source),
             "contention": self._lacks_contention(source),
             "all-reduces": self._lacking_sizes(source),
@@ -88,9 +86,8 @@ class KnownTimes:
         """Slow-downs, and what transfers take alone: the same traces tell both. Where transfers and kernels never run
         beside each other, neither slows the other."""
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
-        fingerprint = source.graph.fingerprint
-        slow_downs = contention_in(self._ops, self._link, fingerprint)
-        known = slow_downs is not None and self._waits_key(fingerprint, together=True) in self._ops
+        step = self._step(source.graph.fingerprint)
+        known = step.contention is not None and step.together is not None
         return gpus > 1 and bool(source.graph.all_reduces) and not known
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
@@ -101,12 +98,8 @@ class KnownTimes:
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
         blocks = self._platform.backend == "cpu" and self._link.process_count > 1
-        keys = {self._waits_key(source.graph.fingerprint, together) for together in (False, True)}
-        return blocks and bool(source.graph.all_reduces) and not keys <= self._ops.keys()
-
-    def _waits_key(self, fingerprint: str, together: bool) -> str:
-        varied = together and self._platform.backend == "gpu"
-        return waits_key(self._link, fingerprint, together, varied)
+        step = self._step(source.graph.fingerprint)
+        return blocks and bool(source.graph.all_reduces) and None in (step.apart, step.together)
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
@@ -125,8 +118,38 @@ class KnownTimes:
 
     def launch_ns(self, fingerprint: str) -> int:
         """Launch cost in the step with this fingerprint; 0 as long as the device's constants are not known."""
-        constants = constants_in(self._ops, self._link, fingerprint)
+        constants = self._constants(fingerprint)
         return 0 if constants is None else constants.launch_ns
+
+    def _constants(self, fingerprint: str) -> DeviceConstants | None:
+        """With the launch cost of the step with this fingerprint, where it was timed, else of the last one that was."""
+        constants = self._device.constants
+        timed = (self._step(fingerprint).launch_ns, self._device.launch_ns)
+        launch_ns = next((ns for ns in timed if ns is not None), None)
+        return (
+            constants if constants is None or launch_ns is None else replace(constants, launch_ns=launch_ns)
+        )
+
+    @property
+    def _device(self) -> DeviceFacts:
+        return self._known(DeviceFacts, "")
+
+    @property
+    def _holds(self) -> Mapping[str, float]:
+        return self._known(LinkFacts, place_of(self._link)).holds
+
+    def _step(self, fingerprint: str) -> StepFacts:
+        return self._known(StepFacts, place_of(self._link, fingerprint))
+
+    def _known(self, kind: type[Facts], place: str) -> Facts:
+        key = (kind.__name__, place)
+        if key not in self._facts:
+            self._facts[key] = self._use(lambda store: store.facts(self._platform, kind, place), kind())
+        return cast(Facts, self._facts[key])
+
+    def _change(self, kind: type[Facts], place: str, change: Callable[[Facts], Facts]) -> None:
+        self._facts[kind.__name__, place] = change(self._known(kind, place))
+        self._keep(lambda store: store.change(self._platform, kind, place, change))
 
     def keep_no_more(self) -> None:
         """Let the store be: what is added from now on is not as training runs it, and nobody else's."""
@@ -134,15 +157,17 @@ class KnownTimes:
 
     def add_constants(self, constants: DeviceConstants) -> None:
         """Take in the device's constants, measured now."""
-        self._add(as_times(constants))
+        self._change(DeviceFacts, "", lambda known: structs.replace(known, constants=constants))
 
     def add_gap(self, fingerprint: str, gap_ns: int) -> None:
         """Take in what one step takes beyond its kernels and transfers, for each of them."""
-        self._add(gap_as_times(self._link, fingerprint, gap_ns))
+        self._change(DeviceFacts, "", lambda known: structs.replace(known, launch_ns=gap_ns))
+        self._change_step(fingerprint, launch_ns=gap_ns)
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
-        self._add(times)
+        self._ops |= times
+        self._keep(lambda store: store.add_ops(self._platform, times))
         if not step_ns:
             return
         self._unfused[fingerprint] = _time_of(step_ns)
@@ -155,21 +180,21 @@ class KnownTimes:
 
         Where a trace does not tell, another one will not either: then the time is 0.
         """
-        for together, waits_ns in ((False, apart_ns), (True, together_ns)):
-            time = _time_of(waits_ns) if waits_ns else OpTime(0, 0, 1)
-            self._add({self._waits_key(fingerprint, together): time})
+        apart, together = (_time_of(ns) if ns else OpTime(0, 0, 1) for ns in (apart_ns, together_ns))
+        self._change_step(fingerprint, apart=apart, together=together)
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         """Take in how one step's kernels and its transfers slow each other."""
-        self._add(contention_as_times(contention, self._link, fingerprint))
+        self._change_step(fingerprint, contention=contention)
 
     def add_holds(self, holds: Mapping[str, float]) -> None:
         """Take in what ops keep transfers from beginning beside them, by cost key."""
-        self._add(holds_as_times(holds, self._link))
+        place = place_of(self._link)
+        self._change(LinkFacts, place, lambda known: structs.replace(known, holds={**known.holds, **holds}))
 
-    def _add(self, times: dict[str, OpTime]) -> None:
-        self._ops |= times
-        self._keep(lambda store: store.add_ops(self._platform, times))
+    def _change_step(self, fingerprint: str, **found: Any) -> None:
+        place = place_of(self._link, fingerprint)
+        self._change(StepFacts, place, lambda known: structs.replace(known, **found))
 
     def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
         """Take in the points of an all-reduce sweep."""
@@ -185,28 +210,22 @@ class KnownTimes:
             sizes_bytes: of each of its all-reduces.
             together_bytes: of each bucket of the trace in which they were together.
         """
-        constants = constants_in(self._ops, self._link, fingerprint)
+        constants, step = self._constants(fingerprint), self._step(fingerprint)
         assert constants is not None, "constants are measured where they are not known"
         return Profile(
             platform=self._platform,
-            ops={key: time for key, time in self._ops.items() if not is_constant(key)},
+            ops=dict(self._ops),
             launch_ns=constants.launch_ns,
             memory_bandwidth=constants.memory_bandwidth,
             flops_per_s=constants.flops_per_s,
             all_reduce=fit(self._points) if len(self._points) >= 3 else None,
             link=self._link,
-            contention=contention_in(self._ops, self._link, fingerprint),
-            holds=holds_in(self._ops, self._link),
+            contention=step.contention,
+            holds=dict(self._holds),
             noise=self._noise(fingerprint, constants),
-            in_step=self._in_step(fingerprint, sizes_bytes, together=False),
-            together=self._in_step(fingerprint, together_bytes, together=True),
+            in_step=_in_step(step.apart, sizes_bytes),
+            together=_in_step(step.together, together_bytes),
         )
-
-    def _in_step(self, fingerprint: str, sizes_bytes: Sequence[int], together: bool) -> InStep | None:
-        time = self._ops.get(self._waits_key(fingerprint, together))
-        if time is None or not time.median_ns or not sizes_bytes:
-            return None
-        return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)
 
     def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
         """From run to run of the whole step; where none was traced, of the device's constants."""
@@ -216,14 +235,19 @@ class KnownTimes:
         return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
 
 
+def _in_step(time: OpTime | None, sizes_bytes: Sequence[int]) -> InStep | None:
+    if time is None or not time.median_ns or not sizes_bytes:
+        return None
+    return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)
+
+
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
     graph = source.graph
     single = {
         node.key for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     }  # fmt: skip
-    fused = {fused_key(graph, group) for group in xla.groups}
-    return single | fused
+    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels)}
 
 
 def transfer_sizes(source: CanonicalModule) -> list[int]:

@@ -16,6 +16,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
@@ -30,7 +31,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
 from disco_hlo.profiler.command_buffers import WithNames, with_names
 from disco_hlo.profiler.contention import gap_in_step_ns
-from disco_hlo.profiler.costs import group_times
+from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.evenness import Computed, computed_ns, uneven
 from disco_hlo.profiler.instructions import MINIMUM_RUNS, Coverage, coverage, instruction_times, time_in
 from disco_hlo.profiler.keys import keyed_times, owners
@@ -291,7 +292,8 @@ def findings(
         times = scaled(times, factor)
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
-    found |= group_times(graph, trial.strategy.groups if trial.strategy else (), times)
+    if trial.strategy is not None:
+        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels, times)
     waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
     return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, computed=computed)
 

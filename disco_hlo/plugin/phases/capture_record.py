@@ -13,7 +13,7 @@ from disco_hlo.plan.plan import Target
 RECORD_NAME = "capture.json"
 UNFUSED_NAME = "unfused.hlo.pb.gz"
 FORMAT = "disco-hlo capture"
-VERSION = 1
+VERSION = 2
 VARIABLE = "DISCO_CAPTURE"
 """Environment variable that names the folder and turns capturing on."""
 

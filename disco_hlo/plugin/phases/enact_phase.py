@@ -1,7 +1,8 @@
 """The enactment phase, ``ENABLE_SEARCH=0`` (DisCo, sections 4.1 and 5.1).
 
 Rank 0 reads plan and optimized module, every rank receives them, checks that they are its own step,
-and says what it would enact. All enact the same module, or all use XLA's default.
+and says what it would enact. All enact the same module, or all use XLA's default. Where the plan was found
+under other constants its module is another step's: every rank applies the strategy to its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
-from disco_hlo.errors import ActivationError, PlanError, is_shared
+from disco_hlo.errors import ActivationError, DiscoError, PlanError, is_shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -46,9 +47,12 @@ class Proposed:
 
     plan: Plan | None
     module: bytes
+    """Empty where the plan is XLA's default."""
     reason: str
     structure: bytes | None = None
     """What takes the place of the step's early module, where the plan changes the step's structure."""
+    other: bool = False
+    """Whether the plan was found under other constants."""
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
@@ -71,7 +75,7 @@ def enact(
         waiting: the compile that gave the step's module, and waits for another one; None compiles anew.
     """
     session = join(request, settings)
-    slot = session.slot(step.source.graph.fingerprint)
+    slot = session.slot(step.source.graph.key)
     proposed = _propose(session, step, slot)
     digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
     proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
@@ -96,12 +100,16 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
         _check_target(session, step.source, plan)
+        if plan.chosen == DEFAULT:
+            return Proposed(plan, b"", "")
         restructured = None
-        if plan.structure is not UNSET and plan.chosen != DEFAULT:
+        if plan.structure is not UNSET:
             restructured = enacted(session.request, plan.structure)
         source = step.source if restructured is None else restructured.source
-        module = _own_module(source, plan, received)
-        return Proposed(plan, module, "", None if restructured is None else restructured.early)
+        other = plan.target.fingerprint != step.source.graph.fingerprint
+        module = _own_module(source, plan, received, other)
+        _refuse_banned(session, slot, module)
+        return Proposed(plan, module, "", None if restructured is None else restructured.early, other)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
 
@@ -116,8 +124,8 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
             reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
-            banned = slot.bans.reason(mine.module_sha256) if mine is not None else ""
-            mine, reason = (None, f"its plan is banned: {banned}") if banned else (mine, reason)
+            if stored is not None:
+                _refuse_banned(session, slot, stored.module)
         except Exception as error:  # whatever it is, the other ranks wait for an answer
             mine, reason = None, one_line(error)
     return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
@@ -130,7 +138,7 @@ def _others(step: Step, slot: PlanSlot) -> str:
     if not count:
         return ""
     plans_lie = "a plan lies" if count == 1 else f"{count} plans lie"
-    own = "another batch size, number of devices or processes, or number written into the step"
+    own = "another batch size, number of devices or processes, or number that decides a loop, a branch or a slice"
     tuned = ", or on GPU another pick of XLA's autotuner" if step.source.graph.backend == "gpu" else ""
     return f"; for {name} {plans_lie} beside (disco list), but {own}{tuned} takes a plan of its own"
 
@@ -138,7 +146,7 @@ def _others(step: Step, slot: PlanSlot) -> str:
 def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None:
     target, facts = plan.target, session.facts
     for what, wanted, found in (
-        ("another step: fingerprint", target.fingerprint[:16], source.graph.fingerprint[:16]),
+        ("another step: key", target.key[:16], source.graph.key[:16]),
         ("another backend:", target.backend, facts.backend),
         ("other devices:", target.device_kind, facts.device_kind),
         ("another job: devices", target.device_count, facts.device_count),
@@ -148,20 +156,38 @@ def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None
             raise PlanError(f"the plan was made for {what} {wanted}, this is {found}; search again")
 
 
-def _own_module(source: CanonicalModule, plan: Plan, received: PlanBytes) -> bytes:
+def _own_module(source: CanonicalModule, plan: Plan, received: PlanBytes, other: bool) -> bytes:
     """The bytes this rank hands to XLA: the master's where they are this rank's step executed by the
-    plan, and its own rewrite where the module calls this process's Python."""
+    plan, and its own rewrite where they are of a step with other constants, or call this process's Python."""
     if received.module_sha256 != plan.module_sha256:
         raise PlanError("the optimized module is not the one the plan was saved with; search again")
-    module = apply(plan.strategy, source) if calls_python(received.module) else received.module
-    verify(source, module, plan.strategy)
+    if not other and not calls_python(received.module):
+        verify(source, received.module, plan.strategy)
+        return received.module
+    try:
+        module = apply(plan.strategy, source)
+        verify(source, module, plan.strategy)
+    except DiscoError as error:
+        if not other:
+            raise
+        raise PlanError(
+            f"the plan was found under other constants and does not fit this step: {error}; search again"
+        ) from error
     return module
 
 
+def _refuse_banned(session: Session, slot: PlanSlot, module: bytes) -> None:
+    """The plan directory is rank 0's; others may have none."""
+    banned = slot.bans.reason(hashlib.sha256(module).hexdigest()) if session.leads else ""
+    if banned:
+        raise PlanError(f"its plan is banned: {banned}")
+
+
 def _comparable(proposed: Proposed) -> bytes:
-    """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own."""
+    """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own or there is
+    nothing to write."""
     assert proposed.plan is not None
-    if calls_python(proposed.module):
+    if not proposed.module or calls_python(proposed.module):
         return plans.encode(proposed.plan)
     return proposed.module
 
@@ -192,7 +218,8 @@ def _enact(
     if why and not _compared(session, step, slot, proposed, executable, why):
         return None
     warn_of_lost_donation(session, step)
-    say("enacts the plan of %s: %s", plan.target.module_name, describe(plan))
+    found = ", found under other constants and applied to this step" if proposed.other else ""
+    say("enacts the plan of %s%s: %s", plan.target.module_name, found, describe(plan))
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     return executable
 

@@ -158,7 +158,7 @@ def changeable_share(case: Case) -> float:
     """What part of a step's time no loop or branch of it takes."""
     graph = case.source.graph
     closed = [node.id for node in graph.nodes if node.opcode in _CLOSED]
-    closed_ns = int(case.costs.nodes_ns(graph)[closed].sum()) if closed else 0
+    closed_ns = int(case.costs.op_ns(graph)[closed].sum()) if closed else 0
     return max(0.0, 1 - closed_ns / max(1, case.default.makespan_ns))
 
 

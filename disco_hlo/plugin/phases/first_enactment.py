@@ -1,8 +1,8 @@
-"""A plan that never ran on these devices is compared with XLA's default while its step compiles, once.
+"""A module that never ran on these devices is compared with XLA's default while its step compiles, once.
 
 ``disco search`` finds plans without a device, an interrupted search saves one unmeasured, and a plan may be of an older
-jax. Whether such a one computes what XLA's default computes is seen on made-up inputs before the training runs it.
-Where that cannot be seen it is not enacted.
+jax, or found under other constants. Whether what comes of it computes what XLA's default computes is seen on made-up
+inputs before the training runs it. Where that cannot be seen it is not enacted.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ def never_compared(session: Session, slot: PlanSlot, plan: Plan, digest: str) ->
     why = ""
     if session.leads and digest not in _compared:
         now = versions(session.facts)
-        if not was_measured(plan, now) and not was_compared(slot, digest, now):
-            why = _why(plan, now)
+        if not was_measured(plan, digest, now) and not was_compared(slot, digest, now):
+            why = _why(plan, digest, now)
     return str(session.tell(why, "compared before"))
 
 
-def _why(plan: Plan, now: dict[str, str]) -> str:
+def _why(plan: Plan, digest: str, now: dict[str, str]) -> str:
     if plan.measured is None:
         return "was found offline"
     others = [
         f"{name} {plan.versions.get(name, '?')}" for name in now if plan.versions.get(name) != now[name]
     ]
-    return f"was measured under {', '.join(others)}" if others else "was saved unmeasured"
+    if others:
+        return f"was measured under {', '.join(others)}"
+    return "was saved unmeasured" if digest == plan.module_sha256 else "was found under other constants"
 
 
 def compare_first(

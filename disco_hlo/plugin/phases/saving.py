@@ -114,7 +114,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         version=plans.VERSION,
         target=target(source.graph, facts),
         versions=versions(facts),
-        strategy=strategy,
+        strategies=plans.in_entry(strategy),
         chosen=winner.name,
         prediction=found.last.prediction,
         search=search_record(
@@ -144,7 +144,7 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
     own = _searched(trials)
     if own is winner or own.strategy is None or not own.module:
         return None
-    return plans.Searched(own.strategy, hashlib.sha256(own.module).hexdigest())
+    return plans.Searched(plans.in_entry(own.strategy), hashlib.sha256(own.module).hexdigest())
 
 
 def _measured(outcome: Outcome) -> plans.Measured:
@@ -152,7 +152,6 @@ def _measured(outcome: Outcome) -> plans.Measured:
     seconds = tuple(round(one.search_s, 3) for one in found.searches)
     evaluations = sum(one.result.evaluations for one in found.searches)
     fitted = found.profile.transfers
-    pieces = fitted.pieces if fitted is not None else ()
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         candidates=tuple(
@@ -166,7 +165,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
             )
             for trial in outcome.trials
         ),
-        all_reduce=tuple(plans.Line(p.from_bytes, p.ns_per_byte, p.base_ns) for p in pieces),
+        all_reduce=() if fitted is None else fitted.lines,
         profile_s=round(outcome.profile_s, 3),
         search_s=round(sum(seconds), 3),
         measure_s=round(outcome.measure_s, 3),

@@ -51,12 +51,11 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         return enact(request, settings, step)
     refuse_callbacks(step.module, request.module_name)
     session = join(request, settings)
-    fingerprint = step.source.graph.fingerprint
-    refuse_others(session, fingerprint)
+    refuse_others(session, step.source.graph.fingerprint)
     with session.stage("switches"):
         refuse_switched_on()
     fit_inputs(request, step.source)
-    slot = session.slot(fingerprint)
+    slot = session.slot(step.source.graph.key)
     with _only_search(session, slot):
         return _search_and_measure(session, step, slot)
 

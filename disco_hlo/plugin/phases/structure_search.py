@@ -72,7 +72,7 @@ def why_not(graph: Graph, plan: Strategy, costs: Costs) -> str:
     exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
-    inside = inside_share(graph, [int(ns) for ns in costs.nodes_ns(graph)])
+    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
     if inside < INSIDE_SHARE and len(graph.all_reduces) > 1:
         return f"only {inside:.1%} of the ops' time lies between transfers"
     return ""
@@ -121,9 +121,9 @@ def _restructured(session: Session) -> dict[str, Restructured]:
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
         schedules = _wanted(session, named_schedules(early)) if session.leads else None
-    fingerprint, schedules = session.tell([early.fingerprint, schedules], "schedules")
+    key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
-        if early.fingerprint != fingerprint:
+        if early.key != key:
             raise ProfileError("the ranks compile different early modules")
     made = _made(session, early, schedules)
     agreed = {}

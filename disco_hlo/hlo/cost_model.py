@@ -1,0 +1,189 @@
+"""What everybody who knows how long things take is asked, whether that was measured, estimated or made up.
+
+The simulator and the search ask a :class:`CostModel`; profiler and estimator are such models, and know nothing of
+plans. All times are of what runs alone, in whole nanoseconds, launch not included. DisCo, section 4.2: kernels are
+looked up or estimated, an all-reduce of x bytes takes T = C x + D.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import ArrayLike, NDArray
+
+from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.hlo.flat_graph import chosen_lists, flat_lists
+from disco_hlo.hlo.graph import Graph
+
+_MOST_NS = 1 << 62
+"""More than any step takes; 64 bits hold it."""
+
+
+class FlatKernels(NamedTuple):
+    """Kernels as compiled code takes them: number i computes ``members[member_at[i] : member_at[i + 1]]``, ascending,
+    duplicates included, and returns ``results[result_at[i] : result_at[i + 1]]``, ascending."""
+
+    member_at: NDArray[np.int64]
+    members: NDArray[np.int64]
+    result_at: NDArray[np.int64]
+    results: NDArray[np.int64]
+    tiled: NDArray[np.bool_]
+    """``[kernels]``: emitted by Triton, which computes every value once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """A batch of kernels of one graph. What a kernel returns depends on who else reads its nodes, that is on the whole
+    strategy, so it is given."""
+
+    flat: FlatKernels
+    emitters: tuple[str, ...] = ()
+    """What tells kernels of equal structure apart where XLA can emit them in several ways: ``triton`` and its tiles;
+    empty for the default emitters, which are chosen from the structure. Nothing at all where no kernel has any."""
+
+    def __len__(self) -> int:
+        return len(self.flat.tiled)
+
+    @staticmethod
+    def of_lists(
+        members: Sequence[Sequence[int]], results: Sequence[Sequence[int]], emitters: Sequence[str] = ()
+    ) -> Kernels:
+        """From the members and the results of each kernel, both ascending."""
+        return Kernels.of_arrays(*flat_lists(members), *flat_lists(results), emitters)
+
+    @staticmethod
+    def of_arrays(
+        member_at: NDArray[np.int64],
+        members: NDArray[np.int64],
+        result_at: NDArray[np.int64],
+        results: NDArray[np.int64],
+        emitters: Sequence[str] = (),
+    ) -> Kernels:
+        """From arrays as :class:`FlatKernels` has them."""
+        named = tuple(emitters) if any(emitters) else ()
+        tiled = np.array([*map(bool, named)]) if named else np.zeros(len(member_at) - 1, np.bool_)
+        return Kernels(FlatKernels(member_at, members, result_at, results, tiled), named)
+
+    def chosen(self, numbers: NDArray[np.int64]) -> Kernels:
+        """The kernels with these numbers, in this order."""
+        flat = self.flat
+        return Kernels(
+            FlatKernels(
+                *chosen_lists(flat.member_at, flat.members, numbers),
+                *chosen_lists(flat.result_at, flat.results, numbers),
+                flat.tiled[numbers],
+            ),
+            tuple(self.emitters[number] for number in numbers.tolist()) if self.emitters else (),
+        )
+
+
+def triton_emitter(config: str) -> str:
+    """The emitter of a Triton kernel with these settings: they are part of what it is."""
+    return f"triton {config}"
+
+
+class Line(Struct, frozen=True, forbid_unknown_fields=True):
+    """T = ``ns_per_byte`` * bytes + ``offset_ns`` from ``from_bytes`` up to the next line."""
+
+    from_bytes: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    ns_per_byte: Annotated[float, Meta(ge=0)]
+    offset_ns: float
+    """May be negative as long as no time is."""
+
+
+def never_falls(lines: Sequence[Line]) -> bool:
+    """Whether no larger all-reduce takes less time than a smaller one."""
+    return all(
+        right.ns_per_byte * right.from_bytes + right.offset_ns
+        >= left.ns_per_byte * right.from_bytes + left.offset_ns
+        for left, right in pairwise(lines)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPieces:
+    """All-reduce time T = Cx + D, with its own C and D from each of some sizes on.
+
+    One piece is the paper's regression (section 4.2); devices switch algorithms with size, so
+    a fit may need several.
+    """
+
+    lines: tuple[Line, ...]
+    """By ascending size, the first from 0 bytes on."""
+
+    def __post_init__(self) -> None:
+        starts = [line.from_bytes for line in self.lines]
+        if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+            raise DiscoError(f"All-reduce pieces start at {starts} bytes, expected ascending sizes from 0.")
+        for line in self.lines:
+            at_start = line.ns_per_byte * line.from_bytes + line.offset_ns
+            if not (math.isfinite(at_start) and line.ns_per_byte >= 0 and at_start >= -0.5):
+                raise DiscoError(
+                    f"All-reduce piece from {line.from_bytes} bytes: C = {line.ns_per_byte} ns per byte, "
+                    f"D = {line.offset_ns} ns; expected finite numbers, C not negative, and no negative time."
+                )
+
+    @staticmethod
+    def of(*lines: tuple[int, float, float]) -> LinearPieces:
+        """From (bytes from which on, ns per byte, ns) of each piece."""
+        return LinearPieces(tuple(Line(*line) for line in lines))
+
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """``[3, lines]``: what :class:`Line` has."""
+        rows = zip(*((line.from_bytes, line.ns_per_byte, line.offset_ns) for line in self.lines), strict=True)
+        return np.array([*rows], np.float64)
+
+    def exact(self, sizes_bytes: ArrayLike) -> NDArray[np.float64]:
+        """Time of an all-reduce of each size in ns, same shape."""
+        sizes, (starts, slopes, offsets) = np.asarray(sizes_bytes), self.array
+        piece = np.searchsorted(starts, sizes, side="right") - 1
+        times: NDArray[np.float64] = slopes[piece] * sizes + offsets[piece]
+        return times
+
+    def __call__(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
+        """And rounded to whole nanoseconds."""
+        return np.minimum(np.rint(self.exact(sizes_bytes)), _MOST_NS).astype(np.int64)
+
+    def times(self, factor: float) -> LinearPieces:
+        """All of it so many times as long."""
+        return LinearPieces.of(
+            *((line.from_bytes, factor * line.ns_per_byte, factor * line.offset_ns) for line in self.lines)
+        )
+
+
+class CostModel(ABC):
+    """Times of what runs alone. Measured, else estimated, else analytical: models are layers of one stack."""
+
+    @abstractmethod
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+
+    @abstractmethod
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """Time of each kernel, ``[len(kernels)]``."""
+
+    def all_reduce(self) -> LinearPieces:
+        """Time of an all-reduce over its size.
+
+        Raises:
+            ProfileError: nobody measured it.
+        """
+        raise ProfileError("nothing is known of all-reduces; measure a sweep on the job's devices")
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        """``[len(graph)]``: equal numbers where it makes no difference, shapes apart, which of two nodes a kernel
+        reads. All alike unless a model looks at what made an array."""
+        return np.zeros(len(graph), np.int64)
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        """Of each node as a kernel of its own, the share of its time that must be done before a transfer begins beside
+        it, ``[len(graph)]``. None unless that was measured."""
+        return np.zeros(len(graph))

@@ -1,0 +1,102 @@
+"""Figures of the README and of docs/benchmarks.md are those of the records beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation import tables
+from make_tables import document, records_in
+
+ROOT = Path(__file__).parents[2]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+RECORDS = ROOT / "docs" / "benchmarks"
+OFFERED = ("XLA default", "no all-reduce combining", "best threshold", "PGLE", "O1")
+MODELS = {
+    "12-layer transformer": "gpt12", "gpt12, a 12-layer transformer": "gpt12", "LSTM": "rnnlm",
+    "rnnlm, an LSTM": "rnnlm",
+}  # fmt: skip
+H200, H100 = ("h200", "nvlink", 2), ("h100", "nvlink", 2)
+COLUMNS: dict[tuple[str, ...], tuple[tuple[str, str, int], ...]] = {
+    ("one GPU", "NVLink", "host-staged", "sockets"): (
+        ("h200", "nvlink", 1), H200, ("h200", "staged", 2), ("h200", "sockets", 2),
+    ),
+    ("NVLink", "host-staged", "sockets"): (H100, ("h100", "staged", 2), ("h100", "sockets", 2)),
+    ("one H200", "2 x H200, NVLink", "staged", "sockets", "2 x H100, NVLink", "staged", "sockets"): (
+        ("h200", "nvlink", 1), H200, ("h200", "staged", 2), ("h200", "sockets", 2),
+        H100, ("h100", "staged", 2), ("h100", "sockets", 2),
+    ),
+}  # fmt: skip
+STRUCTURES = {
+    "tensor-parallel transformer, forward": "tp-forward",
+    "tensor-parallel transformer, training": "tp-train",
+}
+
+
+def tables_in(page: Path) -> Iterator[tuple[tuple[str, ...], list[list[str]]]]:
+    """Header, without its first cell, and rows of every table."""
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
+        yield tuple(rows[0][1:]), rows[2:]
+
+
+def of_default(record: Mapping[str, Any], bracket: bool) -> str:
+    """The tool's choice over XLA's default, and the best baseline in brackets."""
+    found = tables.schemes(record)
+    best = min(found[name] for name in OFFERED if name in found)
+    default = found["XLA default"]
+    return f"{found['plan'] / default:.2f}" + (f" ({best / default:.2f})" if bracket else "")
+
+
+def expected(folder: str, link: str, devices: int, row: str, cell: str) -> str:
+    if row in STRUCTURES:
+        (record,) = [
+            one for one in records_in(RECORDS / "structure")
+            if (one["cell"]["model"], one["cell"]["link"]) == (STRUCTURES[row], link)
+        ]  # fmt: skip
+        return f"{min(one['of_default'] for one in record['rows'].values() if one['status'] == 'ok'):.2f}"
+    (record,) = [
+        one for one in records_in(RECORDS / folder)
+        if (one["cell"]["model"], one["cell"]["link"], one["cell"]["devices"])
+        == (MODELS.get(row, row.lower()), link, devices)
+    ]  # fmt: skip
+    return of_default(record, "(" in cell)
+
+
+@pytest.mark.parametrize(("page", "count"), [(README, 2), (PAGE, 1)], ids=["README", "benchmarks"])
+def test_step_times_of_default_are_those_of_the_records(page: Path, count: int) -> None:
+    found = [(COLUMNS[header], rows) for header, rows in tables_in(page) if header in COLUMNS]
+    assert len(found) == count
+    checked = 0
+    for columns, rows in found:
+        for name, *cells in rows:
+            for place, cell in zip(columns, cells, strict=True):
+                if cell:
+                    assert cell == expected(*place, name, cell), (name, place)
+                    checked += 1
+    assert checked > 30
+
+
+def test_the_readmes_first_table_is_of_the_record_of_the_demos_step() -> None:
+    header, rows = next(tables_in(README))
+    assert header == ("measured", "noise", "predicted", "error")
+    kept = (RECORDS / "cpu" / "tables.md").read_text()
+    for row in rows:
+        assert f"| transformer_lm (tiny), gloo, 2 | {' | '.join(row)} |" in kept
+
+
+@pytest.mark.parametrize("folder", ["cpu", "h100", "h200"])
+def test_the_tables_are_what_the_records_make(folder: str) -> None:
+    assert (RECORDS / folder / "tables.md").read_text() == document(records_in(RECORDS / folder))
+
+
+def test_errors_and_orders_on_the_page_are_those_of_the_tables() -> None:
+    wanted = {"h200": "2026-11-25, 2", "h100": "2026-11-25, 2", "cpu": "2026-11-22, 2"}
+    (rows,) = [rows for header, rows in tables_in(PAGE) if header[-1].startswith("Kendall's tau, by model")]
+    for (_, plans, mean, largest, taus), (folder, day) in zip(rows, wanted.items(), strict=True):
+        line = next(line for line in (RECORDS / folder / "tables.md").read_text().splitlines() if day in line)
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert [plans, mean, largest, taus] == [cells[2], cells[3], cells[4], cells[6]]
