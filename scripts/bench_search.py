@@ -55,8 +55,8 @@ def load_package(checkout: Path) -> None:
 def run_once(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Search every step by both methods with one seed: candidates a second, and the time predicted of what it found."""
     load_package(arguments.run)
-    from disco_hlo.cli.costs import costs_for
     from disco_hlo.hlo.canonical import canonicalize
+    from disco_hlo.optimize.costs import costs_for
     from disco_hlo.plan.baselines import unfused
     from disco_hlo.plan.read import read
     from disco_hlo.profiler.profile import load

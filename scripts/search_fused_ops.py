@@ -15,16 +15,15 @@ from dataclasses import replace
 
 from checkout import ROOT
 
-from disco_hlo.cli.costs import costs_for
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.phases.ranking import searchable
-from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
@@ -50,9 +49,8 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
     starts = searchable(source.graph, read(source)), unfused(source.graph)
     for number in range(searches):
         costs = costs_for(source.graph, profile, None)
-        model = costs.model
-        if number % 2 and isinstance(model, MeasuredCosts) and isinstance(model.estimator, GnnModel):
-            costs.model = MeasuredCosts(profile, model.estimator.analytic)
+        if number % 2 and isinstance(costs.estimator, GnnModel):
+            costs = Costs(profile, costs.estimator.analytic)
         plans: list[Strategy] = []
         settings = SearchSettings(seed=seed + number, evaluations=candidates, processes=1)
         found = search(

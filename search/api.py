@@ -30,7 +30,7 @@ class SearchSettings:
     """Budget of candidates; None for no limit."""
     seconds: float | None = None
     """Budget of wall time; None for no limit. Results under it depend on the machine's speed."""
-    finalists: int = 4
+    finalists: int = 5
     """How many of the best distinct strategies to return."""
     seeds: int = 4
     """Independent searches of the joint method; the budget of evaluations is divided among them. Every fourth

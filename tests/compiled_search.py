@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
-
-from disco_hlo.plugin.phases import rehearsal
+from disco_hlo.optimize.rehearsal import rehearse
 
 
 def compile_search(module: bytes, device_kind: str) -> None:
     """Rehearse a search of this step; one process at a time, as the others then find what it made."""
-    with (
-        (Path(tempfile.gettempdir()) / "disco_tests_compile").open("w") as lock,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with (Path(tempfile.gettempdir()) / "disco_tests_compile").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        patch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(module)))
-        patch.setattr("sys.argv", ["rehearsal", device_kind])
-        rehearsal.main()
+        rehearse(module, device_kind)

@@ -13,15 +13,13 @@ from disco_hlo.cli.options import AsJson, PlanName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
-from disco_hlo.plan.plan import Plan, SearchRecord
+from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
-    DEFAULT_NAME,
     BucketFacts,
     GroupFacts,
     OrderFacts,
     StepTimes,
-    advice,
     bucket_facts,
     group_facts,
     op_facts,
@@ -50,7 +48,7 @@ def inspect(
     show(*_head(bundle.plan), *_banned(bundle), *_structure(bundle.plan), "", *_times(bundle.plan), "")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
     show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan))
-    show(*advice(bundle.plan), *_notes(bundle.plan))
+    show(*_notes(bundle.plan))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -119,7 +117,7 @@ def _times(plan: Plan) -> list[Any]:
     rest = [("bound", predicted.bound_ns), ("full overlap", predicted.full_overlap_ns)]
     if not candidates:
         rest = [
-            (DEFAULT_NAME, predicted.default_ns),
+            (DEFAULT, predicted.default_ns),
             ("this plan", times.predicted_plan),
             ("unfused", predicted.unfused_ns),
             *rest,
@@ -228,7 +226,6 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "chosen": plan.chosen,
         "banned": _ban(bundle),
         "structure": None if plan.structure is UNSET else _plain(plan.structure),
-        "sharding": None if plan.sharding is UNSET else _plain(plan.sharding),
         "versions": plan.versions,
         "predicted": _plain(plan.prediction),
         "collectives_not_simulated": inner_collectives(bundle.source.index) if bundle.source else None,

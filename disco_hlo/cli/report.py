@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from disco_hlo.cli.costs import Costs, costs_for, find_profile
 from disco_hlo.cli.options import AsJson, PlanName, ProfilePath
 from disco_hlo.cli.output import (
     check_places,
@@ -22,7 +21,9 @@ from disco_hlo.cli.output import (
 )
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.inner_collectives import not_simulated
+from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
+from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
@@ -53,7 +54,7 @@ def report(
     bundle = open_bundle(locate(plan, plan_directory()))
     costs: Costs | None = None
     if bundle.source is not None:
-        known = find_profile(profile, bundle.profile)
+        known = bundle.profile if profile is None else load(profile)
         strategies = read(bundle.source), bundle.plan.strategy
         costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
     inner = () if bundle.source is None else not_simulated(bundle.source.index)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.costs import Costs, Link, costs_for, find_profile
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
 from disco_hlo.cli.output import (
@@ -25,10 +24,13 @@ from disco_hlo.cli.output import (
 )
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
+from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.network import Network
+from disco_hlo.optimize.predict import Predicted, lower_bound, predict
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
-from disco_hlo.report.predict import Predicted, lower_bound, predict
 from disco_hlo.report.printable import printable, size_text, time_text
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.timeline import Timeline
@@ -56,24 +58,24 @@ def simulate(
 ) -> None:
     """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
     aside = check_places({"--trace": trace}, as_json=as_json)
-    link = _link(gpus, bandwidth, latency)
+    network = _network(gpus, bandwidth, latency)
     opened = open_named(module)
     graph = opened.source.graph
     strategies = {"XLA default": read(opened.source)}
     if plan is not None:
         strategies["plan"] = _strategy(opened, plan)
-    known = find_profile(profile, opened.profile)
+    known = opened.profile if profile is None else load(profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
-    costs = costs.imagine(link) if link else costs
+    costs = costs.imagine(network) if network else costs
     try:
         found = {
             name: predict(graph, strategy, costs, () if name == "plan" else repeats(opened.source))
             for name, strategy in strategies.items()
         }
     except DiscoError as error:
-        if link is None:
+        if network is None:
             raise
-        raise DiscoError(f"{error} Is {link} what you meant?") from error
+        raise DiscoError(f"{error} Is {network} what you meant?") from error
     limit = lower_bound(graph, list(strategies.values()), costs)
     if trace is not None:
         last = list(found)[-1]
@@ -86,19 +88,19 @@ def simulate(
     )
     warn_all((*opened.missing, *costs.lines, *inner, *silent))
     if as_json:
-        print_json(_as_json(opened, costs, link, found, limit))
+        print_json(_as_json(opened, costs, network, found, limit))
         return
     _print(found, limit, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
 
 
-def _link(gpus: int | None, bandwidth: float | None, latency: float | None) -> Link | None:
+def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -> Network | None:
     if gpus is None and bandwidth is None and latency is None:
         return None
     if gpus is None or bandwidth is None:
         raise DiscoError("a what-if needs both --gpus and --bandwidth (GB/s of each GPU's link)")
-    return Link(gpus, bandwidth, DEFAULT_LATENCY_US if latency is None else latency)
+    return Network(gpus, bandwidth, DEFAULT_LATENCY_US if latency is None else latency)
 
 
 def _strategy(opened: Opened, name: str) -> Strategy:
@@ -144,7 +146,7 @@ def _print(found: dict[str, Predicted], limit: Bound, aside: bool) -> None:
 
 
 def _as_json(
-    opened: Opened, costs: Costs, link: Link | None, found: dict[str, Predicted], limit: Bound
+    opened: Opened, costs: Costs, network: Network | None, found: dict[str, Predicted], limit: Bound
 ) -> dict[str, Any]:
     graph = opened.source.graph
     times = {name: _times(one.timeline) for name, one in found.items()}
@@ -154,8 +156,8 @@ def _as_json(
         "backend": graph.backend,
         "costs": list(costs.lines),
         "collectives_not_simulated": inner_collectives(opened.source.index),
-        "what_if": None if link is None else {
-            "gpus": link.devices, "bandwidth_gb_per_s": link.gigabytes_per_s, "latency_us": link.latency_us,
+        "what_if": None if network is None else {
+            "gpus": network.devices, "bandwidth_gb_per_s": network.gigabytes_per_s, "latency_us": network.latency_us,
         },
         "default": times["XLA default"],
         "plan": times.get("plan"),

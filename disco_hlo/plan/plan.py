@@ -134,23 +134,8 @@ class Structure(Struct, frozen=True, forbid_unknown_fields=True):
     """As ``disco_hlo.structure`` writes them; judged when they are applied."""
 
 
-class Sharding(Struct, frozen=True, forbid_unknown_fields=True):
-    """What splitting the optimizer's state over the devices would gain: advice to the user, since the step's
-    signature is theirs (CoCoNet, section 4; see ``docs/structure.md``)."""
-
-    devices: Annotated[int, Meta(ge=2, le=1 << 20)]
-    state: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 20)]
-    """The arrays, as numbers of the step's parameters."""
-    state_bytes: Count
-    """What they take on every device now."""
-    saved_bytes: Count
-    """Memory that splitting them saves on every device."""
-    step_ns: Nanoseconds
-    """The search's own plan as predicted."""
-    sharded_ns: Nanoseconds
-    """The same with the state split; may be longer."""
-
-
+DEFAULT = "XLA default"
+"""Name of the candidate that is XLA's own module, untouched."""
 SEARCHED = "plan"
 """Name of the candidate that the search itself puts first."""
 
@@ -221,8 +206,6 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """None where ``strategy`` is the search's own."""
     structure: Structure | UnsetType = UNSET
     """Left out where the step keeps the structure that XLA gives it: most plans."""
-    sharding: Sharding | UnsetType = UNSET
-    """Left out where the step holds no state that every device has whole, or is not data-parallel."""
 
     def __post_init__(self) -> None:
         """Refuse as many times of searches as there were none."""

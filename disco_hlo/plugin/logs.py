@@ -7,6 +7,7 @@ import logging
 import sys
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.optimize.select import LEAST_GAIN
 
 LOGGER = logging.getLogger("disco_hlo")
 LEVELS = ("debug", "info", "warning", "error")
@@ -54,10 +55,6 @@ def progress_wanted() -> bool:
         return sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO)
     except (AttributeError, ValueError):  # None, closed, or an object of the script's
         return False
-
-
-LEAST_GAIN = 0.01
-"""What is faster by less, as a part of the time, is not called faster: machines do not repeat themselves so well."""
 
 
 def compared(before_ns: float, after_ns: float) -> str:

@@ -1,7 +1,7 @@
 """What the user may set: ``ENABLE_SEARCH`` and ``DISCO_*``, or the same keys in a TOML file.
 
-A key of the file is the variable's name without ``DISCO_`` in lower case: ``alpha = 1.1`` is
-``DISCO_ALPHA=1.1``. The environment wins.
+A key of the file is the variable's name without ``DISCO_`` in lower case: ``budget_s = 60`` is
+``DISCO_BUDGET_S=60``. The environment wins.
 """
 
 from __future__ import annotations
@@ -43,16 +43,12 @@ class Settings:
     chooses by rule."""
     budget_s: float = 120.0
     """``DISCO_BUDGET_S``: wall time of the search with what prepares and follows it, but profiling and measuring."""
-    alpha: float = 1.05
-    """``DISCO_ALPHA``: candidates up to alpha times the best are kept (DisCo, Algorithm 1)."""
-    beta: int = 10
-    """``DISCO_BETA``: most moves of one method applied at once (DisCo, Algorithm 1)."""
     seed: int = 0
     """``DISCO_SEED``: of the search and of the synthetic inputs."""
     finalists: int = 5
     """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
     patience: int = 1000
-    """``DISCO_PATIENCE``: unchanged candidates after which the search stops (DisCo, Algorithm 1)."""
+    """``DISCO_PATIENCE``: unchanged candidates after which the search stops."""
     looks: int | None = None
     """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again; None is once on
     GPU, where new kernels gain most and keep least of what estimates promise, and not on CPU."""
@@ -189,8 +185,6 @@ _FIELDS = {
     "log": "log_level",
     "module": "module",
     "budget_s": "budget_s",
-    "alpha": "alpha",
-    "beta": "beta",
     "seed": "seed",
     "finalists": "finalists",
     "patience": "patience",
@@ -204,8 +198,6 @@ _READERS: dict[str, Callable[[str], object]] = {
     "log": _one_of(LEVELS),
     "module": str,
     "budget_s": _number(0.0, above=True),
-    "alpha": _number(1.0),
-    "beta": _integer(1, 1_000_000),
     "seed": _integer(0, 2**63 - 1),
     "finalists": _integer(1, 100),
     "patience": _integer(1, 1_000_000_000),
@@ -219,8 +211,6 @@ _EXPECTED = {
     "log": f"one of {', '.join(LEVELS)}",
     "module": "a module name, or 8 or more digits of a key",
     "budget_s": "a number of seconds above 0",
-    "alpha": "a number, 1 or more",
-    "beta": "a whole number, 1 or more",
     "seed": "a whole number, 0 or more",
     "finalists": "a whole number from 1 to 100",
     "patience": "a whole number, 1 or more",

@@ -9,14 +9,15 @@ import msgspec
 from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs
+from disco_hlo.optimize.predict import Predicted, lower_bound, predict
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.read import repeats
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare
-from disco_hlo.report.facts import advice, bucket_facts, group_facts, order_facts, step_times
+from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
 from disco_hlo.report.measured import measured_data
 from disco_hlo.report.order import order_of, with_order
-from disco_hlo.report.predict import Costs, Predicted, lower_bound, predict
 from disco_hlo.report.printable import printable
 from disco_hlo.report.rows import bucket_rows, group_rows, op_rows, used_nodes
 from disco_hlo.report.strings import Strings
@@ -139,7 +140,7 @@ def _seconds(plan: Plan) -> dict[str, Any]:
 
 
 def _notes(bundle: Bundle, said: Sequence[str]) -> list[str]:
-    noted = [*advice(bundle.plan), *bundle.plan.notes]
+    noted = bundle.plan.notes
     return [*noted, *(f"timelines: {line}" for line in said if line not in noted), *bundle.missing]
 
 

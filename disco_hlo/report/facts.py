@@ -9,19 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
-
 from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
-from disco_hlo.plan.plan import Candidate, Plan
+from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.report.bundle import Bundle
-from disco_hlo.search.sharding_advice import sentence
-
-DEFAULT_NAME = "XLA default"
-"""The candidate that every plan is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +206,9 @@ def order_facts(order: Sequence[str], explicit: bool) -> OrderFacts:
     return OrderFacts(kernels + buckets, kernels, buckets, explicit, before_first, after_last, most)
 
 
-def advice(plan: Plan) -> list[str]:
-    """What the plan advises the user to change, in sentences."""
-    return [] if plan.sharding is UNSET else [f"predicted: {sentence(plan.sharding)}"]
-
-
 def step_times(plan: Plan) -> StepTimes:
     """Step time before and after, predicted and measured."""
     ran = {} if plan.measured is None else {c.name: c for c in plan.measured.candidates if not c.error}
     chosen = ran.get(plan.chosen)
     predicted_ns = chosen.predicted_ns if chosen and chosen.predicted_ns else plan.prediction.plan_ns
-    return StepTimes(plan.prediction.default_ns, predicted_ns, ran.get(DEFAULT_NAME), chosen)
+    return StepTimes(plan.prediction.default_ns, predicted_ns, ran.get(DEFAULT), chosen)

@@ -46,15 +46,6 @@ def groups_of(program: Program, collective: Message) -> Groups:
     return groups
 
 
-def spans_all(module: Message, collective: Message) -> bool:
-    """Whether all partitions of a module that is one program take part in a collective together."""
-    devices = module.device_assignment.computation_count
-    if module.device_assignment.replica_count > 1 or devices < 2 or not collective.use_global_device_ids:
-        return False
-    groups = written_groups(collective) or (tuple(range(devices)),)
-    return len(groups) == 1 and len(groups[0]) == devices
-
-
 def written_groups(collective: Message) -> Groups:
     """The groups that a collective names, in whatever way; none where it means all devices."""
     if collective.HasField("mesh_axes_groups"):
@@ -169,17 +160,6 @@ def _held_alike(sharding: Message, groups: Groups) -> bool:
     if shards is None:
         return False
     return not shards or all(shards.get(d) == shards.get(group[0]) for group in groups for d in group)
-
-
-def replicated_parameters(module: Message) -> frozenset[int]:
-    """Numbers of the entry parameters of which every device holds the whole; none where it is not recorded."""
-    found = []
-    for number, sharding in enumerate(module.spmd_parameters_shardings):
-        shards = _shard_of_device(sharding)
-        # An axis of one device splits nothing.
-        if shards is not None and len(set(shards.values())) < 2:
-            found.append(number)
-    return frozenset(found)
 
 
 def _shard_of_device(sharding: Message) -> dict[int, int] | None:

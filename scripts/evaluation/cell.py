@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.optimize.reprofile import with_kernels
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
-from disco_hlo.plugin.phases.second_look import with_kernels
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -175,7 +175,7 @@ class Cell:
             times = kernel_times(self.session, source, self._looked_at, profile.launch_ns, self._inputs_of)
         self._looked_at = None
         step.keep_kernel_times(profile, times, self.asked.settings.directory)
-        told = step.costs(profile, self.captured, plans).model
+        told = step.costs(profile, self.captured, plans)
         profile, seen = with_kernels(told, times, source.graph, first)
         self.files.save_profile(profile)
         self.record.note(f"look_{number}_kernels", seen.kernels)

@@ -11,7 +11,8 @@ from typing import Any
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
-from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise, ratio_to
+from disco_hlo.optimize.select import ratio_noise, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.runner import Runner, memory
 from disco_hlo.plugin.measuring.step_time import at_once_of, waited_for_ns
 from disco_hlo.plugin.xla import executables
@@ -92,8 +93,8 @@ def times_of(trial: Trial, default: Trial) -> dict[str, Any]:
         "status": OK,
         "median_ms": trial.median_ns / 1e6,
         "spread_ms": trial.spread_ns / 1e6,
-        "of_default": ratio_to(trial, default),
-        "of_default_noise": ratio_noise(trial, default),
+        "of_default": ratio_to(trial.times_ns, default.times_ns),
+        "of_default_noise": ratio_noise(trial.times_ns, default.times_ns),
         "default_median_ms": default.median_ns / 1e6,
         "times_ms": [round(ns / 1e6, 4) for ns in trial.times_ns],
     }

@@ -101,7 +101,7 @@ def predicted(known: Costs, ran: Ran) -> dict[str, Any]:
         DiscoError: the strategy does not fit the graph.
     """
     with python_at_once:
-        built = build(ran.graph, ran.strategy, known.model, known.machine, repeats=ran.repeats)
+        built = build(ran.graph, ran.strategy, known, known.machine, repeats=ran.repeats)
         timeline = simulate(built.problem)
     return {
         "step_ms": timeline.makespan_ns / 1e6,
@@ -132,5 +132,5 @@ def bounds_of(plans: FoundPlans) -> dict[str, float]:
 def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
     """The bound and full overlap of XLA's kernels or the plan's, whichever allow less."""
     kernels = (read(source).groups, plans.searched[0].groups)
-    found = lowest_bound(source.graph, kernels, known.model, known.machine)
+    found = lowest_bound(source.graph, kernels, known, known.machine)
     return {"bound_ms": found.makespan_ns / 1e6, "full_overlap_ms": found.full_overlap_ns / 1e6}

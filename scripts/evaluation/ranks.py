@@ -17,17 +17,18 @@ import msgspec
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.ablations import NO_FUSION
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.fitting import in_the_order_of
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure, steps_in_a_row
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure, steps_in_a_row
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
-from disco_hlo.plugin.phases.beside import NO_FUSION
-from disco_hlo.plugin.phases.finding import PLAN
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.merge import merge
@@ -145,7 +146,7 @@ class _Benchmark:
         for number in range(1, RANDOM_PLANS + 1):
             with suppress(IllegalStrategyError):
                 seed = 1000 * self.args.seed + number
-                strategy = random_strategy(self.source, seed, bases, costs.model, costs.machine)
+                strategy = random_strategy(self.source, seed, bases, costs, costs.machine)
                 yield f"random plan {number}", strategy
 
     def _batch(self, trials: Sequence[Trial], checked: bool) -> _Batch:

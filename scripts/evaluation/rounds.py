@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disco_hlo.optimize.select import ratio_to
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, ratio_to
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
-from disco_hlo.plugin.phases.winner import winning
+from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure
 from evaluation.compiling import Compiled
@@ -91,10 +93,10 @@ class Rounds:
             ]  # fmt: skip
             for trial in found:
                 trial.predicted_ns = self.promised_ns.get(trial.name, 0)
-            self.record.note("chosen", found[winning(found)].name)
+            self.record.note("chosen", found[chosen(found, None)].name)
         self.say(f"{self.record.cell.stem}:")
         for trial in trials:
-            ratio = ratio_to(trial, trials[0])
+            ratio = ratio_to(trial.times_ns, trials[0].times_ns)
             self.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
 
     def traces(self) -> Iterator[None]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.measuring.candidates import DEFAULT
-from disco_hlo.plugin.phases.beside import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
 from disco_hlo.search.schedule import with_order
 from evaluation.record import ALONE_XLA
@@ -71,7 +71,7 @@ class Context:
 
     def best_order(self, strategy: Strategy) -> Strategy:
         """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
-        found = with_order(self.source.graph, strategy, self.costs.model, self.costs.machine).strategy
+        found = with_order(self.source.graph, strategy, self.costs, self.costs.machine).strategy
         return check(self.source, found)
 
     def in_xla_order(self, strategy: Strategy) -> Strategy:
@@ -253,6 +253,6 @@ def _random(number: int) -> Row:
     def make(context: Context) -> Variant:
         bases, costs = (context.xla, context.plan), context.costs
         seed = 1000 * context.seed + number
-        return _own(context, random_strategy(context.source, seed, bases, costs.model, costs.machine))
+        return _own(context, random_strategy(context.source, seed, bases, costs, costs.machine))
 
     return Row(f"random plan {number}", RANDOM, make)

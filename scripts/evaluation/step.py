@@ -12,34 +12,31 @@ import importlib.metadata
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.costs import Costs, costs_of
+from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.plan import Prediction
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
-from disco_hlo.plugin.phases import finding
-from disco_hlo.plugin.phases.second_look import plans_in
+from disco_hlo.plugin.phases.finding import COMPILE_S, search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -52,8 +49,8 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a search left: strategies to measure, best first, and what was predicted."""
 
     fingerprint: str
-    strategies: tuple[tuple[str, Strategy, int], ...]
-    """(name, strategy, predicted ns)."""
+    strategies: tuple[Candidate, ...]
+    """All but XLA's default."""
     prediction: Prediction
     evaluations: int
     search_s: float
@@ -64,15 +61,6 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def searched(self) -> list[Strategy]:
         """The search's own, without the baselines that are measured beside them."""
         return plans_in(self.strategies)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What predictions are made with."""
-
-    profile: Profile
-    model: MeasuredCosts
-    machine: MachineModel
 
 
 class Files:
@@ -220,7 +208,7 @@ def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Cost
     known = [read(step.source)]
     if plans is not None:  # of the others nobody has measured a kernel
         known += ([] if plans.before_looks is None else [plans.before_looks]) + plans.searched[:1]
-    return Costs(profile, costs_of(profile, step.source.graph, known), machine_of(profile))
+    return costs_of(profile, step.source.graph, known)
 
 
 def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:
@@ -230,11 +218,11 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
         before: what an earlier search found that knew less; its plans are ranked with the new ones.
     """
     also = () if before is None else before.searched
-    # The search itself asks a session for its settings and its voice alone.
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
-    started = time.monotonic()
-    found = finding.find(session, step, read(step.source), profile, Interruption(), also, quiet=True)
-    strategies = [(name, strategy, ns) for name, strategy, ns in found.trials if strategy is not None]
+    started, budget = time.monotonic(), Budget.of(settings.budget_s, COMPILE_S)
+    xla = read(step.source)
+    case = Case(step.source, xla, costs_of(profile, step.source.graph, (xla, *also)))
+    found = optimize(case, search_settings(settings), budget, also=also)
+    strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,
         tuple(strategies),

@@ -17,8 +17,8 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
@@ -159,14 +159,14 @@ def _op_times(asked: Asked, request: CompileRequest, variants: Sequence[Variant]
 def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> None:
     """Find our order and buckets for a variant; predict both orders."""
     assert variant.source is not None
-    source, graph, machine = variant.source, variant.source.graph, machine_of(profile)
+    source, graph = variant.source, variant.source.graph
     started = time.monotonic()
     try:
         xla = read(source)
-        costs = Costs(profile, costs_of(profile, graph, [xla]), machine)
+        costs = costs_of(profile, graph, [xla])
         _note_prediction(record, variant, XLA_ORDER, costs, xla_ran(source))
-        made = [with_order(graph, xla, costs.model, machine)]
-        made.append(best_buckets(graph, xla.groups, costs.model, machine))
+        made = [with_order(graph, xla, costs, costs.machine)]
+        made.append(best_buckets(graph, xla.groups, costs, costs.machine))
         best = min(made, key=lambda one: one.predicted_ns)
         variant.strategy = check(source, best.strategy)
         _note_prediction(record, variant, OUR_ORDER, costs, Ran(graph, variant.strategy))

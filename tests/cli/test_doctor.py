@@ -76,9 +76,9 @@ def test_a_hook_that_fails_is_named(app: typer.Typer, monkeypatch: pytest.Monkey
 
 
 def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCO_BETA", "none")
+    monkeypatch.setenv("DISCO_PATIENCE", "none")
     checks = {check.name: check for check in doctor.diagnose()}
-    assert checks["settings"].detail == "DISCO_BETA is 'none'; expected a whole number, 1 or more"
+    assert checks["settings"].detail == "DISCO_PATIENCE is 'none'; expected a whole number, 1 or more"
     assert not checks["settings"].ok
     assert not checks["directory"].ok
 

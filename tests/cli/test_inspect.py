@@ -105,18 +105,3 @@ def test_a_plan_with_another_structure_compares_with_none_of_the_step(disco: Dis
     assert refused.code == 2
     assert "changes the step's structure (chunk-2)" in refused.err
     assert disco("report", folder, "-o", tmp_path / "plan.html").code == 0
-
-
-def test_advice_on_the_optimizers_state_is_shown(disco: Disco, tmp_path: Path) -> None:
-    folder = plans.save_advised(tmp_path / "advised", plans.cpu(), plans.cpu_module())
-    line = (
-        "predicted: sharding the optimizer state (2 arrays, 3.0 MiB) over the 2 devices would save about 1.25 ms "
-        "of 10.00 ms and 1.5 MiB a device"
-    )
-    shown = disco("inspect", folder, "--top", "1")
-    assert (shown.code, shown.err) == (0, "")
-    assert line in " ".join(shown.out.split())
-    assert disco("inspect", folder, "--json").json["sharding"]["state"] == [6, 7]
-    page = tmp_path / "plan.html"
-    assert disco("report", folder, "-o", page).code == 0
-    assert line in page.read_text()

@@ -48,8 +48,8 @@ def test_a_missing_argument_and_a_bad_option_are_named(refused: Callable[..., st
 
 
 def test_a_bad_setting_is_named(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCO_BETA", "many")
-    assert refused("list") == "disco: DISCO_BETA is 'many'; expected a whole number, 1 or more"
+    monkeypatch.setenv("DISCO_PATIENCE", "many")
+    assert refused("list") == "disco: DISCO_PATIENCE is 'many'; expected a whole number, 1 or more"
 
 
 @pytest.mark.parametrize(

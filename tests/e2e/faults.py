@@ -126,17 +126,17 @@ def default_wins() -> None:
 def _let_win(name: str) -> None:
     from disco_hlo.plugin.phases import search_phase
 
-    search_phase.winning = lambda trials: [trial.name for trial in trials].index(name)
+    search_phase.chosen = lambda trials, forced: [trial.name for trial in trials].index(name)
 
 
 def no_look() -> None:
     """The kernels of the plan cannot be profiled."""
-    from disco_hlo.plugin.phases import second_look
+    from disco_hlo.plugin.phases import finding
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no look")
 
-    second_look.kernel_times = refuse
+    finding.kernel_times = refuse
 
 
 def plan_crashes_xla() -> None:

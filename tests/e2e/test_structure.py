@@ -125,17 +125,3 @@ def test_a_data_parallel_step_is_left_with_the_structure_it_has(searched: tuple[
     assert plan_in(searched[0].directory).structure is UNSET
     assert b'"structure"' not in (slot_of(searched[0].directory) / "plan.json").read_bytes()
     assert searched[1].lines("structures to measure") == []
-
-
-def test_what_sharding_the_momentum_would_gain_is_in_the_plan_and_not_said_where_it_is_nothing(
-    searched: tuple[Job, Run],
-) -> None:
-    plan = plan_in(searched[0].directory)
-    assert plan.sharding is not UNSET
-    assert (plan.sharding.devices, len(plan.sharding.state)) == (2, 4)
-    assert plan.sharding.step_ns == plan.prediction.plan_ns
-    assert (plan.sharding.sharded_ns > plan.sharding.step_ns, plan.sharding.saved_bytes < 1 << 20) == (
-        True,
-        True,
-    )
-    assert searched[1].lines("sharding the optimizer state") == []

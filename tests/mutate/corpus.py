@@ -22,7 +22,6 @@ from disco_hlo.plan.plan import (
     Plan,
     Prediction,
     SearchRecord,
-    Sharding,
     Target,
     encode,
     in_entry,
@@ -89,7 +88,6 @@ def _plan_folder(folder: Path, data: bytes) -> None:
             all_reduce=(Line(0, 0.05, 30_000.0), Line(1 << 20, 0.04, 60_000.0)),
             profile_s=12.0, search_s=30.0, measure_s=8.0, evaluations_per_s=12_000.0,
         ),
-        sharding=Sharding(2, (0, 1), 3 << 20, 3 << 19, 10_000, 8_750),
     )  # fmt: skip
     (folder / "plan.json").write_bytes(encode(plan))
     (folder / "module.hlo.pb").write_bytes(module)

@@ -110,32 +110,6 @@ def test_searches_that_do_not_add_up_are_refused(part: str, change: dict[str, ob
         decode(edited(**document), "plan.json")
 
 
-ADVICE = {
-    "devices": 2, "state": [3, 4], "state_bytes": 64, "saved_bytes": 32, "step_ns": 100, "sharded_ns": 90,
-}  # fmt: skip
-
-
-def test_advice_on_the_optimizers_state_is_kept_with_the_plan() -> None:
-    plan = decode(edited(sharding=ADVICE), "plan.json")
-    assert plan.sharding == plans.Sharding(2, (3, 4), 64, 32, 100, 90)
-    assert decode(encode(plan), "plan.json") == plan
-    assert without_measurements(plan).sharding == plan.sharding
-
-
-def test_a_plan_from_before_there_was_advice_holds_none() -> None:
-    assert b"sharding" not in encode(small_plan())
-    assert decode(encode(small_plan()), "plan.json").sharding is UNSET
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"devices": 1}, {"state": []}, {"state": [-1]}, {"saved_bytes": -1}, {"step_ns": 0.5}, {"more": 1}],
-)
-def test_advice_that_is_none_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(PlanError, match="sharding"):
-        decode(edited(sharding={**ADVICE, **change}), "plan.json")
-
-
 def restructured(**changes: object) -> bytes:
     structure = {
         "name": "chunk-2", "key": "c" * 64, "result": "d" * 64,

@@ -1,55 +1,72 @@
-"""What is measured beside the search's plans, for a step of GPUs."""
+"""What is said before a search: which share can change, what can be gained, how long it takes."""
 
 from __future__ import annotations
 
-import gzip
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
-from disco_hlo.cli.costs import shipped_profile
-from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.apply import apply
-from disco_hlo.plan.fitting import in_the_order_of
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.read import read
-from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.phases.beside import OUR_KERNELS
-from disco_hlo.plugin.phases.finding import PLAN, find
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.step import Step
-from tests.compiled_search import compile_search
+from tests.plan.small_graphs import graph
 
-pytestmark = pytest.mark.product_only
-
-VGG19 = Path(__file__).parents[1] / "data" / "h200_models" / "vgg19.hlo.pb.gz"
+STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
 
-def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order(tmp_path: Path) -> None:
-    """Where transfers cost kernels more than the simulator knew, that was faster than the plan."""
-    module = gzip.decompress(VGG19.read_bytes())
-    source = canonicalize(module)
-    xla, profile = read(source), shipped_profile("gpu", None)
-    assert profile is not None
-    compile_search(module, "NVIDIA H200")
-    session = Session(None, Settings(search=True, directory=tmp_path, budget_s=20.0), None, LocalChannel())  # type: ignore[arg-type]
-    found = find(session, Step(module, source), xla, profile, Interruption(), quiet=True)
-    trials = {name: strategy for name, strategy, _ in found.trials}
-    tried, plan = trials[OUR_KERNELS], trials[PLAN]
-    assert tried is not None
-    assert plan is not None
-    assert tried.buckets == xla.buckets
-    assert {*tried.groups} <= {*plan.groups}
-    assert len(tried.groups) > len(plan.groups) // 2
-    assert {*tried.groups} - {*xla.groups}
-    in_xlas_order = in_the_order_of(source.graph, tried, xla, asynchronous=True)
-    assert tried.order == normal_form(source.graph, in_xlas_order).order
-    assert len(unit_graph(source.graph, tried).units) < len(
-        unit_graph(source.graph, replace(xla, order=())).units
+class Costs:
+    def op_ns(self, step: Any) -> Any:
+        return np.array([{"while": 6_000_000}.get(node.opcode, 1_000_000) for node in step.nodes])
+
+
+def said(
+    monkeypatch: pytest.MonkeyPatch, *, default_ns: int, bound_ns: int, backend: str, cached: bool
+) -> str:
+    monkeypatch.setattr(finding, "is_cached", lambda _: cached)
+    monkeypatch.setattr(finding, "lower_bound", lambda *_: SimpleNamespace(makespan_ns=bound_ns))
+    settings = Settings(search=True, directory=Path(), budget_s=90)
+    session = SimpleNamespace(settings=settings, facts=SimpleNamespace(backend=backend))
+    case = SimpleNamespace(
+        source=SimpleNamespace(graph=STEP),
+        xla=None,
+        costs=Costs(),
+        default=SimpleNamespace(makespan_ns=default_ns),
     )
-    verify(source, apply(tried, source), tried)
+    return finding.outlook(session, case)  # type: ignore[arg-type]
+
+
+def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
+    assert line == (
+        "25% of a step of 8.00 ms (predicted) can change, the rest lies in loops and branches; another order and other "
+        "buckets make the step 1.25x faster at best, other kernels perhaps more; next: search for up to 90 s "
+        "(DISCO_BUDGET_S), compile and measure what is found for about 130 s at most"
+    )
+
+
+def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=7_990_000, backend="gpu", cached=False)
+    assert "make the step no faster at best" in line
+    assert "next: compile the search's code (some minutes, once on this machine), " in line
+    assert "search for up to 2 times 90 s" in line
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        (set(), True),
+        ({"disco_hlo.simulator.engine"}, True),
+        ({"disco_hlo.simulator.engine", "disco_hlo.estimator.analytic"}, False),
+    ],
+)
+def test_nobody_waits_without_a_word_for_the_code_that_predicts(
+    monkeypatch: pytest.MonkeyPatch, cached: set[str], said: bool
+) -> None:
+    """On a machine's first search 50 s went by between the profiling and the next line."""
+    monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
+    lines: list[str] = []
+    session = SimpleNamespace(say=lines.append)
+    assert finding.say_what_predicting_takes(session) is said  # type: ignore[arg-type]
+    assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said

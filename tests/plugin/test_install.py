@@ -73,10 +73,10 @@ def test_another_value_is_one_line_and_training_goes_on() -> None:
 
 
 def test_a_bad_setting_is_one_line_and_training_goes_on() -> None:
-    found, stderr = train(ENABLE_SEARCH="1", DISCO_ALPHA="0.5")
+    found, stderr = train(ENABLE_SEARCH="1", DISCO_PATIENCE="0.5")
     assert found[0] == 42.0
     assert found[2] is False
-    assert stderr == "disco: off: DISCO_ALPHA is '0.5'; expected a number, 1 or more\n"
+    assert stderr == "disco: off: DISCO_PATIENCE is '0.5'; expected a whole number, 1 or more\n"
 
 
 @pytest.mark.parametrize("switch", ["0", "1"])

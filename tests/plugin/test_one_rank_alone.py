@@ -20,7 +20,7 @@ from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME, measured_times
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.measuring.traced_modules import traced
-from disco_hlo.plugin.phases import capture_phase, second_look
+from disco_hlo.plugin.phases import capture_phase, finding
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -119,11 +119,11 @@ def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     profile = Profile(PLATFORM, {"dot": OpTime(100, 1, 12)}, 400, 2e10, 1e11)
     times = {"dot": OpTime(300, 1, 12), "fused": OpTime(70, 1, 12)}
-    second_look._keep(session, profile, times)
+    finding._keep(session, profile, times)
     with ProfileStore(tmp_path / STORE_NAME) as store:
         assert store.ops(PLATFORM) == {"fused": OpTime(70, 1, 12)}
     monkeypatch.setattr(ProfileStore, "add_ops", full)
-    second_look._keep(session, profile, times)
+    finding._keep(session, profile, times)
     assert [record.getMessage() for record in caplog.records] == [
         "measured times are not kept: database or disk is full"
     ]
@@ -142,7 +142,7 @@ def test_a_search_says_once_that_times_are_not_kept(
         with measured_times(session) as store:
             KnownTimes(PLATFORM, LINK, store).add_constants(CONSTANTS)
     profile = Profile(PLATFORM, {}, 400, 2e10, 1e11)
-    second_look._keep(session, profile, {"fused": OpTime(70, 1, 12)})
+    finding._keep(session, profile, {"fused": OpTime(70, 1, 12)})
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     why = f"{tmp_path / STORE_NAME} cannot be written" if unwritable else "database or disk is full"
     assert said == f"measured times are not kept: {why}"

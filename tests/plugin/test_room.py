@@ -9,22 +9,17 @@ import pytest
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import room
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.room import RankMemory, least_bytes, room_bytes
 from disco_hlo.plugin.measuring.runner import Memory
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.search.schedule import with_order
-from disco_hlo.simulator.build import resident_bytes
-from disco_hlo.simulator.costs import CPU, GPU
-from tests.search.cost_models import ResultCosts
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -77,22 +72,6 @@ def test_devices_and_processes_of_a_host_share_its_memory(
     ranks: list[RankMemory], expected: int | None
 ) -> None:
     assert least_bytes(ranks) == expected
-
-
-def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs() -> None:
-    """There was no limit, and what goes beyond is killed with the training."""
-
-    def body(request: CompileRequest) -> None:
-        graph, costs = (source := canonicalize(compiles.capture(request))).graph, ResultCosts()
-        xla = read(source)
-        own = with_order(graph, xla, costs, CPU).peak_bytes
-        assert memory_limit_bytes(graph, xla, costs, CPU) is None
-        assert memory_limit_bytes(graph, xla, costs, CPU, 0) == own
-        assert memory_limit_bytes(graph, xla, costs, CPU, GIB) == resident_bytes(graph) + GIB
-        on_gpu = with_order(graph, unfused(graph), costs, GPU).peak_bytes
-        assert memory_limit_bytes(graph, unfused(graph), costs, GPU, GIB) == int(on_gpu * 1.1)
-
-    intercept(*models.mlp(), body)
 
 
 def test_a_candidate_without_room_is_not_run_and_the_others_are(

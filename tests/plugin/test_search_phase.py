@@ -17,7 +17,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import enact_phase, search_phase
-from disco_hlo.plugin.phases.outlook import looks
+from disco_hlo.plugin.phases.finding import looks
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured

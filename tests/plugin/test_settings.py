@@ -15,8 +15,6 @@ def test_defaults_suit_a_first_run() -> None:
         log_level="info",
         module=None,
         budget_s=120.0,
-        alpha=1.05,
-        beta=10,
         seed=0,
         finalists=5,
         patience=1000,
@@ -67,8 +65,6 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
             "DISCO_LOG": "DEBUG",
             "DISCO_MODULE": "train",
             "DISCO_BUDGET_S": "2.5",
-            "DISCO_ALPHA": "1.2",
-            "DISCO_BETA": "3",
             "DISCO_SEED": "7",
             "DISCO_FINALISTS": "2",
             "DISCO_PATIENCE": "50",
@@ -83,8 +79,6 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
         "debug",
         "train",
         2.5,
-        1.2,
-        3,
         7,
         finalists=2,
         patience=50,
@@ -95,16 +89,16 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
 
 
 def test_an_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_ALPHA": " "}).alpha == 1.05
+    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_PATIENCE": " "}).patience == 1000
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "disco.toml"
-    file.write_text('dir = "/from/file"\nalpha = 1.5\nbeta = 4\n')
+    file.write_text('dir = "/from/file"\nbudget_s = 1.5\nfinalists = 4\n')
     settings = Settings.from_environment(
-        {"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file), "DISCO_ALPHA": "1.25"}
+        {"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file), "DISCO_BUDGET_S": "1.25"}
     )
-    assert (settings.directory, settings.alpha, settings.beta) == (Path("/from/file"), 1.25, 4)
+    assert (settings.directory, settings.budget_s, settings.finalists) == (Path("/from/file"), 1.25, 4)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +110,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("DISCO_BUDGET_S", "0", "expected a number of seconds above 0"),
         ("DISCO_BUDGET_S", "nan", "expected a number of seconds above 0"),
         ("DISCO_BUDGET_S", "inf", "expected a number of seconds above 0"),
-        ("DISCO_ALPHA", "0.99", "expected a number, 1 or more"),
-        ("DISCO_ALPHA", "one", "expected a number, 1 or more"),
-        ("DISCO_BETA", "0", "expected a whole number, 1 or more"),
-        ("DISCO_BETA", "2.5", "expected a whole number, 1 or more"),
+        ("DISCO_PATIENCE", "2.5", "expected a whole number, 1 or more"),
         ("DISCO_SEED", "-1", "expected a whole number, 0 or more"),
         ("DISCO_STRUCTURE", "chunk;2", "expected auto, off, or the name of a schedule"),
         ("DISCO_FINALISTS", "101", "expected a whole number from 1 to 100"),
@@ -137,11 +128,11 @@ def test_a_bad_value_is_named_with_what_was_expected(variable: str, value: str, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alpa = 1.1", "unknown key 'alpa'; expected one of alpha, beta"),
-        ("alpha = true", "alpha is True; expected a number, 1 or more"),
-        ("alpha = [1]", "alpha is [1]; expected a number, 1 or more"),
-        ("beta = 2.5", "beta is 2.5; expected a whole number, 1 or more"),
-        ("alpha = ", "DISCO_CONFIG: cannot read"),
+        ("alpha = 1.1", "unknown key 'alpha'; expected one of budget_s, channel"),
+        ("budget_s = true", "budget_s is True; expected a number of seconds above 0"),
+        ("seed = [1]", "seed is [1]; expected a whole number, 0 or more"),
+        ("patience = 2.5", "patience is 2.5; expected a whole number, 1 or more"),
+        ("seed = ", "DISCO_CONFIG: cannot read"),
     ],
 )
 def test_a_bad_file_is_named_with_what_was_expected(text: str, message: str, tmp_path: Path) -> None:

@@ -15,14 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
 from disco_hlo.errors import IllegalMoveError, PlanError
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Case, Optimized
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.phases.structure_search import Best, inside_share, restructured_trials, why_not
+from disco_hlo.plugin.phases.structure_search import inside_share, restructured_trials, why_not
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.structure import (
     Restructured,
     early_module,
@@ -35,6 +36,8 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
+from disco_hlo.search.api import SearchResult
+from disco_hlo.search.schedule import Scheduled
 from tests.hlo.test_transfers_gpu import STEP
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -159,9 +162,16 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 def test_why_no_structure_is_tried() -> None:
     graph = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto())).graph
     plan = unfused(graph)
-    assert "collectives block on this device" in why_not(graph, Best(plan, 0, profile("cpu", 1.0)))
-    assert "of the step to communication alone" in why_not(graph, Best(plan, 0, profile("gpu", 0.0)))
-    assert why_not(graph, Best(plan, 0, profile("gpu", 100.0))) == ""
+    assert "collectives block on this device" in why_not(graph, plan, costs_of(profile("cpu", 1.0), graph))
+    assert "of the step to communication alone" in why_not(graph, plan, costs_of(profile("gpu", 0.0), graph))
+    assert why_not(graph, plan, costs_of(profile("gpu", 100.0), graph)) == ""
+
+
+def found(source: CanonicalModule) -> Optimized:
+    """What a search found that found nothing."""
+    graph = source.graph
+    case = Case(source, unfused(graph), costs_of(profile("cpu", 1.0), graph))
+    return Optimized(case, SearchResult(case.xla, 1, 1, (), 0, 0, 0.0, ""), (Scheduled(case.xla, 1, 0),))
 
 
 @pytest.mark.parametrize("structure", ["auto", "off"])
@@ -174,11 +184,9 @@ def test_on_cpu_no_early_module_is_even_looked_at(
     def look(request: CompileRequest) -> list[Any]:
         monkeypatch.setattr(compiles, "capture_structure", never)
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
-        module = compiles.capture(request)
-        step = Step(module, canonicalize(module))
-        slot = PlanStore(tmp_path).slot(step.source.graph.key, "cpu", "cpu", 2)
-        best = Best(unfused(step.source.graph), 1, profile("cpu", 1.0))
-        return restructured_trials(session, step, slot, None, best)
+        source = canonicalize(compiles.capture(request))
+        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
+        return restructured_trials(session, source.graph, slot, None, found(source))
 
     assert on_step(look) == []
 
@@ -188,11 +196,9 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
 ) -> None:
     def look(request: CompileRequest) -> list[Any]:
         session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
-        module = compiles.capture(request)
-        step = Step(module, canonicalize(module))
-        slot = PlanStore(tmp_path).slot(step.source.graph.key, "cpu", "cpu", 2)
-        best = Best(unfused(step.source.graph), 1, profile("cpu", 1.0))
-        return restructured_trials(session, step, slot, None, best)
+        source = canonicalize(compiles.capture(request))
+        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
+        return restructured_trials(session, source.graph, slot, None, found(source))
 
     assert on_step(look) == []
     assert "DISCO_STRUCTURE is sharded-update; this step has the pattern for chunk-2" in caplog.text

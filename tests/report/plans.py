@@ -22,7 +22,6 @@ from disco_hlo.plan.plan import (
     Plan,
     Prediction,
     SearchRecord,
-    Sharding,
     Structure,
     Target,
     decode,
@@ -132,15 +131,6 @@ def save_restructured(folder: Path, source: CanonicalModule, default_module: byt
     other = Target("e" * 64, "f" * 64, "jit_train_step", "gpu", "NVIDIA H200", 2, 1)
     changed = structs.replace(plan, structure=structure, chosen="chunk-2", target=other)
     (folder / "plan.json").write_bytes(encode(changed))
-    return folder
-
-
-def save_advised(folder: Path, source: CanonicalModule, default_module: bytes) -> Path:
-    """A plan with advice on the optimizer's state."""
-    save_plan(folder, source, default_module, early_all_reduces(source))
-    plan = decode((folder / "plan.json").read_bytes(), "plan.json")
-    advice = Sharding(2, (6, 7), 3 << 20, 3 << 19, 10_000_000, 8_750_000)
-    (folder / "plan.json").write_bytes(encode(structs.replace(plan, sharding=advice)))
     return folder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.cli.costs import costs_for
+from disco_hlo.optimize.costs import costs_for
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render

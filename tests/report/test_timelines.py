@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.cli.costs import costs_for
+from disco_hlo.optimize.costs import costs_for
+from disco_hlo.optimize.predict import Predicted, lower_bound, predict
 from disco_hlo.report.bundle import Bundle, open_bundle
-from disco_hlo.report.predict import Predicted, lower_bound, predict
 from disco_hlo.report.rows import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.strings import LONGEST, Strings
 from disco_hlo.report.timelines import exposed_intervals, overlap_ns, timeline_data

@@ -24,11 +24,10 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.order import check_order
-from disco_hlo.plan.plan import Prediction
+from disco_hlo.plan.plan import DEFAULT, Prediction
 from disco_hlo.plan.read import read as read_strategy
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -440,7 +439,7 @@ def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[Compile
     bases = (read_strategy(source),)
 
     def made(seed: int) -> Strategy:
-        return random_strategy(source, seed, bases, costs.model, costs.machine)
+        return random_strategy(source, seed, bases, costs, costs.machine)
 
     strategies = [made(seed) for seed in range(6)]
     assert strategies == [made(seed) for seed in range(6)]

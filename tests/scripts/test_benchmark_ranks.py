@@ -15,7 +15,7 @@ import pytest
 from evaluation import ranks
 from evaluation.fidelity import cpu_plans, fidelity
 
-from disco_hlo.plugin.measuring.candidates import DEFAULT
+from disco_hlo.plan.plan import DEFAULT
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import demo_table
 import pytest
 
 from disco_hlo.hlo.cost_model import Line
+from disco_hlo.optimize import ablations
 from disco_hlo.plan import plan as plans
+from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.measuring import candidates
-from disco_hlo.plugin.phases import beside, finding
 
 MODULE = b"module"
 BEST = "plan 2"
@@ -125,9 +125,9 @@ def test_a_baseline_that_is_no_legal_strategy_has_an_empty_row() -> None:
 
 
 def test_the_rows_are_what_the_search_phase_measures() -> None:
-    names = (candidates.DEFAULT, beside.NO_FUSION, beside.ONE_BUCKET, beside.PLAN_BUCKETS)
+    names = (DEFAULT, ablations.NO_FUSION, ablations.ONE_BUCKET, ablations.PLAN_BUCKETS)
     assert names == demo_table.BASELINES
-    assert finding.PLAN == "plan"
+    assert SEARCHED == "plan"
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.cli.costs import Costs, costs_for
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays import layout as at
@@ -211,9 +210,8 @@ MODELS = pytest.mark.parametrize("model", ["resnet50", "bert"])
 def test_the_clock_is_the_simulators_for_xlas_plan_and_plans_near_it(model: str) -> None:
     graph, default, costs = captured(model)
     # By ops alone, so that a kernel of XLA's that must be written anew takes what it took.
-    assert isinstance(costs.model, MeasuredCosts)
-    assert isinstance(costs.model.estimator, GnnModel)
-    costs.model = costs.model.estimator.analytic
+    assert isinstance(costs.estimator, GnnModel)
+    costs = Costs(replace(costs.profile, ops={}), costs.estimator.analytic)
     climber = Climber(graph, costs, costs.machine, prepare(graph, [default]), 0, 1)
     for moves, allowed_loss_ns, ordered in (
         ({}, 0, False), (EVERYTHING, 10**7, False), (EVERYTHING, 10**7, True), (EVERYTHING, 0, True),

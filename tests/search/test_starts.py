@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.cli.costs import costs_for
 from disco_hlo.core.reasons import LEGAL
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group, Strategy

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form
@@ -21,7 +22,6 @@ from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.phases.ranking import searchable
 from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import Signature, members_of
 from disco_hlo.simulator.costs import CPU, MachineModel

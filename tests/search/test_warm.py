@@ -34,7 +34,7 @@ from disco_hlo.search.run import search
 from disco_hlo.search.warm import warm_up
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import costs_of, machine_of
+from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.profiler.profile import load
 
 def versions():

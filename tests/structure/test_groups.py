@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, Message
-from disco_hlo.structure.groups import SameValues, groups_of, replicated_parameters, spans_all
+from disco_hlo.hlo.proto import DetailedInstruction, Message
+from disco_hlo.structure.groups import SameValues, groups_of
 from disco_hlo.structure.moves import Reorder, apply_moves
 from disco_hlo.structure.program import Program
 from tests.structure import steps
@@ -44,37 +44,6 @@ def test_groups_as_a_transposed_iota() -> None:
     iota.iota_reshape_dims.extend((2, 2))
     iota.iota_transpose_perm.extend((1, 0))
     assert groups_of(Program(EMPTY), made) == ((0, 2), (1, 3))
-
-
-def partitioned(devices: int, replicas: int = 1) -> Message:
-    made = DetailedModule()
-    made.device_assignment.computation_count, made.device_assignment.replica_count = devices, replicas
-    return made
-
-
-def test_a_collective_spans_all_devices_or_some_of_them() -> None:
-    made = collective()
-    assert spans_all(partitioned(4), made)
-    assert not spans_all(partitioned(1), made)
-    assert not spans_all(partitioned(4, replicas=2), made)
-    made.collective_device_list.replica_groups.add(replica_ids=(0, 1, 2, 3))
-    assert spans_all(partitioned(4), made)
-    made.collective_device_list.replica_groups.add(replica_ids=(4, 5, 6, 7))
-    assert not spans_all(partitioned(8), made)
-    assert not spans_all(partitioned(4), DetailedInstruction(name="c", opcode="all-reduce"))
-
-
-def test_parameters_that_every_device_holds_whole() -> None:
-    module = partitioned(2)
-    assert replicated_parameters(module) == frozenset()
-    for axis in (None, 0, 1):  # whole, split over data, split over an axis of one device
-        named = module.spmd_parameters_shardings.add().named_sharding
-        for name, size in (("data", 2), ("model", 1)):
-            named.mesh.axes.add(name=name, size=size)
-        dimension = named.dim_shardings.add()
-        if axis is not None:
-            dimension.axes.add(mesh_axis_index=axis)
-    assert replicated_parameters(module) == {0, 2}
 
 
 @pytest.mark.parametrize(

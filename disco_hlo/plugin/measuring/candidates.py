@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +41,7 @@ from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.job import free_device_bytes
 
-DEFAULT = "XLA default"
 _ROUNDS = (5, 25)
-_OF_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard error of the median over that of the mean, of many from a normal distribution."""
 
 
 @dataclass
@@ -89,28 +85,6 @@ class Trial:
     def structure(self) -> bytes | None:
         """What takes the place of the step's early module."""
         return None if self.restructured is None else self.restructured.early
-
-
-def ratio_to(trial: Trial, reference: Trial) -> float:
-    """Median over the rounds of this trial's step time over the reference's in the same round."""
-    return statistics.median(a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True))
-
-
-def ratio_noise(trial: Trial, reference: Trial) -> float:
-    """How uncertain :func:`ratio_to` is: two standard errors of a median, from the rounds' own spread.
-
-    That is the distance of their quartiles, over what it is among so many from a normal distribution (Blom, Statistical
-    Estimates and Transformed Beta-Variables, 1958): from five on, one that was disturbed does not matter to it. Fewer
-    do not tell which was; there it is the distance of the ends.
-    """
-    ratios = sorted(a / b for a, b in zip(trial.times_ns, reference.times_ns, strict=True))
-    count = len(ratios)
-    if count < 2:
-        return 1.0
-    cut = (count - 1) // 4
-    apart = -2 * statistics.NormalDist().inv_cdf((cut + 1 - 3 / 8) / (count + 1 / 4))
-    deviation = (ratios[-1 - cut] - ratios[cut]) / apart
-    return float(2 * _OF_MEDIAN * deviation / count**0.5)
 
 
 def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.profiler.contention import MUCH_MOVED
 from disco_hlo.profiler.losses import MOST
@@ -45,9 +45,9 @@ def adding_up(
     """
     found = profile.contention or Contention(1.0, 1.0)
     graph, varied = source.graph, varied_buckets(xla)
-    costs, machine = costs_of(profile, graph, [xla]), machine_of(profile)
+    costs = costs_of(profile, graph, [xla])
     alone, beside = (
-        build(graph, strategy, costs, machine).problem
+        build(graph, strategy, costs, costs.machine).problem
         for strategy in (one_at_a_time(graph, varied), beside_transfers(graph, varied))
     )
     by_itself = simulate(alone)

@@ -21,12 +21,11 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
-from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.candidates import DEFAULT
 from disco_hlo.plugin.phases.first_enactment import advice_after, compare_first, never_compared, remember
 from disco_hlo.plugin.phases.one_step import may_be_run
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation

@@ -1,132 +1,240 @@
-"""What rank 0 finds: the search for the best plan, and all that is to be measured (DisCo, section 4.5)."""
+"""What rank 0 finds: the search for the best plan, made again once the kernels that it made up were measured.
+
+What is searched and how says ``disco_hlo.optimize``; here is what the ranks, the user and the plan directory have to do
+with it.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from disco_hlo.plan import plan as plans
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import repeats
+import msgspec
+
+from disco_hlo.compiled import is_cached
+from disco_hlo.errors import DiscoError
+from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
+from disco_hlo.optimize.predict import lower_bound
+from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.logs import progress_wanted
-from disco_hlo.plugin.phases.beside import Named, beside_plans
-from disco_hlo.plugin.phases.outlook import outlook, say_what_predicting_takes
-from disco_hlo.plugin.phases.progress import search_progress
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, prediction, searchable
-from disco_hlo.plugin.phases.searching import Budget, search_within
-from disco_hlo.plugin.phases.sharding import advice_for, worth_saying
+from disco_hlo.plugin.logs import LOGGER, compared, one_line, progress_wanted
+from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
+from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.profile import Profile
-from disco_hlo.search.api import SearchResult, SearchSettings
-from disco_hlo.search.schedule import with_order
-from disco_hlo.search.sharding_advice import sentence
-from disco_hlo.search.warm import warm_up_in_time
-from disco_hlo.simulator.build import build
-from disco_hlo.simulator.step_bound import bound_of_kernels, lowest_bound
-from disco_hlo.simulator.timeline import simulate
+from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.search import run
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.simulator import engine
 
-PLAN = plans.SEARCHED
-_COMPILE_S = 600.0
-"""The longest that a training waits for the search's code, once on a machine; the budget begins behind it. Otherwise
-the first search would end without a plan."""
+COMPILE_S = 600.0
+"""The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
+compiling the code that predicts takes: otherwise the first search would end without a plan."""
+MEASURE_BUDGET_S = 40.0
+"""How long the candidates are measured."""
+SHORTEST_COMPILING_S = 60.0
+"""How long they may be compiled, however short a search is asked for."""
+_CLOSED = frozenset({"conditional", "while"})
+"""Ops whose inside stays as XLA compiled it."""
 
 
 @dataclass(frozen=True)
 class Found:
     """What rank 0's search hands to the measurement."""
 
-    result: SearchResult
-    trials: tuple[Named, ...]
-    """Everything to measure: XLA's default first, then what else stands beside the plans, then these."""
-    prediction: plans.Prediction
+    searches: tuple[Optimized, ...]
+    """The last one counts; each of those before was made again once its plan's kernels were measured."""
+    candidates: tuple[Candidate, ...]
+    """Everything to measure, XLA's default first."""
     profile: Profile
-    search_s: float
-    sharding: plans.Sharding | None = None
-    """What splitting the optimizer's state would gain, where there is some to split."""
-    earlier: tuple[tuple[int, float], ...] = ()
-    """(evaluations, seconds) of the searches before this one, each made again after a look at its plan."""
+
+    @property
+    def last(self) -> Optimized:
+        """The search that counts."""
+        return self.searches[-1]
 
 
 def find(
     session: Session,
-    step: Step,
+    source: CanonicalModule,
     xla: Strategy,
     profile: Profile,
     stop: Interruption,
-    also: Sequence[Strategy] = (),
+    before: Found | None = None,
     *,
-    quiet: bool = False,
     room_bytes: int | None = None,
 ) -> Found:
-    """Search and name what to measure; of ``session`` only the settings and the voice are used.
+    """Search on rank 0 and name what to measure.
 
     Args:
-        also: plans of an earlier search, to be ranked with those of this one; what their kernels took, where they were
-            measured since, corrects estimates.
+        before: an earlier search; its plans are ranked with those of this one, and what their kernels took, where they
+            were measured since, corrects estimates.
         room_bytes: what each device has left for a plan (CPU); None where nobody knows.
-        quiet: nobody waits for what is found, so that nobody is told how long it takes.
     """
-    graph, settings = step.source.graph, session.settings
-    budget = Budget.of(settings.budget_s)
-    if not quiet:
-        say_what_predicting_takes(session)
-    costs, machine = costs_of(profile, graph, (xla, *also)), machine_of(profile)
-    chosen = replace(
-        search_settings(settings),
-        memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room_bytes),
-    )
-    default = simulate(build(graph, xla, costs, machine, repeats=repeats(step.source)).problem)
-    if not also and not quiet:
-        bound = bound_of_kernels(graph, xla.groups, costs, machine)
-        session.say("%s", outlook(session, graph, costs, default.makespan_ns, bound.makespan_ns))
-    compiling = time.monotonic()
-    warm_up_in_time(graph, costs, machine, chosen, _COMPILE_S, lambda: bool(stop))
-    budget = budget.longer_by(time.monotonic() - compiling)
+    settings, budget = session.settings, Budget.of(session.settings.budget_s, COMPILE_S)
+    compiles = say_what_predicting_takes(session)
+    also = plans_in(before.candidates) if before is not None else []
+    case = Case(source, xla, costs_of(profile, source.graph, (xla, *also)), room_bytes)
+    if before is None:
+        session.say("%s", outlook(session, case))
+    if compiles:
+        budget = Budget.of(settings.budget_s, COMPILE_S)
     with search_progress(progress_wanted()) as on_progress:
-        searched = search_within(
-            budget, step.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), also=also,
-            room_bytes=room_bytes,
-            on_progress=on_progress, stop=lambda: bool(stop),
-        )  # fmt: skip
-    for note in searched.notes:
+        found = optimize(
+            case,
+            search_settings(settings),
+            budget,
+            also=also,
+            on_progress=on_progress,
+            stop=lambda: bool(stop),
+        )
+    for note in found.notes:
         session.say("%s", note)
-    result, plans_found, search_s = searched.result, searched.plans, budget.spent_s
-    best = plans_found[0]
     session.say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
-        result.evaluations, search_s, best.predicted_ns / 1e6, default.makespan_ns / 1e6,
+        found.result.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
     )  # fmt: skip
-    plain = with_order(graph, unfused(graph), costs, machine)
-    trials = beside_plans(
-        step.source, best.strategy, xla, default.makespan_ns, plain, costs, machine, chosen.memory_limit_bytes
-    )
-    for number, one in enumerate(plans_found[: settings.finalists]):
-        trials.append((PLAN if number == 0 else f"{PLAN} {number + 1}", one.strategy, one.predicted_ns))
-    kernels = (xla.groups, best.strategy.groups)
-    limit = lowest_bound(graph, kernels, costs, machine)
-    predicted = prediction(
-        plan_ns=best.predicted_ns, peak_bytes=best.peak_bytes, default=default,
-        unfused_ns=plain.predicted_ns, limit=limit,
-    )  # fmt: skip
-    advice = advice_for(step.source, best.strategy, costs, machine)
-    if advice is not None and worth_saying(advice):
-        session.say("%s", sentence(advice))
-    return Found(result, tuple(trials), predicted, profile, search_s, advice)
+    searches = (*before.searches, found) if before is not None else (found,)
+    return Found(searches, candidates(found, settings.finalists), profile)
 
 
 def search_settings(settings: Settings) -> SearchSettings:
     """What the user's settings say to the search."""
     return SearchSettings(
-        alpha=settings.alpha,
-        beta=settings.beta,
         seed=settings.seed,
         unchanged=settings.patience,
         seconds=settings.budget_s,
         finalists=settings.finalists,
     )
+
+
+# --- what the user is told before a search --------------------------------------------------------
+
+
+def looks(session: Session) -> int:
+    """How often the best plan's kernels are measured and the search is made again."""
+    wanted = session.settings.looks
+    return int(session.facts.backend == "gpu") if wanted is None else wanted
+
+
+def say_what_predicting_takes(session: Session) -> bool:
+    """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
+    compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
+    if compiles:
+        session.say(
+            "compiling the code that predicts step times, once on this machine: up to a minute or two"
+        )
+    return compiles
+
+
+def outlook(session: Session, case: Case) -> str:
+    """One line for somebody who waits: how much of the step can change, what can be gained, how long it takes."""
+    settings, default_ns = session.settings, case.default.makespan_ns
+    bound_ns = lower_bound(case.source.graph, [case.xla], case.costs).makespan_ns
+    share = changeable_share(case)
+    closed = "" if share == 1 else ", the rest lies in loops and branches"
+    number = looks(session) + 1
+    times = "" if number == 1 else f"{number} times "
+    code = (
+        "" if is_cached(run.__name__) else "compile the search's code (some minutes, once on this machine), "
+    )
+    measuring_s = max(settings.budget_s, SHORTEST_COMPILING_S) + MEASURE_BUDGET_S
+    return (
+        f"{share:.0%} of a step of {default_ns / 1e6:.2f} ms (predicted) can change{closed}; another order and other "
+        f"buckets make the step {compared(default_ns, bound_ns)} at best, other kernels perhaps more; "
+        f"next: {code}search for up to {times}{settings.budget_s:g} s (DISCO_BUDGET_S), compile and measure what is "
+        f"found for about {measuring_s:.0f} s at most"
+    )
+
+
+def changeable_share(case: Case) -> float:
+    """What part of a step's time no loop or branch of it takes."""
+    graph = case.source.graph
+    closed = [node.id for node in graph.nodes if node.opcode in _CLOSED]
+    closed_ns = int(case.costs.op_ns(graph)[closed].sum()) if closed else 0
+    return max(0.0, 1 - closed_ns / max(1, case.default.makespan_ns))
+
+
+# --- searching again with the times of kernels that had never run ------------------------------------
+
+
+def look_again(
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    found: Found | None,
+    slot: PlanSlot,
+    stop: Interruption,
+    *,
+    search_takes_s: float,
+    room_bytes: int | None = None,
+) -> Found | None:
+    """What a search finds that knows the times of the kernels of ``found``'s best plan; on all ranks at once.
+
+    ``found`` itself, where all of them were known, or they could not be measured. Its plans are among those that the
+    new search ranks.
+
+    Args:
+        found: what the search found; None on ranks other than 0.
+        search_takes_s: how long rank 0 may keep the others waiting.
+        room_bytes: as for :func:`find`.
+
+    Raises:
+        ActivationError: a rank failed in the new search.
+    """
+    raw = None
+    if found is not None and not stop:
+        best = found.last.best.strategy
+        lacking = unknown_kernels(source.graph, found.profile, best)
+        LOGGER.debug("%d of %d kernels of the plan were never run", lacking, len(best.groups))
+        raw = msgspec.to_builtins(best) if lacking else None
+    raw = session.tell(raw, "plan to look at")
+    if raw is None:
+        return found
+    times = _measured(session, source, msgspec.convert(raw, Strategy), slot, found)
+    if not session.tell(bool(times), "looked at"):
+        return found
+    with session.stage("search again", takes_s=search_takes_s):
+        if found is None or stop:
+            return found
+        profile, seen = with_kernels(found.last.case.costs, times, source.graph, found.last.best.strategy)
+        session.say(
+            "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
+            seen.kernels, seen.measured_ns / 1e6, seen.estimated_ns / 1e6,
+        )  # fmt: skip
+        return find(session, source, xla, profile, stop, found, room_bytes=room_bytes)
+
+
+def _measured(
+    session: Session, source: CanonicalModule, plan: Strategy, slot: PlanSlot, found: Found | None
+) -> Mapping[str, OpTime]:
+    """Times of the plan's kernels, on rank 0; nothing where they could not be measured, and elsewhere."""
+    launch_ns = found.profile.launch_ns if found is not None else 0
+    try:
+        times = kernel_times(session, source, kernels_of(session, source, plan, slot), launch_ns)
+    except Exception as error:  # the same on every rank, by the stages it goes through
+        session.say("the plan's kernels are not measured: %s", one_line(error))
+        return {}
+    if found is not None:
+        _keep(session, found.profile, times)
+    return times
+
+
+def _keep(session: Session, profile: Profile, times: Mapping[str, OpTime]) -> None:
+    """Add what is new to the store. One that fails is done without: the error would be rank 0's alone, and the
+    others would wait for it."""
+    new = {key: time for key, time in times.items() if key not in profile.ops}
+    with measured_times(session) as store:
+        if store is None or not store.writable:
+            return
+        try:
+            store.add_ops(profile.platform, new)
+        except DiscoError as error:
+            say_not_kept(store.path, one_line(error))

@@ -15,15 +15,16 @@ from pathlib import Path
 from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
+from disco_hlo.optimize.pipeline import search_record
+from disco_hlo.optimize.select import beats, ratio_noise
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, ratio_noise
-from disco_hlo.plugin.phases.finding import PLAN, Found, search_settings
-from disco_hlo.plugin.phases.winner import beats
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.phases.finding import Found, search_settings
 from disco_hlo.plugin.session import Session, target, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables, jaxlink
@@ -52,7 +53,7 @@ def save_interrupted(outcome: Outcome) -> None:
     goes_on = "this run goes on with XLA's default"
     if _is_measured(slot):
         session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
-    elif found.prediction.plan_ns >= found.prediction.default_ns:
+    elif found.last.best.predicted_ns >= found.last.case.default.makespan_ns:
         session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
     elif save(outcome, _searched(outcome.trials)):
         session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
@@ -69,7 +70,7 @@ def _is_measured(slot: PlanSlot) -> bool:
 
 def _searched(trials: Sequence[Trial]) -> Trial:
     """The plan that the search itself puts first."""
-    return next(trial for trial in trials if trial.name == PLAN)
+    return next(trial for trial in trials if trial.name == plans.SEARCHED)
 
 
 def save(outcome: Outcome, winner: Trial) -> bool:
@@ -97,9 +98,9 @@ def save(outcome: Outcome, winner: Trial) -> bool:
 def _victory(winner: Trial, default: Trial) -> str:
     """What the clock says of the winner. One that was taken whatever the clock says may be no faster."""
     gain = compared(default.median_ns, winner.median_ns)
-    if beats(winner, default):
+    if beats(winner.times_ns, default.times_ns):
         return f"{winner.name} wins: {gain} than XLA's default"
-    noise = ratio_noise(winner, default)
+    noise = ratio_noise(winner.times_ns, default.times_ns)
     return f"{winner.name} is taken: {gain} than XLA's default, where {noise:.1%} is noise"
 
 
@@ -115,14 +116,15 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         versions=versions(facts),
         strategies=plans.in_entry(strategy),
         chosen=winner.name,
-        prediction=found.prediction,
-        search=_search_record(outcome.session, found),
+        prediction=found.last.prediction,
+        search=search_record(
+            search_settings(outcome.session.settings), [one.result for one in found.searches]
+        ),
         module_sha256=hashlib.sha256(module).hexdigest(),
         notes=_notes(step, winner, trials),
         measured=_measured(outcome),
         searched=_searched_instead(trials, winner),
         structure=UNSET if winner.restructured is None else winner.restructured.record,
-        sharding=UNSET if found.sharding is None else found.sharding,
     )
     outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
     save_profile(found.profile, outcome.slot.path / PROFILE_NAME)
@@ -145,26 +147,10 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
     return plans.Searched(plans.in_entry(own.strategy), hashlib.sha256(own.module).hexdigest())
 
 
-def _search_record(session: Session, found: Found) -> plans.SearchRecord:
-    settings = search_settings(session.settings)
-    before = [evaluations for evaluations, _ in found.earlier]
-    counts = (*before, found.result.evaluations)
-    return plans.SearchRecord(
-        method=settings.method,
-        settings={
-            "alpha": settings.alpha, "beta": settings.beta, "seed": settings.seed,
-            "unchanged": settings.unchanged, "seconds": settings.seconds, "finalists": settings.finalists,
-        },
-        evaluations=sum(counts),
-        improvements=tuple((sum(before) + one.evaluation, one.cost_ns) for one in found.result.trace),
-        searches=counts if before else UNSET,
-    )  # fmt: skip
-
-
 def _measured(outcome: Outcome) -> plans.Measured:
     found = outcome.found
-    seconds = tuple(round(search_s, 3) for search_s in (*(s for _, s in found.earlier), found.search_s))
-    evaluations = found.result.evaluations + sum(count for count, _ in found.earlier)
+    seconds = tuple(round(one.search_s, 3) for one in found.searches)
+    evaluations = sum(one.result.evaluations for one in found.searches)
     fitted = found.profile.transfers
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -184,7 +170,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
         search_s=round(sum(seconds), 3),
         measure_s=round(outcome.measure_s, 3),
         evaluations_per_s=round(evaluations / max(sum(seconds), 1e-9), 1),
-        searches_s=seconds if found.earlier else UNSET,
+        searches_s=seconds if len(seconds) > 1 else UNSET,
     )
 
 

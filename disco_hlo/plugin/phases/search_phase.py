@@ -9,32 +9,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import msgspec
-
+from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.candidates import Trial, measure
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
-from disco_hlo.plugin.phases.compiling import compile_finalists
 from disco_hlo.plugin.phases.enact_phase import enact
-from disco_hlo.plugin.phases.finding import PLAN, Found, find
+from disco_hlo.plugin.phases.finalists import chosen, compile_and_measure, trials_of
+from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
-from disco_hlo.plugin.phases.outlook import MEASURE_BUDGET_S, looks
-from disco_hlo.plugin.phases.rehearsal import rehearsed
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
-from disco_hlo.plugin.phases.second_look import look_again
-from disco_hlo.plugin.phases.structure_search import Best, restructured_trials
-from disco_hlo.plugin.phases.winner import winning
+from disco_hlo.plugin.phases.structure_search import restructured_trials
 from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -83,40 +76,23 @@ def _only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
 
 def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedExecutable | None:
     source = step.source
-    xla = read(source)
     stop = interruption(session, source.graph.fingerprint)
-    with stop.watched(), rehearsed(session, step) as wait_for_code:
-        session.say("profiling the step; the training waits until the search is over")
-        started = time.monotonic()
-        with measured_times(session) as store:
-            profiled = profile_step(session, source, xla, store, slot)
-        profile_s = time.monotonic() - started
-        if session.tell(bool(stop), "interrupted"):
-            session.say("interrupted before the search; this run goes on with XLA's default")
+    with stop.watched():
+        searched = _search(session, step, slot, stop)
+        if searched is None:
             return None
-        if profiled is not None:
-            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-        room = room_bytes(session)
-        takes_s = session.settings.budget_s + AROUND_SEARCH_S
-        with session.stage("search", takes_s=takes_s):
-            wait_for_code(stop)
-            found = (
-                find(session, step, xla, profiled.profile, stop, room_bytes=room)
-                if profiled is not None
-                else None
-            )
-        for _ in range(looks(session)):
-            found = look_again(session, step, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
-        trials = _trials(session, found, slot)
+        profile_s, found = searched
+        trials = trials_of(session, found, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
-                trials += restructured_trials(session, step, slot, store, _best(found))
+                best = None if found is None else found.last
+                trials += restructured_trials(session, source.graph, slot, store, best)
         started = time.monotonic()
-        complete = _measure(session, step, trials, stop)
+        complete = compile_and_measure(session, source, trials, stop)
     measure_s = time.monotonic() - started
     exchange(session)
     forced = session.settings.forced_structure
-    winner = trials[session.tell(_chosen(trials, forced) if session.leads and complete else 0, "winner")]
+    winner = trials[session.tell(chosen(trials, forced) if session.leads and complete else 0, "winner")]
     saved = False
     if found is not None:
         outcome = Outcome(session, step, slot, found, trials, profile_s, measure_s)
@@ -139,52 +115,30 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     return executable
 
 
-# --- finalists, on all ranks ----------------------------------------------------------------------
-
-
-def _best(found: Found | None) -> Best | None:
-    """The search's first, and XLA's default in the same prediction."""
-    if found is None:
-        return None
-    plan = next(strategy for name, strategy, _ in found.trials if name == PLAN)
-    assert plan is not None
-    return Best(plan, found.prediction.plan_ns, found.profile)
-
-
-def _trials(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial]:
-    """The candidates by name; on ranks other than 0 their strategies arrive as JSON."""
-    raw = None
-    if found is not None:
-        raw = [[name, msgspec.to_builtins(strategy), ns] for name, strategy, ns in found.trials]
-    told = session.tell(raw, "finalists")
-    return [
-        Trial(name, None if strategy is None else msgspec.convert(strategy, Strategy), ns, marks=slot)
-        for name, strategy, ns in told
-    ]
-
-
-def _measure(session: Session, step: Step, trials: list[Trial], stop: Interruption) -> bool:
-    """Compile and time the trials, less those that there is no time to compile; whether that was not interrupted."""
-    if session.tell(bool(stop), "interrupted"):
-        return False
-    session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
-    if not compile_finalists(session, step.source, trials, stop):
-        return False
-    if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
-        return False
-    for trial in trials:
-        if trial.error:
-            session.say("%s: not measured: %s", trial.name, trial.error)
-        else:
-            session.say(
-                "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
-            )
-    return True
-
-
-def _chosen(trials: Sequence[Trial], forced: str | None) -> int:
-    """Index of the trial that is ``forced`` by its name, if it ran; else of the winner."""
-    for i, trial in enumerate(trials):
-        if forced is not None and trial.name == forced and trial.times_ns and not trial.error:
-            return i
-    return winning(trials)
+def _search(
+    session: Session, step: Step, slot: PlanSlot, stop: Interruption
+) -> tuple[float, Found | None] | None:
+    """How long profiling took, and on rank 0 what was found; None where somebody interrupted before the search."""
+    source, xla = step.source, read(step.source)
+    wanted = session.leads and session.facts.backend == "gpu"
+    with rehearsed(step.module, session.facts.device_kind, wanted=wanted) as wait_for_code:
+        session.say("profiling the step; the training waits until the search is over")
+        started = time.monotonic()
+        with measured_times(session) as store:
+            profiled = profile_step(session, source, xla, store, slot)
+        profile_s = time.monotonic() - started
+        if session.tell(bool(stop), "interrupted"):
+            session.say("interrupted before the search; this run goes on with XLA's default")
+            return None
+        room = room_bytes(session)
+        takes_s = session.settings.budget_s + AROUND_SEARCH_S
+        found = None
+        if profiled is not None:
+            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+        with session.stage("search", takes_s=takes_s):
+            wait_for_code(lambda: bool(stop))
+            if profiled is not None:
+                found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
+    for _ in range(looks(session)):
+        found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
+    return profile_s, found

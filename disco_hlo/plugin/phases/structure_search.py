@@ -9,34 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize.costs import Costs, costs_of
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
+from disco_hlo.optimize.predict import predict
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.costing import costs_of, machine_of
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
-from disco_hlo.plugin.phases.ranking import memory_limit_bytes, searchable
-from disco_hlo.plugin.phases.searching import Budget, search_within
+from disco_hlo.plugin.phases.finding import search_settings
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.schedule import Scheduled, best_buckets
-from disco_hlo.simulator.build import build
-from disco_hlo.simulator.timeline import simulate
 
 EXPOSED_SHARE = 0.03
 """Share of a step that its communication must leave exposed before any structure is tried."""
@@ -49,22 +45,17 @@ SEARCH_SHARE = 0.1
 _TAKES_S = 300.0
 
 
-@dataclass(frozen=True)
-class Best:
-    """What the search over order and buckets found, on rank 0."""
-
-    strategy: Strategy
-    predicted_ns: int
-    profile: Profile
-
-
 def restructured_trials(
-    session: Session, step: Step, slot: PlanSlot, store: ProfileStore | None, best: Best | None
+    session: Session, graph: Graph, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
-    all go on without."""
+    all go on without.
+
+    Args:
+        found: what the search over order and buckets found, on rank 0.
+    """
     try:
-        return _trials(session, step, slot, store, best)
+        return _trials(session, graph, slot, store, found)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -73,12 +64,11 @@ def restructured_trials(
         return []
 
 
-def why_not(graph: Graph, best: Best) -> str:
-    """Why no other structure is tried, as a sentence's end; empty where one is."""
-    costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
-    if not machine.asynchronous:
+def why_not(graph: Graph, plan: Strategy, costs: Costs) -> str:
+    """Why no other structure than the best plan's is tried, as a sentence's end; empty where one is."""
+    if not costs.machine.asynchronous:
         return "collectives block on this device, so nothing can overlap them"
-    timeline = simulate(build(graph, best.strategy, costs, machine).problem)
+    timeline = predict(graph, plan, costs).timeline
     exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
@@ -102,28 +92,28 @@ def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
 
 
 def _trials(
-    session: Session, step: Step, slot: PlanSlot, store: ProfileStore | None, best: Best | None
+    session: Session, graph: Graph, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
         return []
     with session.stage("structure"):
         mine = ""
-        if best is not None and settings.forced_structure is None:
-            mine = why_not(step.source.graph, best)
+        if found is not None and settings.forced_structure is None:
+            mine = why_not(graph, found.best.strategy, found.case.costs)
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
     made = _restructured(session)
-    promising = session.tell(_most_promising(session, made, best), "promising structures")
+    promising = session.tell(_most_promising(session, made, found), "promising structures")
     room = room_bytes(session)
-    found: dict[str, Scheduled] = {}
+    best: dict[str, Scheduled] = {}
     for name in promising:
         one = _searched(session, made[name], slot, store, room)
         if one is not None:
-            found[name] = one
-    return _told(session, found, made, slot, best)
+            best[name] = one
+    return _told(session, best, made, slot, found)
 
 
 def _restructured(session: Session) -> dict[str, Restructured]:
@@ -182,17 +172,17 @@ def _made(
 
 
 def _most_promising(
-    session: Session, made: Mapping[str, Restructured], best: Best | None
+    session: Session, made: Mapping[str, Restructured], found: Optimized | None
 ) -> list[str] | None:
     """Names of the schedules worth profiling, on rank 0: by what is known of their ops so far."""
-    if not session.leads or best is None:
+    if not session.leads or found is None:
         return [] if session.leads else None
     predicted: dict[str, int] = {}
     for name, one in made.items():
         graph = one.source.graph
         try:
-            costs, machine = costs_of(best.profile, graph), machine_of(best.profile)
-            predicted[name] = best_buckets(graph, read(one.source).groups, costs, machine).predicted_ns
+            costs = costs_of(found.case.costs.profile, graph)
+            predicted[name] = best_buckets(graph, read(one.source).groups, costs, costs.machine).predicted_ns
         except Exception as error:
             _say_left_out(session, name, error)
     LOGGER.debug("structures as predicted before profiling: %s ns", predicted)
@@ -203,49 +193,34 @@ def _searched(
     session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None, room: int | None
 ) -> Scheduled | None:
     """The best plan for a schedule, on rank 0; None elsewhere, and where there is none."""
-    name = one.record.name
+    name, source, settings = one.record.name, one.source, session.settings
     try:
-        profiled = profile_step(session, one.source, read(one.source), store, slot, restructured=one)
-        with session.stage(f"search of {name}", takes_s=session.settings.budget_s + _TAKES_S):
-            return None if profiled is None else _best_plan(session, one, profiled.profile, room)
+        xla = read(source)
+        profiled = profile_step(session, source, xla, store, slot, restructured=one)
+        with session.stage(f"search of {name}", takes_s=settings.budget_s + _TAKES_S):
+            if profiled is None:
+                return None
+            budget = Budget.of(settings.budget_s * SEARCH_SHARE)
+            case = Case(source, xla, costs_of(profiled.profile, source.graph, [xla]), room)
+            return optimize(case, replace(search_settings(settings), finalists=1), budget).best
     except Exception as error:
         _say_left_out(session, name, error)
         return None
 
 
-def _best_plan(session: Session, one: Restructured, profile: Profile, room: int | None) -> Scheduled:
-    graph, settings = one.source.graph, session.settings
-    budget = Budget.of(settings.budget_s * SEARCH_SHARE)
-    xla = read(one.source)
-    costs, machine = costs_of(profile, graph, [xla]), machine_of(profile)
-    chosen = SearchSettings(
-        alpha=settings.alpha,
-        beta=settings.beta,
-        seed=settings.seed,
-        unchanged=settings.patience,
-        seconds=settings.budget_s * SEARCH_SHARE,
-        finalists=1,
-    )
-    chosen = replace(chosen, memory_limit_bytes=memory_limit_bytes(graph, xla, costs, machine, room))
-    searched = search_within(
-        budget, one.source, xla, costs, machine, chosen, begin=lambda: searchable(graph, xla), room_bytes=room,
-        stop=lambda: False,
-    )  # fmt: skip
-    return searched.plans[0]
-
-
 def _told(
     session: Session,
-    found: Mapping[str, Scheduled],
+    best: Mapping[str, Scheduled],
     made: Mapping[str, Restructured],
     slot: PlanSlot,
-    best: Best | None,
+    found: Optimized | None,
 ) -> list[Trial]:
     """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
     kept = [
         [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
-        for name, one in found.items()
-        if session.settings.forced_structure or (best is not None and one.predicted_ns < best.predicted_ns)
+        for name, one in best.items()
+        if session.settings.forced_structure
+        or (found is not None and one.predicted_ns < found.best.predicted_ns)
     ]
     trials = []
     for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):

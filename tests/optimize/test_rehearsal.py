@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import io
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.phases import rehearsal
-from disco_hlo.plugin.phases.finding import Found
-from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.step import Step
+from disco_hlo.optimize import rehearsal
 
 MODULE = Path(__file__).parents[1] / "data" / "h200_models" / "rnnlm.hlo.pb.gz"
-STEP = cast(Step, SimpleNamespace(module=b"a module"))
 
 
-def session(backend: str, *, leads: bool = True) -> Session:
-    facts = SimpleNamespace(backend=backend, device_kind="NVIDIA H200")
-    return cast(Session, SimpleNamespace(leads=leads, facts=facts))
+def rehearsed(*, wanted: bool = True) -> Any:
+    return rehearsal.rehearsed(b"a module", "NVIDIA H200", wanted=wanted)
 
 
 def command(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -34,26 +26,12 @@ def command(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Found] = []
-    find = rehearsal.find
-
-    def noting(*args: Any, **options: Any) -> Found:
-        found.append(find(*args, **options))
-        return found[0]
-
-    monkeypatch.setattr(rehearsal, "find", noting)
     # On a busy machine compiling takes all of its own time. The search ends by itself.
     monkeypatch.setattr(rehearsal, "_SEARCH_S", 60.0)
-    monkeypatch.setattr(sys, "argv", ["rehearsal", "NVIDIA H200"])
-    monkeypatch.setattr(
-        sys, "stdin", SimpleNamespace(buffer=io.BytesIO(gzip.decompress(MODULE.read_bytes())))
-    )
-    rehearsal.main()
-    assert (found[0].profile.platform.backend, found[0].profile.platform.device_kind) == (
-        "gpu",
-        "NVIDIA H200",
-    )
-    assert found[0].result.evaluations > 0
+    found = rehearsal.rehearse(gzip.decompress(MODULE.read_bytes()), "NVIDIA H200")
+    platform = found.case.costs.profile.platform
+    assert (platform.backend, platform.device_kind) == ("gpu", "NVIDIA H200")
+    assert found.result.evaluations > 0
 
 
 def test_the_search_waits_for_its_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,8 +43,8 @@ def test_the_search_waits_for_its_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp
         f"Path({str(tmp_path / 'done')!r}).write_text(' | '.join(given))",
     )
     monkeypatch.setenv("ENABLE_SEARCH", "1")
-    with rehearsal.rehearsed(session("gpu"), STEP) as wait:
-        wait(Interruption())
+    with rehearsed() as wait:
+        wait(lambda: False)
         assert (tmp_path / "done").read_text() == "a module | NVIDIA H200 | None"
 
 
@@ -80,35 +58,31 @@ def test_a_rehearsal_lasts_no_longer_than_it_is_wanted(
         "import time; from pathlib import Path\n"
         f"while True: Path({str(beat)!r}).write_text(str(time.time())); time.sleep(0.02)",
     )
-    stop = Interruption()
-    with rehearsal.rehearsed(session("gpu"), STEP) as wait:
+    with rehearsed() as wait:
         while not beat.exists():
             time.sleep(0.02)
         if ended_by == "interruption":
-            stop.wanted = True
-            wait(stop)
+            wait(lambda: True)
     last = beat.read_text()
     time.sleep(0.3)
     assert beat.read_text() == last
 
 
-@pytest.mark.parametrize(
-    ("backend", "leads", "cached"), [("cpu", True, False), ("gpu", False, False), ("gpu", True, True)]
-)
+@pytest.mark.parametrize(("wanted", "cached"), [(False, False), (True, True)])
 def test_where_it_would_not_help_nothing_is_rehearsed(
-    backend: str, leads: bool, cached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wanted: bool, cached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     command(monkeypatch, f"from pathlib import Path; Path({str(tmp_path / 'ran')!r}).touch()")
     monkeypatch.setattr(rehearsal, "is_cached", lambda module: cached)
-    with rehearsal.rehearsed(session(backend, leads=leads), STEP) as wait:
-        wait(Interruption())
+    with rehearsed(wanted=wanted) as wait:
+        wait(lambda: False)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_rehearsal_that_fails_is_nobodys_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, "raise SystemExit(1)")
-    with rehearsal.rehearsed(session("gpu"), STEP) as wait:
-        wait(Interruption())
+    with rehearsed() as wait:
+        wait(lambda: False)
     monkeypatch.setattr(rehearsal, "_COMMAND", ("/no/such/interpreter",))
-    with rehearsal.rehearsed(session("gpu"), STEP) as wait:
-        wait(Interruption())
+    with rehearsed() as wait:
+        wait(lambda: False)

@@ -7,19 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
-from disco_hlo.cli.costs import costs_for
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.optimize import pipeline
+from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.phases import searching
-from disco_hlo.plugin.phases.ranking import ranked, searchable
-from disco_hlo.plugin.phases.searching import Budget, Searched, search_within
 from disco_hlo.search import warm
-from disco_hlo.search.api import Dropped, SearchSettings
+from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.methods import island
 from disco_hlo.search.schedule import with_order
+from disco_hlo.simulator.build import resident_bytes
+from tests.report import plans
 
 pytestmark = pytest.mark.product_only
 
@@ -32,13 +36,13 @@ def source() -> CanonicalModule:
     return canonicalize(MODULE.read_bytes())
 
 
-def searched(source: CanonicalModule, budget: Budget, *, stopped: bool = False) -> Searched:
+def case_of(source: CanonicalModule) -> Case:
     xla = read(source)
-    costs = costs_for(source.graph, None, None, [xla])
-    return search_within(
-        budget, source, xla, costs, costs.machine, FEW,
-        begin=lambda: searchable(source.graph, xla), stop=lambda: stopped,
-    )  # fmt: skip
+    return Case(source, xla, costs_for(source.graph, None, None, [xla]))
+
+
+def searched(source: CanonicalModule, budget: Budget) -> Optimized:
+    return optimize(case_of(source), FEW, budget)
 
 
 def test_without_a_budget_the_search_is_made(source: CanonicalModule) -> None:
@@ -81,9 +85,9 @@ def test_the_search_leaves_time_for_what_comes_behind_it(
         given.append(settings.seconds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(searching, "search", noting)
-    monkeypatch.setattr(searching, "warm_up_in_time", lambda *_: True)
-    monkeypatch.setattr(searching, "_FINISHING_S", 1.0)
+    monkeypatch.setattr(pipeline, "search", noting)
+    monkeypatch.setattr(pipeline, "warm_up_in_time", lambda *_: True)
+    monkeypatch.setattr(pipeline, "_FINISHING_S", 1.0)
     with pytest.raises(KeyboardInterrupt):
         searched(source, Budget.of(1000.0))
     assert given[0] is not None
@@ -91,12 +95,10 @@ def test_the_search_leaves_time_for_what_comes_behind_it(
 
 
 def test_when_the_time_is_up_one_plan_is_ranked(source: CanonicalModule) -> None:
-    xla = read(source)
-    costs = costs_for(source.graph, None, None, [xla])
-    result = searched(source, Budget.of(None)).result
+    case, result = case_of(source), searched(source, Budget.of(None)).result
     assert len(result.finalists) > 1
-    plans = ranked(source, xla, result, costs, costs.machine, until=time.monotonic())
-    assert plans == [with_order(source.graph, result.strategy, costs, costs.machine)]
+    found, _ = ranked(case, result, until=time.monotonic())
+    assert found == [with_order(source.graph, result.strategy, case.costs, case.costs.machine)]
 
 
 def test_what_the_search_drops_is_counted_and_told(
@@ -117,3 +119,28 @@ def test_what_the_search_drops_is_counted_and_told(
 def test_of_several_that_are_dropped_the_first_is_told() -> None:
     both = Dropped() + Dropped(1, "first") + Dropped(2, "second")
     assert both.sentence() == "3 candidates of the search are left out, being no plan of this step: first"
+
+
+def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs() -> None:
+    """There was no limit, and what goes beyond is killed with the training."""
+    case = case_of(plans.cpu())
+    own = with_order(case.source.graph, case.xla, case.costs, case.costs.machine).peak_bytes
+    assert case.limit_bytes is None
+    assert replace(case, room_bytes=0).limit_bytes == own
+    assert replace(case, room_bytes=1 << 30).limit_bytes == resident_bytes(case.source.graph) + (1 << 30)
+    graph, device = case.source.graph, AnalyticModel(DeviceModel(4e12, 4e14, hoists=False))
+    on_gpu = replace(case, xla=unfused(graph), costs=Costs(plans.sockets_profile(), device))
+    needed = with_order(graph, on_gpu.xla, on_gpu.costs, on_gpu.costs.machine).peak_bytes
+    assert replace(on_gpu, room_bytes=1 << 30).limit_bytes == int(needed * 1.1)
+
+
+def test_a_plan_says_of_its_searches_what_they_read() -> None:
+    first = SearchResult(Strategy(), 90, 100, (Improvement(3, 0.1, 90),), 10, 10, 0.1, "seconds")
+    second = SearchResult(Strategy(), 80, 100, (Improvement(2, 0.1, 80),), 5, 5, 0.1, "seconds")
+    record = search_record(SearchSettings(memory_limit_bytes=7), [first, second])
+    assert (record.evaluations, record.searches, record.improvements) == (15, (10, 5), ((12, 80),))
+    assert {"alpha", "beta", "moves", "tries", "memory_limit_bytes"}.isdisjoint(record.settings)
+    alone = search_record(SearchSettings(method="backtracking"), [first])
+    assert (alone.searches, alone.settings["alpha"], alone.settings["moves"]) == (
+        UNSET, 1.05, "fuse duplicate merge",
+    )  # fmt: skip

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import Timeline, simulate
-
-
-class Costs(CostModel):
-    """A cost model with its machine."""
-
-    machine: MachineModel
-    """How kernels and collectives run beside each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +22,6 @@ class Predicted:
     strategy: Strategy
     built: Built
     timeline: Timeline
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """For each task of the timeline, the unit it belongs to."""
-        return self.built.tokens
 
 
 def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:

@@ -1,4 +1,4 @@
-"""What a look at a plan's kernels teaches the profile."""
+"""What the measured kernels of a plan teach the profile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.hlo.cost_model import Kernels
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.reprofile import Reprofiled, estimates_ns, unknown_kernels, with_kernels
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.costing import costs_of
-from disco_hlo.plugin.phases.second_look import Look, estimates_ns, unknown_kernels, with_kernels
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, load
@@ -39,7 +39,7 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     assert look.ratio == pytest.approx(1.2, abs=0.01)
     assert unknown_kernels(graph, known, plan) == 0
     again = costs_of(known, graph, (plan,))
-    assert with_kernels(again, slower, graph, plan) == (known, Look(0, 0, 0))
+    assert with_kernels(again, slower, graph, plan) == (known, Reprofiled(0, 0, 0))
     nodes = tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes))
     larger = Kernels.of_lists([nodes], [nodes])
     (before,), (after,) = (costs.kernels_ns(graph, larger) for costs in (told, again))
@@ -61,4 +61,4 @@ def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCos
 
 def test_without_times_nothing_is_learned(told: MeasuredCosts) -> None:
     graph, plan = transformer().graph, read(transformer())
-    assert with_kernels(told, {}, graph, plan) == (told.profile, Look(0, 0, 0))
+    assert with_kernels(told, {}, graph, plan) == (told.profile, Reprofiled(0, 0, 0))

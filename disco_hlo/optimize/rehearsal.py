@@ -1,4 +1,4 @@
-"""The search's code compiled beside the profiling, on GPU.
+"""The search's code compiled while something else goes on: while a GPU's step is profiled.
 
 The first search on a machine has its inner loops compiled: a minute or two of one core, in which all ranks wait for
 rank 0. While a GPU's step is compiled and profiled the other cores of its host have little to do. So a fresh
@@ -9,34 +9,30 @@ On CPU it would use the cores whose times are being measured.
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.compiled import is_cached
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.ablations import candidates
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.costing import costs_of, machine_of
-from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.phases.finding import find, search_settings
-from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.allreduce import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
+from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods.child import environment
 from disco_hlo.search.warm import warm_up_in_time
 
+LOGGER = logging.getLogger("disco_hlo")
 PATIENCE_S = 200.0
 """Longest that a search waits for its code; then it compiles what is missing itself."""
-_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.plugin.phases.rehearsal")
+_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.optimize.rehearsal")
 _SEARCH_S = 2.0
 
 
@@ -48,20 +44,24 @@ def stand_in_profile(backend: str = "cpu", device_kind: str = "cpu") -> Profile:
 
 
 @contextlib.contextmanager
-def rehearsed(session: Session, step: Step) -> Iterator[Callable[[Interruption], None]]:
-    """Rehearse the search for ``step`` on rank 0 of a GPU job, as long as the block lasts.
+def rehearsed(
+    module: bytes, device_kind: str, *, wanted: bool
+) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Rehearse the search for a step of GPUs, as long as the block lasts, where its code is not compiled yet.
 
-    Yields what waits until the rehearsal is over, or somebody interrupts. It fails silently: then the search compiles
-    its code itself.
+    Yields what waits until the rehearsal is over, or until what it is handed answers True. It fails silently: then the
+    search compiles its code itself.
+
+    Args:
+        wanted: False rehearses nothing.
     """
-    wanted = session.leads and session.facts.backend == "gpu" and not is_cached(run.__name__)
-    process = _begin(session, step.module) if wanted else None
+    process = _begin(module, device_kind) if wanted and not is_cached(run.__name__) else None
 
-    def wait(stop: Interruption) -> None:
+    def wait(stop: Callable[[], bool]) -> None:
         if process is None:
             return
         started = time.monotonic()
-        while process.poll() is None and time.monotonic() - started < PATIENCE_S and not stop:
+        while process.poll() is None and time.monotonic() - started < PATIENCE_S and not stop():
             time.sleep(0.05)
         waited_s = time.monotonic() - started
         LOGGER.debug("the search was rehearsed (%s), waited for it %.1f s", process.poll(), waited_s)
@@ -74,13 +74,13 @@ def rehearsed(session: Session, step: Step) -> Iterator[Callable[[Interruption],
             process.wait()
 
 
-def _begin(session: Session, module: bytes) -> subprocess.Popen[bytes] | None:
+def _begin(module: bytes, device_kind: str) -> subprocess.Popen[bytes] | None:
     try:
         with tempfile.TemporaryFile() as given:
             given.write(module)
             given.seek(0)
             return subprocess.Popen(
-                (*_COMMAND, session.facts.device_kind), stdin=given, env=environment(),
+                (*_COMMAND, device_kind), stdin=given, env=environment(),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
     except OSError as error:
@@ -88,18 +88,18 @@ def _begin(session: Session, module: bytes) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def main() -> None:
-    """Search the module on stdin, of a step on GPUs of the kind that is the argument, and forget what was found."""
-    module = sys.stdin.buffer.read()
+def rehearse(module: bytes, device_kind: str) -> Optimized:
+    """Do once, with times that mean nothing, all that a search for this step of such devices does."""
     source = canonicalize(module)
-    settings = Settings(search=True, directory=Path(os.devnull), budget_s=_SEARCH_S)
-    # Of a session the search asks its settings and its voice alone.
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
-    profile, xla = stand_in_profile(source.graph.backend, sys.argv[1]), read(source)
-    costs = costs_of(profile, source.graph, (xla,))
-    warm_up_in_time(source.graph, costs, machine_of(profile), search_settings(settings), None)
-    find(session, Step(module, source), xla, profile, Interruption(), quiet=True)
+    profile, xla = stand_in_profile(source.graph.backend, device_kind), read(source)
+    case = Case(source, xla, costs_of(profile, source.graph, (xla,)))
+    settings = SearchSettings(seconds=_SEARCH_S)
+    warm_up_in_time(source.graph, case.costs, case.costs.machine, settings, None)
+    found = optimize(case, settings, Budget.of(_SEARCH_S))
+    candidates(found, settings.finalists)
+    found.case.prediction(found.best)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    rehearse(sys.stdin.buffer.read(), sys.argv[1])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.phases.ranking import searchable
 from tests.plan.small_graphs import graph
 
 

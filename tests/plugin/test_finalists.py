@@ -1,4 +1,4 @@
-"""Finalists are compiled while there is time: which first, which not at all, and who says so."""
+"""Finalists are compiled while there is time: which first, which not at all, who says so, and which is chosen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
+from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import DEFAULT, Trial
-from disco_hlo.plugin.phases import compiling
-from disco_hlo.plugin.phases.beside import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plugin.phases.finding import PLAN
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.phases import finalists
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 
@@ -49,13 +50,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Compiled, l
             clock.now_s += each_s
             stop.wanted = len(waves) >= stop_after
 
-        monkeypatch.setattr(compiling, "compile_trials", compile_trials)
-        monkeypatch.setattr(compiling, "compiles_at_once", lambda _: at_once)
-        monkeypatch.setattr(compiling, "time", clock)
+        monkeypatch.setattr(finalists, "compile_trials", compile_trials)
+        monkeypatch.setattr(finalists, "compiles_at_once", lambda _: at_once)
+        monkeypatch.setattr(finalists, "time", clock)
         settings = Settings(search=True, directory=tmp_path, budget_s=120.0)
         session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
         trials = [Trial(name, None if name == DEFAULT else Strategy(), 0) for name in names]
-        ended = compiling.compile_finalists(session, None, trials, stop)  # type: ignore[arg-type]
+        ended = finalists.compile_finalists(session, None, trials, stop)  # type: ignore[arg-type]
         return waves, [trial.name for trial in trials], ended
 
     return run
@@ -107,3 +108,13 @@ def test_ctrl_c_ends_it_between_two_modules(
     waves, _, ended = compiled(tmp_path, 1.0, stop_after=2)
     assert waves == [[DEFAULT], [PLAN]]
     assert ended is False
+
+
+def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
+    default = Trial(DEFAULT, None, 120, times_ns=[100, 100, 100])
+    failed = Trial(PLAN, Strategy(), 60, times_ns=[50, 50, 50], error="differs")
+    slower = Trial("chunk-2", Strategy(), 60, times_ns=[110, 110, 110])
+    trials = [default, failed, slower]
+    assert finalists.chosen(trials, None) == 0
+    assert finalists.chosen(trials, "chunk-2") == 2
+    assert finalists.chosen(trials, PLAN) == 0

@@ -1,0 +1,91 @@
+"""What is measured: XLA's default, plans that have only a part of the best one (ablations), and the search's plans.
+
+An ablation wins where the simulator is wrong about the other part, and tells the user what each part gains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.optimize.pipeline import Case, Optimized
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.baselines import one_bucket
+from disco_hlo.plan.fitting import in_the_order_of, without_unfit
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.schedule import Scheduled, with_order
+
+NO_FUSION = "no fusion"
+ONE_BUCKET = "one bucket, XLA's op fusion"
+PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
+OUR_ORDER = "our order, XLA's op fusion and buckets"
+"""Where collectives overlap with kernels their order alone gains, and nothing but it is changed."""
+OUR_KERNELS = "our op fusion, XLA's buckets and order"
+"""Its collectives overlap with about what XLA's do: for what the simulator does not know of contention."""
+
+
+class Candidate(NamedTuple):
+    """Something to measure."""
+
+    name: str
+    strategy: Strategy | None
+    """None: XLA's default."""
+    predicted_ns: int
+
+
+def plans_in(named: Iterable[Candidate]) -> list[Strategy]:
+    """The search's own plans among what is to be measured, the best first."""
+    own = (one for one in named if one.name == SEARCHED or one.name.startswith(f"{SEARCHED} "))
+    return [one.strategy for one in own if one.strategy is not None]
+
+
+def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
+    """XLA's default first, then the ablations of the best plan that are legal in this step, then the best plans.
+
+    Args:
+        finalists: most plans of the search.
+    """
+    case, best = found.case, found.best
+    graph, xla, costs = case.source.graph, case.xla, case.costs
+    named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
+    in_our_order = [
+        (ONE_BUCKET, one_bucket(graph, xla.groups)),
+        (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
+    ]
+    if costs.machine.asynchronous:
+        in_our_order.insert(0, (OUR_ORDER, replace(xla, order=())))
+    else:
+        named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
+    for name, strategy in in_our_order:
+        with contextlib.suppress(IllegalStrategyError):
+            ordered = with_order(graph, strategy, costs, costs.machine)
+            named.append(Candidate(name, ordered.strategy, ordered.predicted_ns))
+    if costs.machine.asynchronous:
+        tried = _our_kernels(case, best.strategy)
+        if tried is not None and tried.predicted_ns < case.default.makespan_ns:
+            named.append(Candidate(OUR_KERNELS, tried.strategy, tried.predicted_ns))
+    for number, one in enumerate(found.plans[:finalists]):
+        name = f"{SEARCHED} {number + 1}" if number else SEARCHED
+        named.append(Candidate(name, one.strategy, one.predicted_ns))
+    return tuple(named)
+
+
+def _our_kernels(case: Case, plan: Strategy) -> Scheduled | None:
+    """The plan's kernels with XLA's buckets in XLA's order; None where that needs too much memory."""
+    graph, source = case.source.graph, case.source
+    with contextlib.suppress(IllegalStrategyError):
+        kernels = without_unfit(source, Strategy(plan.groups, case.xla.buckets))
+        in_order = in_the_order_of(graph, kernels, case.xla, case.costs.machine.asynchronous)
+        strategy = normal_form(graph, in_order)
+        check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))
+        found = case.simulated(strategy)
+        if case.limit_bytes is None or found.peak_bytes <= case.limit_bytes:
+            return found
+    return None

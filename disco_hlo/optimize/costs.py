@@ -1,0 +1,217 @@
+"""What a search computes with: a step's costs from its profile, from one that comes with the package, or constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+
+from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.calibration import calibrated, measured_ops
+from disco_hlo.estimator.gnn import estimator_for
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.network import Network, formula
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.profile import Platform, Profile, load
+from disco_hlo.simulator.build import groups_ns
+from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
+
+UNKNOWN_DEVICE = "unknown"
+"""Device kind of a plan for a module of which nobody said where it runs."""
+SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", "nvidia-h200-nvlink"
+"""What a GPU step without a profile is taken to run on, and the profile for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """A device that nobody measured."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops_per_s: float
+    launch_ns: int
+    all_reduce_ns_per_byte: float
+    all_reduce_fixed_ns: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.memory_bytes_per_s / 1e9:g} GB/s of memory, "
+            f"{self.flops_per_s / 1e12:g} TFLOP/s, {self.launch_ns / 1e3:g} µs a kernel, "
+            f"all-reduce {self.all_reduce_fixed_ns / 1e3:g} µs + {self.all_reduce_ns_per_byte:g} ns/byte"
+        )
+
+    @property
+    def all_reduce(self) -> AllReduceFit:
+        """The all-reduce line."""
+        return _not_swept(LinearPieces.of((0, self.all_reduce_ns_per_byte, self.all_reduce_fixed_ns)))
+
+
+CONSTANTS = {
+    "gpu": Constants("an H200 on NVLink", 4.0e12, 4.0e14, 2000, 0.0063, 20_000.0),
+    "cpu": Constants("two CPU cores, gloo on one host", 1.0e10, 5.0e10, 2000, 1.0, 150_000.0),
+}
+"""What stands in where there is no profile. The GPU's are rounded from measurements of one machine; the
+CPU's are of the right order only, since CPUs differ by more than any constant could say."""
+
+
+class Costs(MeasuredCosts):
+    """A profile's cost model with the machine it was taken on, for plugin, command line and benchmarks alike.
+
+    Args:
+        profile: with all-reduce lines.
+        estimator: of what the profile does not know.
+        corrections: of its estimates.
+    """
+
+    def __init__(self, profile: Profile, estimator: CostModel, corrections: Corrections = NONE) -> None:
+        super().__init__(profile, estimator, corrections)
+        self.machine = machine_of(profile)
+        self.lines: tuple[str, ...] = ()
+        """What a reader must know of these costs, one sentence each."""
+
+    def imagine(self, network: Network) -> Costs:
+        """The same devices on another network."""
+        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
+        costs = Costs(profile, self.estimator, self.corrections)
+        costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
+        return costs
+
+
+def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> Costs:
+    """Measured times where the profile has them, else the estimator for its device, calibrated by it.
+
+    Args:
+        plans: of ``graph``, XLA's own first, then those that searches found. What their measured kernels take
+            corrects the estimates of others.
+    """
+    platform = profile.platform
+    swept = profile.transfers is not None
+    if not swept:
+        profile = replace(profile, all_reduce=CONSTANTS[platform.backend].all_reduce)
+    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=platform.backend == "cpu")
+    times = {key: float(time.median_ns) for key, time in profile.ops.items()}
+    device = calibrated(base, measured_ops([graph], times))
+    estimator = estimator_for(platform.backend, platform.device_kind, device, times)
+    costs = Costs(profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans)))
+    lines = [f"times from the profile of {platform}"]
+    if unmeasured := costs.unmeasured(graph):
+        first = unmeasured[0]
+        lines.append(
+            f"{len(unmeasured)} ops are not in the profile and are estimated from bytes and flops, "
+            f"first n{first.id} ({first.opcode} {first.shape})"
+        )
+    if not swept:
+        lines.append(f"the profile has no all-reduce sweep; taken instead: {CONSTANTS[platform.backend]}")
+    costs.lines = tuple(lines)
+    return costs
+
+
+def costs_for(
+    graph: Graph, profile: Profile | None, device_kind: str | None, plans: Sequence[Strategy] = ()
+) -> Costs:
+    """Costs of a step by the best that is at hand without a device; ``lines`` say what that is.
+
+    Args:
+        profile: of this step or of its device; None takes the one that comes with the package, else constants.
+        device_kind: what the step runs on, where that is known.
+        plans: as for :func:`costs_of`.
+
+    Raises:
+        ProfileError: the profile was taken on another kind of device.
+    """
+    if profile is not None:
+        # On CPU the profile names the processor, which JAX does not; of a module alone nobody knows the device.
+        known = graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE
+        profile.require(device_kind if known else None, graph.backend)
+        return costs_of(profile, graph, plans)
+    shipped = shipped_profile(graph.backend, device_kind)
+    if shipped is None:
+        return _analytic(graph.backend)
+    costs = costs_of(shipped, graph, plans)
+    first = f"no profile: taken instead: {_SHIPPED}, which comes with disco-hlo (--profile names another)"
+    costs.lines = (first, *costs.lines)
+    return costs
+
+
+def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
+    """What comes with the package for steps of this device, or of a GPU that nobody named; None: nothing does.
+
+    Raises:
+        ProfileError: the package is damaged.
+    """
+    if backend != "gpu" or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
+        return None
+    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED}.json") as path:
+        return load(path)
+
+
+def _analytic(backend: str) -> Costs:
+    constants = CONSTANTS[backend]
+    profile = Profile(
+        Platform(constants.name, backend, "", "", ""), {}, constants.launch_ns,
+        constants.memory_bytes_per_s, constants.flops_per_s, constants.all_reduce,
+    )  # fmt: skip
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend == "cpu")
+    costs = Costs(profile, AnalyticModel(device))
+    costs.lines = (f"no profile: analytic model of {constants}",)
+    return costs
+
+
+def seen_kernels(
+    profile: Profile, graph: Graph, estimator: CostModel, plans: Sequence[Strategy]
+) -> list[Seen]:
+    """The measured kernels of ``plans``, each once; those of all but the first plan count as chosen by a search.
+
+    A kernel of one op is left out: nobody estimates it as a kernel.
+
+    Raises:
+        IllegalStrategyError: a plan does not fit the graph.
+    """
+    if not plans:
+        return []
+    op_ns = estimator.op_ns(graph)
+    found: dict[str, Seen] = {}
+    for number, plan in enumerate(plans):
+        units = unit_graph(graph, plan)
+        estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels)
+        for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
+            ops = tuple(x for x in group.nodes + group.duplicates if graph.nodes[x].opcode != "bitcast")
+            if key in profile.ops and key not in found and len(ops) > 1:
+                found[key] = Seen(ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
+    return list(found.values())
+
+
+def machine_of(profile: Profile) -> MachineModel:
+    """How this device runs kernels and collectives that overlap.
+
+    No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
+    the hook, where they are ops like others, and what a plan all-reduces goes through NCCL.
+    """
+    machine = GPU if profile.platform.backend == "gpu" else CPU
+    machine = replace(
+        machine,
+        launch_ns=profile.launch_ns,
+        memory_bytes_per_us=int(profile.memory_bandwidth / 1e6),
+    )
+    slowed = profile.contention
+    if slowed is None:
+        return machine
+    return replace(
+        machine,
+        compute_speed_ppm=speed_ppm(slowed.compute),
+        product_speed_ppm=0 if slowed.products is None else speed_ppm(slowed.products),
+        other_speed_ppm=0 if slowed.others is None else speed_ppm(slowed.others),
+        transfer_speed_ppm=speed_ppm(slowed.communication),
+        # Work that overlaps with compute, which goes as slowly as the collective's.
+        transfer_wait_ns=round(slowed.transfer_wait_ns / slowed.communication),
+    )
+
+
+def _not_swept(line: LinearPieces) -> AllReduceFit:
+    return AllReduceFit(line, (), 0.0, 0.0)

@@ -1,0 +1,299 @@
+"""The one way from a step and its costs to plans worth measuring: plugin, command line and benchmarks all take it.
+
+A search within a budget of time, what it found ranked, and what the best of it is predicted to take. The user waits
+for the search's code, for the search, and for what becomes of its plans. So the search gets what is left of the
+budget, less what the rest will take; where nothing is left, the plan is XLA's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from msgspec import UNSET
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.costs import Costs
+from disco_hlo.optimize.predict import lower_bound, predict
+from disco_hlo.optimize.start import starting_point
+from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
+from disco_hlo.plan.read import repeats
+from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.api import Dropped, OnBest, OnProgress, SearchResult, SearchSettings
+from disco_hlo.search.run import search
+from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.search.warm import warm_up_in_time
+from disco_hlo.simulator.build import resident_bytes
+from disco_hlo.simulator.timeline import Timeline
+
+LOGGER = logging.getLogger("disco_hlo")
+MEMORY_SHARE = 0.1
+"""How much more memory than XLA's own plan a plan may be predicted to need."""
+_FINISHING_S: Final = 0.25e-3
+"""What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
+_WORTH_A_SEARCH: Final = 0.25
+"""Where less than this share of it is left, no search begins: its first plan alone would take as long."""
+_AFTER_RANKING: Final = 0.6
+"""This share of it comes behind the ranking: predicting and writing the plan."""
+_MOST_SHARE: Final = 0.6
+"""Of what is left, kept for that: the search gets the rest at least."""
+_ALGORITHM_1: Final = ("alpha", "beta", "moves", "tries")
+"""Settings that the joint search does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Wall time, counted from the beginning of what the user waits for."""
+
+    seconds: float | None
+    """None: no limit."""
+    began: float
+    """``time.monotonic`` at its beginning."""
+    began_cpu: float
+    """``time.process_time`` at its beginning."""
+    compiling_s: float = 0.0
+    """What compiling the search's code may take besides, once on a machine."""
+
+    @staticmethod
+    def of(seconds: float | None, compiling_s: float = 0.0) -> Budget:
+        """A budget that begins now."""
+        return Budget(seconds, time.monotonic(), time.process_time(), compiling_s)
+
+    def longer_by(self, seconds: float) -> Budget:
+        """A budget in which so much of what was spent does not count."""
+        return replace(self, began=self.began + seconds)
+
+    @property
+    def left_s(self) -> float | None:
+        """What is left; below 0 where it was exceeded."""
+        return None if self.seconds is None else self.seconds - self.spent_s
+
+    @property
+    def spent_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
+    @property
+    def load(self) -> float:
+        """How much longer everything takes than a processor of its own would need, 1 to 8."""
+        return min(8.0, max(1.0, self.spent_s / max(time.process_time() - self.began_cpu, 1e-3)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, XLA's own plan of it, and what it costs."""
+
+    source: CanonicalModule
+    xla: Strategy
+    costs: Costs
+    room_bytes: int | None = None
+    """What each device has left for a plan (CPU); None where nobody knows."""
+
+    @functools.cached_property
+    def default(self) -> Timeline:
+        """The simulated step as XLA compiled it."""
+        again = repeats(self.source)
+        return predict(self.source.graph, self.xla, self.costs, again).timeline
+
+    @functools.cached_property
+    def unfused(self) -> Scheduled:
+        """The step without any fusion, in our order."""
+        graph = self.source.graph
+        return with_order(graph, unfused(graph), self.costs, self.costs.machine)
+
+    @functools.cached_property
+    def limit_bytes(self) -> int | None:
+        """Most memory that a plan may be predicted to need on each device; None where nobody knows.
+
+        On GPU that is a little more than XLA's own plan needs, on CPU what the host has.
+        """
+        graph, machine = self.source.graph, self.costs.machine
+        if not machine.asynchronous and self.room_bytes is None:
+            return None
+        needed_bytes = with_order(graph, self.xla, self.costs, machine).peak_bytes
+        if machine.asynchronous or self.room_bytes is None:
+            return int(needed_bytes * (1 + MEMORY_SHARE))
+        return max(needed_bytes, resident_bytes(graph) + self.room_bytes)
+
+    def simulated(self, strategy: Strategy) -> Scheduled:
+        """A strategy as it stands.
+
+        Raises:
+            IllegalStrategyError: it does not fit the step.
+        """
+        timeline = predict(self.source.graph, strategy, self.costs).timeline
+        return Scheduled(strategy, timeline.makespan_ns, timeline.peak_bytes)
+
+    def prediction(self, plan: Scheduled) -> Prediction:
+        """What ``plan`` says of itself: its step, XLA's, one without fusion, and what none could beat."""
+        limit = lower_bound(self.source.graph, [self.xla, plan.strategy], self.costs)
+        return Prediction(
+            plan_ns=plan.predicted_ns,
+            default_ns=self.default.makespan_ns,
+            unfused_ns=self.unfused.predicted_ns,
+            full_overlap_ns=limit.full_overlap_ns,
+            bound_ns=limit.makespan_ns,
+            peak_memory_bytes=plan.peak_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What a search found for a step."""
+
+    case: Case
+    result: SearchResult
+    plans: tuple[Scheduled, ...]
+    """Worth measuring, best first."""
+    search_s: float = 0.0
+    """What it took, but for compiling its code."""
+    notes: tuple[str, ...] = ()
+    """What to tell the user, one line each."""
+
+    @property
+    def best(self) -> Scheduled:
+        """The plan that is predicted to be the fastest."""
+        return self.plans[0]
+
+    @functools.cached_property
+    def prediction(self) -> Prediction:
+        """Of the best plan."""
+        return self.case.prediction(self.best)
+
+    @property
+    def unmeasured(self) -> tuple[str, Scheduled]:
+        """Name and plan of what is taken where nothing is measured: XLA's own, unless the best is predicted faster."""
+        default = self.case.default
+        if self.best.predicted_ns < default.makespan_ns:
+            return SEARCHED, self.best
+        return DEFAULT, Scheduled(self.case.xla, default.makespan_ns, default.peak_bytes)
+
+
+def optimize(
+    case: Case,
+    settings: SearchSettings,
+    budget: Budget,
+    *,
+    also: Sequence[Strategy] = (),
+    on_progress: OnProgress | None = None,
+    on_best: OnBest | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Optimized:
+    """Search for the step's best plan and rank what is found, as long as the budget lasts.
+
+    Args:
+        also: plans to be ranked with those of this search.
+        stop: asked now and then; what was found so far is ranked once it answers True.
+    """
+    graph, costs, xla = case.source.graph, case.costs, case.xla
+    if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, case):
+        spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
+        rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
+        return _nothing(case, also, budget, f"{spent}, {rest}: XLA's own plan is kept; give it more time")
+    settings = replace(settings, memory_limit_bytes=case.limit_bytes)
+    compiling = time.monotonic()
+    most_s = None if left_s is None else left_s + budget.compiling_s
+    if not warm_up_in_time(graph, costs, costs.machine, settings, most_s, stop):
+        return _nothing(
+            case, also, budget,
+            "the search's code is still being compiled, which takes minutes once: XLA's own plan is kept; search again "
+            "in a while",
+        )  # fmt: skip
+    budget = budget.longer_by(min(budget.compiling_s, time.monotonic() - compiling))
+    until = None
+    if (left_s := budget.left_s) is not None:
+        finishing_s = min(_finishing_s(budget, case), _MOST_SHARE * max(left_s, 0.0))
+        settings = replace(settings, seconds=left_s - finishing_s)
+        until = time.monotonic() + left_s - _AFTER_RANKING * finishing_s
+    start = starting_point(graph, xla, costs.machine, settings.method)
+    result = search(
+        graph, costs, costs.machine, start=start, settings=settings,
+        on_progress=on_progress, on_best=on_best, stop=stop,
+    )  # fmt: skip
+    if stop():
+        until = time.monotonic()
+    plans, dropped = ranked(case, result, also, until=until)
+    notes = tuple(one.sentence() for one in (result.dropped, dropped) if one.count)
+    return Optimized(case, result, tuple(plans), budget.spent_s, notes)
+
+
+def ranked(
+    case: Case, result: SearchResult, also: Sequence[Strategy] = (), *, until: float | None = None
+) -> tuple[list[Scheduled], Dropped]:
+    """Plans worth measuring, best first, and what of the search is no plan of this step.
+
+    They are what the search found, and for its kernels and XLA's the best buckets and order; with them those of
+    ``also``. All are legal, and none is predicted to need more memory than the case allows.
+
+    Args:
+        until: when the time is up (``time.monotonic``): then what was looked at is ranked, one plan at least.
+    """
+    graph, attested, costs = case.source.graph, attested_groups(case.source), case.costs
+    found: dict[Strategy, Scheduled] = {}
+    dropped = Dropped()
+    longest_s, of_search = 0.0, len(result.finalists) + len(also)
+    for number, make in enumerate(
+        (
+            *(functools.partial(with_order, graph, one.strategy) for one in result.finalists),
+            *(functools.partial(with_order, graph, one) for one in also),
+            functools.partial(best_buckets, graph, result.strategy.groups),
+            functools.partial(best_buckets, graph, case.xla.groups),
+            functools.partial(best_buckets, graph, case.xla.groups, form="variadic"),
+        )
+    ):
+        began = time.monotonic()
+        if found and until is not None and began + longest_s > until:
+            break
+        try:
+            one = make(costs, costs.machine)
+            check_strategy(graph, one.strategy, unit_graph(graph, one.strategy), attested)
+        except IllegalStrategyError as error:
+            LOGGER.debug("left out: %s", error)
+            if number < of_search:
+                dropped += Dropped(1, " ".join(str(error).split()))
+            continue
+        finally:
+            longest_s = max(longest_s, time.monotonic() - began)
+        if case.limit_bytes is None or one.peak_bytes <= case.limit_bytes:
+            found.setdefault(one.strategy, one)
+    plans = sorted(found.values(), key=lambda one: one.predicted_ns)
+    return plans or [with_order(graph, case.xla, costs, costs.machine)], dropped
+
+
+def search_record(settings: SearchSettings, results: Sequence[SearchResult]) -> SearchRecord:
+    """What a plan says of its searches, the last of which found it."""
+    counts = [one.evaluations for one in results]
+    before = sum(counts[:-1])
+    left_out = {"method", "memory_limit_bytes", *(_ALGORITHM_1 if settings.method == "joint" else ())}
+    values = {name: value for name, value in asdict(settings).items() if name not in left_out}
+    return SearchRecord(
+        method=settings.method,
+        settings={
+            name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()
+        },
+        evaluations=sum(counts),
+        improvements=tuple((before + one.evaluation, one.cost_ns) for one in results[-1].trace),
+        searches=tuple(counts) if len(counts) > 1 else UNSET,
+    )
+
+
+def _finishing_s(budget: Budget, case: Case) -> float:
+    """What comes behind a search will take on this machine as it is now."""
+    return len(case.source.graph) * _FINISHING_S * budget.load
+
+
+def _nothing(case: Case, also: Sequence[Strategy], budget: Budget, why: str) -> Optimized:
+    """XLA's own plan, and those found before."""
+    plans = sorted(map(case.simulated, (*also, case.xla)), key=lambda one: one.predicted_ns)
+    best = plans[0]
+    result = SearchResult(best.strategy, best.predicted_ns, best.predicted_ns, (), 0, 0, 0.0, "seconds")
+    return Optimized(case, result, tuple(plans), budget.spent_s, (why,))

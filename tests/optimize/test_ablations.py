@@ -1,0 +1,52 @@
+"""What is measured with the search's plans, for a step of GPUs."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.ablations import OUR_KERNELS, candidates
+from disco_hlo.optimize.costs import costs_of, shipped_profile
+from disco_hlo.optimize.pipeline import Budget, Case, optimize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.fitting import in_the_order_of
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.plan import SEARCHED as PLAN
+from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.verify import verify
+from disco_hlo.search.api import SearchSettings
+from tests.compiled_search import compile_search
+
+pytestmark = pytest.mark.product_only
+
+VGG19 = Path(__file__).parents[1] / "data" / "h200_models" / "vgg19.hlo.pb.gz"
+
+
+def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
+    """Where transfers cost kernels more than the simulator knew, that was faster than the plan."""
+    module = gzip.decompress(VGG19.read_bytes())
+    source = canonicalize(module)
+    xla, profile = read(source), shipped_profile("gpu", None)
+    assert profile is not None
+    compile_search(module, "NVIDIA H200")
+    case = Case(source, xla, costs_of(profile, source.graph, [xla]))
+    found = candidates(optimize(case, SearchSettings(), Budget.of(20.0)), 1)
+    trials = {name: strategy for name, strategy, _ in found}
+    tried, plan = trials[OUR_KERNELS], trials[PLAN]
+    assert tried is not None
+    assert plan is not None
+    assert tried.buckets == xla.buckets
+    assert {*tried.groups} <= {*plan.groups}
+    assert len(tried.groups) > len(plan.groups) // 2
+    assert {*tried.groups} - {*xla.groups}
+    in_xlas_order = in_the_order_of(source.graph, tried, xla, asynchronous=True)
+    assert tried.order == normal_form(source.graph, in_xlas_order).order
+    assert len(unit_graph(source.graph, tried).units) < len(
+        unit_graph(source.graph, replace(xla, order=())).units
+    )
+    verify(source, apply(tried, source), tried)

@@ -1,0 +1,125 @@
+"""A profile becomes costs: by the trained estimator where weights ship for its device, else analytically; without one
+the profile that ships, or constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.estimator import gnn
+from disco_hlo.estimator.analytic import AnalyticModel
+from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
+from disco_hlo.optimize.network import Network
+from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.profile import Contention, Profile, load
+from disco_hlo.simulator.costs import holds_ns
+from tests.estimator.steps import transformer
+from tests.report import plans
+
+PROFILES = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles"
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load(PROFILES / "nvidia-h200-nvlink.json")
+
+
+def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: Profile) -> None:
+    graph = transformer().graph
+    costs = costs_of(replace(profile, ops={}), graph)
+    assert isinstance(costs.estimator, GnnModel)
+    kernels = unit_graph(graph, read(transformer())).kernels
+    keys = kernel_keys(graph, kernels)
+    measured = kernels.chosen(np.flatnonzero([key in profile.ops for key in keys]))
+    truth = np.array([profile.ops[key].median_ns for key in keys if key in profile.ops])
+    error = np.abs(costs.estimator.kernels_ns(graph, measured) - truth) / truth
+    of_the_estimate = np.abs(costs.estimator.analytic.kernels_ns(graph, measured) - truth) / truth
+    assert len(measured) > 50
+    assert np.median(error) < 0.2 < np.median(of_the_estimate)
+
+
+def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
+    gnn._say_once.cache_clear()
+    other = replace(profile, platform=replace(profile.platform, device_kind="Other GPU"))
+    assert isinstance(costs_of(other, transformer().graph).estimator, AnalyticModel)
+    assert caplog.text.count("Other GPU are estimated analytically") == 1
+
+
+def test_a_transfer_beside_compute_takes_its_wait_and_its_slow_down(profile: Profile) -> None:
+    slowed = machine_of(replace(profile, contention=Contention(1.25, 2.0, 30_000)))
+    assert (slowed.compute_speed_ppm, slowed.transfer_speed_ppm) == (800_000, 500_000)
+    assert slowed.speed_ppm()[[0, 3], 1].tolist() == [800_000, 800_000]
+    by_kind = machine_of(replace(profile, contention=Contention(1.25, 2.0, products=4.0, others=1.0)))
+    assert by_kind.speed_ppm()[[0, 3], 1].tolist() == [1_000_000, 250_000]
+    assert 2.0 * slowed.transfer_wait_ns == 30_000  # its wait passes as slowly as the rest of it
+    assert machine_of(replace(profile, contention=Contention(1.25, 2.0))).transfer_wait_ns == 0
+    blocking = machine_of(replace(profile, platform=replace(profile.platform, backend="cpu")))
+    assert blocking.pace().wait_ns == 0
+
+
+def test_without_a_profile_the_constants_are_stated() -> None:
+    (line,) = costs_for(plans.h200().graph, None, "NVIDIA A100").lines
+    assert line.startswith("no profile: analytic model of an H200 on NVLink: 4000 GB/s of memory")
+    (line,) = costs_for(plans.cpu().graph, None, None).lines
+    assert line.startswith("no profile: analytic model of two CPU cores")
+
+
+@pytest.mark.parametrize("device_kind", [None, "unknown", "NVIDIA H200"])
+def test_a_gpu_step_without_a_profile_takes_the_one_that_ships(device_kind: str | None) -> None:
+    costs = costs_for(plans.h200().graph, None, device_kind)
+    assert costs.lines[0].startswith("no profile: taken instead: nvidia-h200-nvlink, which comes with")
+    assert costs.lines[1].startswith("times from the profile of NVIDIA H200 (gpu, driver")
+    assert costs.machine.compute_speed_ppm < 1_000_000
+
+
+def test_what_the_profile_lacks_is_named_with_what_was_used_instead() -> None:
+    lines = costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA H200").lines
+    assert lines[0] == "times from the profile of NVIDIA H200 (gpu, driver 580, jax 0.11.2, jaxlib 0.11.2)"
+    assert "ops are not in the profile and are estimated from bytes and flops, first n" in lines[1]
+
+
+def test_a_profile_of_another_device_is_refused() -> None:
+    with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
+        costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA A100")
+    wrong = r"taken on NVIDIA H200 \(gpu\), this step is compiled for cpu"
+    with pytest.raises(ProfileError, match=wrong):
+        costs_for(plans.cpu().graph, plans.sockets_profile(), None)
+    with pytest.raises(ProfileError, match=wrong):
+        costs_for(plans.cpu().graph, plans.sockets_profile(), "cpu")
+
+
+def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
+    """``disco search`` and ``disco simulate`` went without, and promised other times than the plugin."""
+    graph, profile = plans.h200().graph, plans.sockets_profile()
+    holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
+    costs = costs_for(graph, holds, "NVIDIA H200")
+    held_ns, whole_ns = holds_ns(costs, graph, costs.op_ns(graph)), costs.op_ns(graph)
+    assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
+    assert (held_ns > 0).sum() > 50
+    estimated = costs_for(graph, None, "NVIDIA A100")
+    assert not holds_ns(estimated, graph, estimated.op_ns(graph)).any()
+
+
+def test_what_if_on_another_network_only_all_reduces_change() -> None:
+    graph, profile = plans.h200().graph, plans.sockets_profile()
+    costs = costs_for(graph, profile, "NVIDIA H200")
+    imagined = costs.imagine(Network(64, 12.5, 5.0))
+    assert imagined.all_reduce()([0, 125_000]).tolist() == [60_000, 80_000]
+    assert imagined.machine == costs.machine
+    assert imagined.op_ns(graph).tolist() == costs.op_ns(graph).tolist()
+    assert imagined.lines[:-1] == costs.lines
+    assert imagined.lines[-1].startswith("what if: 64 GPUs at 12.5 GB/s")
+
+
+def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:
+    bare = replace(plans.sockets_profile(), all_reduce=None)
+    costs = costs_of(bare, plans.h200().graph)
+    assert costs.lines[-1].startswith("the profile has no all-reduce sweep; taken instead: an H200 on NVLink")
+    assert costs.all_reduce()([1000]).tolist() == [20_006]
