@@ -1,11 +1,9 @@
 """What is profiled again: the kernels that a search made up, so that the next search goes by their times.
 
 A search over estimates ends where they are too low: of all kernels that never ran it takes those that the estimator
-underestimates most. On H200 plans took up to 11 % of the step longer than predicted, XLA's own kernels, which had been
-measured, up to 4 % (docs/benchmarks/until-2026-11-24.md). DisCo (section 4.3) leaves it at one estimate. Here the best
-plan's kernels are run under the profiler, as XLA's were before the search, and the search is made once more: now they
-cost what they cost, and what it takes instead has to be better than that by as much as such predictions fell short
-(``profiler.corrections``).
+underestimates most. DisCo (section 4.3) leaves it at one estimate. Here the best plan's kernels are run under the
+profiler, as XLA's were before the search, and the search is made once more with their times. A plan that it then
+prefers must be better by as much as such predictions fell short (``profiler.corrections``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import ctypes, faulthandler, os, signal, sys, threading, time
 from pathlib import Path
 from disco_hlo.plan.bans import Bans, withdraw_marks
 folder, stage, processes, code = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-for number in (signal.SIGINT, signal.SIGHUP):  # a suite in the background of a shell hands them on ignored
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # ignored in the background of a shell
     signal.signal(number, signal.SIG_DFL)
 libc = ctypes.CDLL(None)
 
