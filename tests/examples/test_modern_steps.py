@@ -71,26 +71,6 @@ def test_sharded_state_is_gathered_in_the_loop(shard: str) -> None:
     assert "all-reduce" in COLLECTIVE.findall(entry)
 
 
-@pytest.mark.mpi
-def test_accumulated_sharded_steps_in_two_processes_are_those_of_one(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(EXAMPLES / "llama.py"),
-        "--shard",
-        "fsdp",
-        "--accumulate",
-        "2",
-        "--steps",
-        "3",
-    ]
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-    one = run(command, 2, tmp_path / "one" / "run.json")
-    two = run(["mpiexec", "-n", "2", *command, "--distributed"], 1, tmp_path / "two" / "run.json")
-    assert (one["processes"], two["processes"]) == (1, 2)
-    np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
-
-
 def test_a_trainer_in_flax_nnx_learns(tmp_path: Path) -> None:
     script = [sys.executable, str(EXAMPLES / "nnx_trainer.py"), "--steps", "6"]
     record = run(script, 2, tmp_path / "run.json")
