@@ -77,7 +77,8 @@ class Costs(MeasuredCosts):
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""
-        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
+        line = _not_swept(formula(network))
+        profile = replace(self.profile, all_reduce=line, in_step=None, together=None, collectives={})
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs
