@@ -21,6 +21,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -230,4 +231,4 @@ def _neighbours_together(
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
     runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce(), machine.pace().wait_ns)
-    return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)
+    return tuple(bucket_of(graph, [ranked[i] for i in run], form) for run in runs)

@@ -270,7 +270,7 @@ def _nodes(
                 flops=fact.counts.flops,
                 transcendentals=fact.counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
-                collective=_collective(op, node_id, fact.collective),
+                collective=fact.collective,
                 name=op.proto.name,
                 source=fact.source,
                 op_name=op.proto.metadata.op_name,
@@ -305,11 +305,6 @@ def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
 
 def _is_transfer(op: FlatOp) -> bool:
     return op.proto.opcode in TRANSFERS and len(op.operands) == 1
-
-
-def _collective(op: FlatOp, node_id: int, attributes: str) -> str:
-    """All but all-reduces are told apart by their number."""
-    return attributes if not attributes or op.proto.opcode == "all-reduce" else f"{attributes}/{node_id}"
 
 
 class _SourceLines:

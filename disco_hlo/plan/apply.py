@@ -295,11 +295,14 @@ class _ModuleWriter:
     def _write_bucket(self, token: str) -> None:
         bucket = self.strategy.buckets[int(token[1:])]
         members = bucket.all_reduces
+        like = self.source.protos[members[0]]
         if len(members) == 1 or bucket.form == "variadic":
             operands = [self._value(self.graph.nodes[member].operands[0]) for member in members]
+            results = [self.source.protos[member].shape for member in members]
         else:
             operands = [self._concatenate(token, members)]
-        issued = self._all_reduce(token, self.source.protos[members[0]], operands)
+            results = [operands[0].shape]
+        issued = self._collective(token, like, operands, results)
         if self.graph.backend != "gpu":
             self._publish(token, issued)
             return
@@ -388,14 +391,12 @@ class _ModuleWriter:
         joined.dimensions.append(0)
         return joined
 
-    def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
-        """The transfer itself: synchronous on CPU, the start of an async pair on GPU."""
+    def _collective(
+        self, token: str, like: Message, operands: Sequence[Message], results: Sequence[Message]
+    ) -> Message:
+        """The collective itself: synchronous on CPU, the start of an async pair on GPU."""
         opcode = like.opcode
-        result = (
-            operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
-        )
-        if opcode != "all-reduce":
-            result = like.shape
+        result = results[0] if len(results) == 1 else tuple_shape(results)
         if self.graph.backend != "gpu":
             reduced = self.entry.copy(like, f"{token}_{opcode}", operands)
             reduced.shape.CopyFrom(result)

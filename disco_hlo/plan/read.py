@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.names import named_once
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
@@ -111,8 +112,8 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
             continue
         seen.update(members)
         token_of[origin.name] = f"b{len(buckets)}"
-        operands = origin.proto.operand_ids
-        buckets.append(Bucket(members, "variadic" if len(members) > 1 and len(operands) > 1 else "concat"))
+        form = "variadic" if len(origin.proto.operand_ids) > 1 else "concat"
+        buckets.append(bucket_of(graph, members, form))
     return tuple(buckets), token_of
 
 
