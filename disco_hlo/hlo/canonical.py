@@ -71,7 +71,7 @@ class CanonicalModule:
     """All-reduces that a kernel which does nothing else cuts out of a packed one."""
     dropped_aliases: tuple[tuple[int, int], ...] = field(default=())
     """(parameter, output) pairs that cannot stay aliased once XLA's fusions are taken apart."""
-    computation: int = 0
+    computation: int = field(default=0)
     """Id of the computation that this is."""
     regions: tuple[Region, ...] = field(default=())
     """Of the entry: the loop bodies, branches and called computations of the step."""

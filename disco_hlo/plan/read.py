@@ -18,13 +18,18 @@ from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def read(source: CanonicalModule) -> Strategy:
-    """The strategy of a module in canonical form: its kernels, buckets and schedule.
+    """The strategy of a module in canonical form: its kernels, buckets and schedule, in its entry and in its regions.
 
     What of its kernels a strategy can hold is said in :func:`~disco_hlo.plan.source_kernels.source_kernels`. Kernels of
     one op are no groups, unless Triton emits them, since its tiles are part of the plan.
 
     The order is left open where it runs something before what it must wait for.
     """
+    regions = tuple(sorted((region.name, read(region.source)) for region in source.regions))
+    return replace(_read(source), regions=regions)
+
+
+def _read(source: CanonicalModule) -> Strategy:
     graph = source.graph
     buckets, bucket_of = _buckets(graph, source)
     kernels = source_kernels(source, buckets)
