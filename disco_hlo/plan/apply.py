@@ -164,7 +164,8 @@ class _Rewriter:
                 )
         for token in order:
             self._write_unit(token)
-        return [*self.called, self.entry.finish(self._value(self.graph.root), is_fusion=False)]
+        finished = self.entry.finish(self._value(self.graph.root), is_fusion=False)
+        return [*self.called, finished]
 
     def _write_unit(self, token: str) -> None:
         if token[0] == "g":

@@ -29,7 +29,7 @@ DATA = Path(__file__).parents[1] / "data"
 def module(step: Graph, *origins: Any) -> Any:
     for number, origin in enumerate(origins):
         origin.name = f"kernel {number}"
-    return Namespace(graph=step, origins=origins, cut=())
+    return Namespace(graph=step, origins=origins, cut=(), regions=())
 
 
 def kernel(*nodes: int, returns: tuple[int, ...] = (), role: str = "fusion") -> Any:
