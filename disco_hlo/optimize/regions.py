@@ -30,10 +30,19 @@ class StepTimes:
     executions: Mapping[str, float]
     """How often each runs in a step, as far as that is known."""
 
+    @property
+    def makespan_ns(self) -> int:
+        """Of the step."""
+        return self.predicted[ENTRY].timeline.makespan_ns
+
+    @property
+    def communication_ns(self) -> float:
+        """Time of all collectives of the step, those of regions as often as they run."""
+        return sum(self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items())
+
     def share(self, name: str) -> float:
         """The part of the step that the executions of a region take, what it calls included."""
-        step_ns = self.predicted[ENTRY].timeline.makespan_ns
-        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, step_ns)
+        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, self.makespan_ns)
 
 
 def step_times(
@@ -52,7 +61,7 @@ def step_times(
     predicted: dict[str, Predicted] = {}
     of_region: dict[str, Costs] = {}
     for name, region in regions_callees_first(source):
-        of_region[name] = costs.around(region.graph, _inner(region, called[name], predicted))
+        of_region[name] = costs.around(region.graph, _inner(called[name], predicted))
         own = strategy if name == ENTRY else planned.get(name)
         again = repeats(region) if own is None or as_compiled else ()
         predicted[name] = predict(region.graph, own or read(region), of_region[name], again)
@@ -64,8 +73,7 @@ def step_times(
 
 
 def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of every region and so of
-    the step."""
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, region by region."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -111,9 +119,7 @@ def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, Canoni
             pending += [(callee, False) for callee, _ in called[name]]
 
 
-def _inner(
-    source: CanonicalModule, calls: list[tuple[str, Call]], predicted: Mapping[str, Predicted]
-) -> dict[int, Inner]:
+def _inner(calls: list[tuple[str, Call]], predicted: Mapping[str, Predicted]) -> dict[int, Inner]:
     """By op that runs regions what it takes: of branches the longest. Where nobody knows how often, nothing is said."""
     found: dict[int, Inner] = {}
     unknown = {call.node for _, call in calls if call.trips is None}

@@ -91,8 +91,14 @@ def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
 
 def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    units = unit_graph(source.graph, xla).units
-    return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
+    graphs = {region.name: region.source.graph for region in source.regions}
+    planned = [("", source.graph, xla), *((f"{name}_", graphs[name], one) for name, one in xla.regions)]
+    return frozenset(
+        prefix + unit.token
+        for prefix, graph, strategy in planned
+        for unit in unit_graph(graph, strategy).units
+        if holds_product(graph, unit)
+    )
 
 
 def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
-from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
@@ -39,6 +39,7 @@ from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
     BodyTimes,
     Coverage,
+    InstructionTimes,
     body_times,
     coverage,
     instruction_times,
@@ -260,7 +261,7 @@ def traced(
 
 
 def findings(
-    graph: Graph,
+    source: CanonicalModule,
     trial: Trial,
     taken: NamedTrace,
     launch_ns: int,
@@ -270,7 +271,7 @@ def findings(
     """What a trace of a trial shows.
 
     Args:
-        graph: whose nodes the trial's strategy speaks of.
+        source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
     """
@@ -312,13 +313,28 @@ def findings(
     found |= keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     if trial.strategy is not None:
-        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels, times)
+        found |= _planned_kernels(source, trial.strategy, times, in_bodies)
     loops = {
         body.canonical.graph.fingerprint: _loop_time(one)
         for body, one in zip(bodies, in_bodies, strict=True)
         if one is not None and one.executions
     }
     return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
+
+
+def _planned_kernels(
+    source: CanonicalModule,
+    strategy: Strategy,
+    times: Mapping[str, InstructionTimes],
+    in_bodies: Sequence[BodyTimes | None],
+) -> dict[str, OpTime]:
+    """Times of the kernels of a strategy, those of its regions included, by cost key."""
+    inner = {name: time for one in in_bodies if one is not None for name, time in one.times.items()}
+    graphs = {region.name: region.source.graph for region in source.regions}
+    found: dict[str, OpTime] = {}
+    for name, planned in strategy.regions:
+        found |= kernel_times(graphs[name], unit_graph(graphs[name], planned).kernels, inner, f"{name}_")
+    return found | kernel_times(source.graph, unit_graph(source.graph, strategy).kernels, times)
 
 
 def _in_bodies(
