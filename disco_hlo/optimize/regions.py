@@ -38,7 +38,9 @@ class StepTimes:
     @property
     def communication_ns(self) -> float:
         """Time of all collectives of the step, those of regions as often as they run."""
-        return sum(self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items())
+        return sum(
+            self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items()
+        )
 
     def share(self, name: str) -> float:
         """The part of the step that the executions of a region take, what it calls included."""
