@@ -5,6 +5,7 @@ A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
@@ -48,6 +49,13 @@ def owners_in(index: ModuleIndex, computation_id: int) -> dict[str, str]:
                 found.setdefault(inner.name, instruction.name)
                 pending.extend(inner.called_computation_ids)
     return found
+
+
+def in_region(region: str, times: Mapping[str, InstructionTimes]) -> dict[str, InstructionTimes]:
+    """Those of the times that the rewriter named for a region, as if it were an entry: ``loop1_g3_add`` is ``g3_add``,
+    and ``loop1_2_g3_add`` the same in the second computation of this kind."""
+    named = re.compile(rf"{region}_(?:\d+_)?([bgn]\d+[._].*)")
+    return {found[1]: time for name, time in times.items() if (found := named.fullmatch(name))}
 
 
 def keyed_times(

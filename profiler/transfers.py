@@ -14,8 +14,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
 
-UNIT = re.compile(r"[bgn]\d+(?=[._])")
-"""How the rewriter's names begin. XLA may add a number to the rest, in one module and not in the other."""
+UNIT = re.compile(r"(?:(?:loop|branch|call)\d+_(?:\d+_)?)?[bgn]\d+(?=[._])")
+"""How the rewriter's names begin, with the region's outside of the entry. XLA may add a number to the rest, in one
+module and not in the other."""
 
 
 def is_transfer(execution: Execution) -> bool:

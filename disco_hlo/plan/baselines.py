@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.order import default_order
@@ -54,6 +55,15 @@ def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
     for token in default_order(graph, strategy, asynchronous=False):
         order += [f"{token}.start", f"{token}.done"] if token[0] == "b" else [token]
     return replace(strategy, order=tuple(order))
+
+
+def in_regions(
+    source: CanonicalModule, strategy: Strategy, make: Callable[[Graph, Strategy], Strategy]
+) -> Strategy:
+    """What ``make`` gives for the entry and its strategy, and for each region that the strategy names and its own."""
+    graphs = {region.name: region.source.graph for region in source.regions}
+    regions = tuple((name, make(graphs[name], one)) for name, one in strategy.regions)
+    return replace(make(source.graph, replace(strategy, regions=())), regions=regions)
 
 
 def all_reduce_depths(graph: Graph) -> list[int]:

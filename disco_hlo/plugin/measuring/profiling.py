@@ -24,7 +24,7 @@ from typing import Any
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused, varied_buckets
+from disco_hlo.plan.baselines import in_regions, one_at_a_time, one_bucket, unfused, varied_buckets
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
@@ -209,7 +209,7 @@ def kernels_of(
         marks: as for :func:`profile_step`.
     """
     gpu = session.facts.backend == "gpu"
-    strategy = one_at_a_time(source.graph, plan) if gpu else plan
+    strategy = in_regions(source, plan, one_at_a_time) if gpu else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
     _compile(session, source, [module], tag="look")
     return module
@@ -240,7 +240,7 @@ def kernel_times(
     with session.stage("look: what it shows"):
         if not session.leads:
             return {}
-        shown = findings(source.graph, module.trial, taken, launch_ns)
+        shown = findings(source, module.trial, taken, launch_ns)
         if not shown.as_run:
             raise ProfileError("their times in command buffers have no names")
         return dict(shown.times)
@@ -257,16 +257,20 @@ def _to_trace(
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     gpu = session.facts.backend == "gpu"
-    xla = varied_buckets(xla) if gpu else xla
+    xla = in_regions(source, xla, lambda _, one: varied_buckets(one)) if gpu else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
+        strategies[UNFUSED] = in_regions(
+            source, xla, lambda graph, _: unfused(graph) if gpu else one_bucket(graph)
+        )
     if wanted["ops"] or wanted["contention"]:
         strategies[ALONE] = xla
     if gpu:  # XLA's kernels first: their step tells what lies between two kernels
-        strategies = {name: one_at_a_time(source.graph, one) for name, one in reversed(strategies.items())}
+        strategies = {
+            name: in_regions(source, one, one_at_a_time) for name, one in reversed(strategies.items())
+        }
     if wanted["contention"]:
-        strategies[BESIDE] = beside_transfers(source.graph, xla)
+        strategies[BESIDE] = in_regions(source, xla, beside_transfers)
     trials = [
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
@@ -293,7 +297,7 @@ def _trace(
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
                 with session.stage(f"what the {trial.name} shows"):
-                    one = findings(source.graph, trial, taken, launch_ns, by_itself=trial.name != BESIDE)
+                    one = findings(source, trial, taken, launch_ns, by_itself=trial.name != BESIDE)
                 one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)

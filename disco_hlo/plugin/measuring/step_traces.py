@@ -91,8 +91,19 @@ def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
 
 def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    units = unit_graph(source.graph, xla).units
-    return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
+    found = [("", source.graph, xla)]
+    sources = {region.name: region.sources for region in source.regions}
+    for name, one in xla.regions:
+        found += [
+            (f"{name}_{number + 1}_" if number else f"{name}_", region.graph, one)
+            for number, region in enumerate(sources[name])
+        ]
+    return frozenset(
+        prefix + unit.token
+        for prefix, graph, one in found
+        for unit in unit_graph(graph, one).units
+        if holds_product(graph, unit)
+    )
 
 
 def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:

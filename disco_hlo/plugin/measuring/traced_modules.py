@@ -14,8 +14,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
-from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
@@ -39,11 +39,12 @@ from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
     BodyTimes,
     Coverage,
+    InstructionTimes,
     body_times,
     coverage,
     instruction_times,
 )
-from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.keys import in_region, keyed_times, owners
 from disco_hlo.profiler.profile import LoopTime, OpTime, merged
 from disco_hlo.profiler.transfers import Moved, least, moved_ns
 
@@ -92,7 +93,7 @@ class Findings:
     issued: Sequence[Issued] = ()
     """The module's collectives, those of bodies included."""
     loops: Mapping[str, LoopTime] = field(default_factory=dict)
-    """By the fingerprint of a loop's body."""
+    """By the key of a loop's body."""
     gap_ns: int | None = None
     """Launch cost in the step (GPU); None where it was not timed, or does not tell."""
     moved: Moved = field(default_factory=dict)
@@ -260,7 +261,7 @@ def traced(
 
 
 def findings(
-    graph: Graph,
+    source: CanonicalModule,
     trial: Trial,
     taken: NamedTrace,
     launch_ns: int,
@@ -270,14 +271,15 @@ def findings(
     """What a trace of a trial shows.
 
     Args:
-        graph: whose nodes the trial's strategy speaks of.
+        source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
     on_cpu = trace.backend == "cpu"
-    written, inside, bodies = canonicalize(executed), owners(executed), bodies_of(executed)
+    written, inside = canonicalize(executed), owners(executed)
+    bodies = bodies_of(written)
     talks = _talks(written) if on_cpu else frozenset()
     all_talks = talks.union(*(_talks(body.canonical) for body in bodies)) if on_cpu else talks
     moved, moved_by_name = (
@@ -312,11 +314,11 @@ def findings(
     found |= keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     if trial.strategy is not None:
-        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels, times)
+        found |= _kernel_times(source, trial.strategy, times, in_bodies, factor)
     loops = {
-        body.canonical.graph.fingerprint: _loop_time(one)
+        body.canonical.graph.key: _loop_time(one)
         for body, one in zip(bodies, in_bodies, strict=True)
-        if one is not None and one.executions
+        if body.repeats and one is not None
     }
     return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
 
@@ -348,6 +350,29 @@ def _keyed_in_bodies(
             continue
         times = scaled(one.times, factor)
         for key, time in keyed_times(body.canonical.graph, body.canonical.origins, times).items():
+            found.setdefault(key, []).append(time)
+    return {key: merged(times) for key, times in found.items()}
+
+
+def _kernel_times(
+    source: CanonicalModule,
+    strategy: Strategy,
+    times: Mapping[str, InstructionTimes],
+    in_bodies: Sequence[BodyTimes | None],
+    factor: float,
+) -> dict[str, OpTime]:
+    """Times of a strategy's kernels, in the entry and in regions, by their keys."""
+    found: dict[str, list[OpTime]] = {}
+    regions = {region.name: region.source.graph for region in source.regions}
+    shown = [(source.graph, strategy, times)]
+    for name, one in strategy.regions:
+        shown += [
+            (regions[name], one, scaled(in_region(name, told.times), factor))
+            for told in in_bodies
+            if told is not None
+        ]
+    for graph, one, by_name in shown:
+        for key, time in kernel_times(graph, unit_graph(graph, one).kernels, by_name).items():
             found.setdefault(key, []).append(time)
     return {key: merged(times) for key, times in found.items()}
 
