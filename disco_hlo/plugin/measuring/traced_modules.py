@@ -316,7 +316,7 @@ def findings(
     if trial.strategy is not None:
         found |= _kernel_times(source, trial.strategy, times, in_bodies, factor)
     loops = {
-        body.canonical.graph.key: _loop_time(one)
+        _key_of(body, source): _loop_time(one)
         for body, one in zip(bodies, in_bodies, strict=True)
         if body.repeats and one is not None
     }
@@ -375,6 +375,13 @@ def _kernel_times(
         for key, time in kernel_times(graph, unit_graph(graph, one).kernels, by_name).items():
             found.setdefault(key, []).append(time)
     return {key: merged(times) for key, times in found.items()}
+
+
+def _key_of(body: Body, source: CanonicalModule) -> str:
+    """The key of the region of ``source`` that a body executes, by the names that the rewriter gave; of a body that it
+    left alone its own."""
+    written = (region.source.graph.key for region in source.regions if in_region(region.name, body.owner))
+    return next(written, body.canonical.graph.key)
 
 
 def _loop_time(told: BodyTimes) -> LoopTime:
