@@ -54,8 +54,9 @@ def owners_in(index: ModuleIndex, computation_id: int) -> dict[str, str]:
 
 
 def in_region(region: str, times: Mapping[str, _Told]) -> dict[str, _Told]:
-    """Those of the times, or whatever is told of instructions, that the rewriter named for a region, as if it were an entry: ``loop1_g3_add`` is ``g3_add``,
-    and ``loop1_2_g3_add`` the same in the second computation of this kind."""
+    """Those of the times, or whatever is told of instructions, that the rewriter named for a region, as if it were an
+    entry: ``loop1_g3_add`` is ``g3_add``, and so is ``loop1_2_g3_add``, the same in the second computation of this
+    kind."""
     named = re.compile(rf"{region}_(?:\d+_)?([bgn]\d+[._].*)")
     return {found[1]: time for name, time in times.items() if (found := named.fullmatch(name))}
 

@@ -14,9 +14,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
 
-UNIT = re.compile(r"(?:(?:loop|branch|call)\d+_(?:\d+_)?)?[bgn]\d+(?=[._])")
-"""How the rewriter's names begin, with the region's outside of the entry. XLA may add a number to the rest, in one
-module and not in the other."""
+ENTRY_UNIT = re.compile(r"[bgn]\d+(?=[._])")
+"""How the names of what the rewriter wrote begin in the entry. XLA may add a number to the rest, in one module and not
+in the other."""
+UNIT = re.compile(rf"(?:(?:loop|branch|call)\d+_(?:\d+_)?)?{ENTRY_UNIT.pattern}")
+"""And in any region."""
 
 
 def is_transfer(execution: Execution) -> bool:

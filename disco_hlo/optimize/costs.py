@@ -24,7 +24,7 @@ from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Platform, Profile, load
+from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 
@@ -97,6 +97,12 @@ class Costs(MeasuredCosts):
             return self
         found = copy(self)
         found._around = (ref(graph), inner)
+        return found
+
+    def slowed(self, contention: Contention) -> Costs:
+        """These costs on a machine whose kernels and collectives slow each other in another way."""
+        found = copy(self)
+        found.machine = machine_of(replace(self.profile, contention=contention))
         return found
 
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:

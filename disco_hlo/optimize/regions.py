@@ -33,19 +33,19 @@ class StepTimes:
 
     @property
     def makespan_ns(self) -> int:
-        """Time of the step."""
+        """Of the step."""
         return self.predicted[ENTRY].timeline.makespan_ns
 
     @property
-    def communication_ns(self) -> int:
-        """Time in which collectives run, all executions of all regions together."""
-        each_ns = {name: one.timeline.communication_ns for name, one in self.predicted.items()}
-        return round(sum(self.executions.get(name, 0.0) * ns for name, ns in each_ns.items()))
+    def communication_ns(self) -> float:
+        """Time of all collectives of the step, those of regions as often as they run."""
+        return sum(
+            self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items()
+        )
 
     def share(self, name: str) -> float:
         """The part of the step that the executions of a region take, what it calls included."""
-        step_ns = self.predicted[ENTRY].timeline.makespan_ns
-        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, step_ns)
+        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, self.makespan_ns)
 
 
 def step_times(
@@ -108,8 +108,7 @@ def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: fl
 
 
 def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of every region and so of
-    the step."""
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, region by region."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -161,7 +160,7 @@ def _inner(
     loops: Mapping[str, LoopTime],
     executions: Mapping[str, float],
 ) -> dict[int, Inner]:
-    """By op that runs regions what it takes: of branches the longest, and of loops with what they cost themselves. Where
+    """By op that runs regions what it takes: of branches the longest, of loops with what they cost themselves. Where
     nobody knows how often, nothing is said."""
     found: dict[int, Inner] = {}
     for name, call in calls:

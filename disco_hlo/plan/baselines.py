@@ -31,6 +31,20 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
     return Strategy(tuple(groups), buckets)
 
 
+def in_every_region(
+    source: CanonicalModule, strategy: Strategy, change: Callable[[Graph, Strategy], Strategy]
+) -> Strategy:
+    """The strategies of the entry and of each named region, changed alike."""
+    graphs = {region.name: region.source.graph for region in source.regions}
+    regions = tuple((name, change(graphs[name], one)) for name, one in strategy.regions)
+    return replace(change(source.graph, strategy), regions=regions)
+
+
+def varied(source: CanonicalModule, strategy: Strategy) -> Strategy:
+    """:func:`varied_buckets` in the entry and in every named region."""
+    return in_every_region(source, strategy, lambda _, one: varied_buckets(one))
+
+
 def varied_buckets(strategy: Strategy) -> Strategy:
     """The same kernels, with every other of the buckets of several taken apart; no order.
 
@@ -55,15 +69,6 @@ def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
     for token in default_order(graph, strategy, asynchronous=False):
         order += [f"{token}.start", f"{token}.done"] if token[0] == "b" else [token]
     return replace(strategy, order=tuple(order))
-
-
-def in_regions(
-    source: CanonicalModule, strategy: Strategy, make: Callable[[Graph, Strategy], Strategy]
-) -> Strategy:
-    """What ``make`` gives for the entry and its strategy, and for each region that the strategy names and its own."""
-    graphs = {region.name: region.source.graph for region in source.regions}
-    regions = tuple((name, make(graphs[name], one)) for name, one in strategy.regions)
-    return replace(make(source.graph, replace(strategy, regions=())), regions=regions)
 
 
 def all_reduce_depths(graph: Graph) -> list[int]:

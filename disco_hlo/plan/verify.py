@@ -71,7 +71,8 @@ def _compare(
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
-    Their regions are not looked at. An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
+    Their regions are not looked at.
+    An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
     """
     wanted, found = replace(normal_form(graph, wanted), regions=()), replace(found, regions=())
     if not found.order and any(

@@ -326,7 +326,7 @@ def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[n
 
 
 def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Mapping[int, int]) -> Buffers:
-    """Buffers of all values, one for those that share storage, of the packed buckets, and of what runs other regions."""
+    """Buffers of all values, one for those that share storage, of packed buckets, and of ops that run other regions."""
     rows: dict[int, tuple[int, int, set[int], bool]] = {}
     storage = _storage(graph, {value.node for value in units.values})
     in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}

@@ -177,7 +177,7 @@ class Cell:
         self._looked_at = None
         step.keep_kernel_times(profile, times, self.asked.settings.directory)
         told = step.costs(profile, self.captured, plans)
-        profile, seen = with_kernels(told, times, source.graph, first)
+        profile, seen = with_kernels(told, times, source, first)
         self.files.save_profile(profile)
         self.record.note(f"look_{number}_kernels", seen.kernels)
         self.record.note(f"look_{number}_promises", round(seen.ratio, 4))

@@ -24,7 +24,7 @@ from typing import Any
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import in_regions, one_at_a_time, one_bucket, unfused, varied_buckets
+from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
@@ -209,7 +209,7 @@ def kernels_of(
         marks: as for :func:`profile_step`.
     """
     gpu = session.facts.backend == "gpu"
-    strategy = in_regions(source, plan, one_at_a_time) if gpu else plan
+    strategy = in_every_region(source, plan, one_at_a_time) if gpu else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
     _compile(session, source, [module], tag="look")
     return module
@@ -257,20 +257,20 @@ def _to_trace(
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     gpu = session.facts.backend == "gpu"
-    xla = in_regions(source, xla, lambda _, one: varied_buckets(one)) if gpu else xla
+    xla = varied(source, xla) if gpu else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[UNFUSED] = in_regions(
+        strategies[UNFUSED] = in_every_region(
             source, xla, lambda graph, _: unfused(graph) if gpu else one_bucket(graph)
         )
     if wanted["ops"] or wanted["contention"]:
         strategies[ALONE] = xla
     if gpu:  # XLA's kernels first: their step tells what lies between two kernels
         strategies = {
-            name: in_regions(source, one, one_at_a_time) for name, one in reversed(strategies.items())
+            name: in_every_region(source, one, one_at_a_time) for name, one in reversed(strategies.items())
         }
     if wanted["contention"]:
-        strategies[BESIDE] = in_regions(source, xla, beside_transfers)
+        strategies[BESIDE] = in_every_region(source, xla, beside_transfers)
     trials = [
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
