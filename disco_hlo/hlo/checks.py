@@ -243,7 +243,10 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
             check.fail(where, f"makes {list(shape.dimensions)} of {list(operands[0].dimensions)}")
     elif opcode in ("reduce", "reverse"):
         check._check_distinct(where, "dimension", dimensions, first)
-    elif opcode in ("concatenate", "all-gather", "reduce-scatter", "iota"):
+    elif opcode in ("all-gather", "reduce-scatter"):
+        for one in operands:  # of several arrays, each along the same dimension
+            check._check_within(where, "dimension", dimensions, len(one.dimensions))
+    elif opcode in ("concatenate", "iota"):
         check._check_within(where, "dimension", dimensions, max(rank, 1))
         if opcode == "concatenate" and (
             len(dimensions) != 1 or any(len(one.dimensions) != rank for one in operands)

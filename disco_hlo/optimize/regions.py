@@ -13,6 +13,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
 from disco_hlo.optimize.predict import Predicted, predict
+from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import LoopTime
@@ -59,7 +60,7 @@ def step_times(
     Raises:
         IllegalStrategyError: the strategy does not fit the step.
     """
-    planned = dict(strategy.regions)
+    planned = planned_regions(source, strategy)
     called = calls_by_caller(source)
     loops = measured_loops(source, costs)
     executions = _executions(source, loops)
