@@ -35,6 +35,11 @@ class StepTimes:
         step_ns = self.predicted[ENTRY].timeline.makespan_ns
         return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, step_ns)
 
+    @property
+    def exposed_ns(self) -> int:
+        """Communication of a step during which nothing is computed, in all executions of all regions."""
+        return round(sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items()))
+
 
 def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False) -> StepTimes:
     """Simulate a step region by region. What the strategy does not name runs as XLA compiled it.
@@ -61,9 +66,9 @@ def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_
     return StepTimes(predicted, of_region, executions)
 
 
-def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of every region and so of
-    the step."""
+def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs, of: str = ENTRY) -> Bound:
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of the step or of one
+    execution of a region."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -75,7 +80,7 @@ def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: 
         own = strategies if name == ENTRY else [dict(one.regions).get(name) or read(region) for one in strategies]
         around = costs.around(region.graph, inner)
         bounds[name] = lowest_bound(region.graph, (one.groups for one in own), around, around.machine)
-    return bounds[ENTRY]
+    return bounds[of]
 
 
 def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Call]]]:

@@ -132,7 +132,7 @@ def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, t
     module.write_bytes(compiled.hlo_modules()[0].as_serialized_hlo_module_proto())
     outcome = disco("simulate", module, "--gpus", "8", "--bandwidth", "10")
     assert outcome.code == 0
-    assert "the step has no all-reduce: no network changes its time" in outcome.err
+    assert "the step has no collective that a bucket could have: no network changes its time" in outcome.err
 
 
 def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
