@@ -94,7 +94,7 @@ def training_step(
     if (request.module_name, fingerprint) in history.left:
         LOGGER.debug("%s (%s) is left alone again", request.module_name, key[:16])
         return None
-    facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source.index))
+    facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source))
     named = None if settings.module is None else by_name or key.startswith(settings.module)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
