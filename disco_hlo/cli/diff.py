@@ -109,7 +109,11 @@ def _flat(plan: Plan) -> dict[str, Any]:
 
 
 def _print(
-    found: dict[str, Difference], names: tuple[str, str], fields: dict[str, tuple[Any, Any]], reader: Bundle, top: int
+    found: dict[str, Difference],
+    names: tuple[str, str],
+    fields: dict[str, tuple[Any, Any]],
+    reader: Bundle,
+    top: int,
 ) -> None:
     a, b = names
     same = all(one.same for one in found.values())

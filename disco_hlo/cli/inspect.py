@@ -71,7 +71,10 @@ def _regions(bundle: Bundle) -> list[RegionFacts]:
     from disco_hlo.report.simulated import simulated
 
     costs = costs_for(
-        bundle.source.graph, bundle.profile, bundle.plan.target.device_kind, [bundle.default or bundle.strategy]
+        bundle.source.graph,
+        bundle.profile,
+        bundle.plan.target.device_kind,
+        [bundle.default or bundle.strategy],
     )
     return simulated(bundle, costs).rows(bundle)
 

@@ -18,5 +18,6 @@ ProfilePath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RegionName = Annotated[
-    str, typer.Option("--region", metavar="NAME", help="One region of the step: entry, loop1, branch2, call3.")
+    str,
+    typer.Option("--region", metavar="NAME", help="One region of the step: entry, loop1, branch2, call3."),
 ]

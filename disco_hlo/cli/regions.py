@@ -29,7 +29,11 @@ def region_table(rows: list[RegionFacts]) -> list[Table | str]:
             time_text(row.execution_ns), f"{row.share:.1%}", row.kernels, time_text(row.exposed_ns),
             size_text(row.peak_bytes), _collectives(row), row.what if is_first else "",
         )  # fmt: skip
-    return ["regions, predicted; kernels, collectives and exposed communication without those of regions inside:", made, ""]
+    return [
+        "regions, predicted; kernels, collectives and exposed communication without those of regions inside:",
+        made,
+        "",
+    ]
 
 
 def _collectives(row: RegionFacts) -> str:

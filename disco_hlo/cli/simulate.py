@@ -86,13 +86,21 @@ def simulate(
     limit = lower_bound(source, list(strategies.values()), costs, region)
     if trace is not None:
         last = list(found)[-1]
-        write_file(trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode())
+        write_file(
+            trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
+        )
     inner = not_simulated(source)
     is_silent = not inner and not any(one.graph.all_reduces for one in _computations(source))
-    silent = ("the step has no collective that a bucket could have: no network changes its time",) if is_silent else ()
+    silent = (
+        ("the step has no collective that a bucket could have: no network changes its time",)
+        if is_silent
+        else ()
+    )
     warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source), *silent))
     regions = _regions(source, strategies, found)
-    exposed = {name: one.exposed_ns for name, one in found.items()} if source.regions and region == ENTRY else {}
+    exposed = (
+        {name: one.exposed_ns for name, one in found.items()} if source.regions and region == ENTRY else {}
+    )
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
         print_json(_as_json(opened, costs, network, region, timelines, limit, regions))
@@ -110,9 +118,9 @@ def _computations(source: CanonicalModule) -> tuple[CanonicalModule, ...]:
 def _unknown_trips(source: CanonicalModule) -> list[str]:
     """A line for loops whose body is simulated and which nobody knows to run how often."""
     names = [one.name for one in source.regions if any(call.trips is None for call in one.calls)]
-    return [f"how often {', '.join(names)} runs is not known: in the step such a loop takes what is estimated"] * bool(
-        names
-    )
+    return [
+        f"how often {', '.join(names)} runs is not known: in the step such a loop takes what is estimated"
+    ] * bool(names)
 
 
 def _regions(
@@ -129,9 +137,9 @@ def _trace(source: CanonicalModule, who: str, times: StepTimes, region: str) -> 
     """The step and one execution of each of its regions; or of one alone."""
     wanted = region_names(source) if region == ENTRY else (region,)
     title = f"{printable(source.graph.module_name)}: {who}"
-    return chrome_trace({
-        title if name == ENTRY else f"{title}, {name}": times.predicted[name].timeline for name in wanted
-    })
+    return chrome_trace(
+        {title if name == ENTRY else f"{title}, {name}": times.predicted[name].timeline for name in wanted}
+    )
 
 
 def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -> Network | None:

@@ -49,7 +49,9 @@ class StepTimes:
     @property
     def exposed_ns(self) -> int:
         """Communication of a step during which nothing is computed, in all executions of all regions."""
-        return round(sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items()))
+        return round(
+            sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items())
+        )
 
 
 def step_times(

@@ -65,9 +65,7 @@ def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> 
     return body | {"strings": strings.as_list()}
 
 
-def _region(
-    bundle: Bundle, times: Simulated, name: str, strings: Strings
-) -> dict[str, Any]:
+def _region(bundle: Bundle, times: Simulated, name: str, strings: Strings) -> dict[str, Any]:
     """Kernels, buckets, order and timelines of one region of a step; the entry has them at the top of the page's data.
 
     Args:

@@ -64,11 +64,17 @@ class RegionFacts:
     @property
     def what(self) -> str:
         """``loop body of n75, 16 trips``; of nested ones with the region that the op is in."""
-        ops = ", ".join(f"{call.op}{'' if call.caller == ENTRY else f' in {call.caller}'}" for call in self.calls[:3])
+        ops = ", ".join(
+            f"{call.op}{'' if call.caller == ENTRY else f' in {call.caller}'}" for call in self.calls[:3]
+        )
         more = f" and {len(self.calls) - 3} more" if len(self.calls) > 3 else ""
         trips = {call.trips for call in self.calls} if self.kind == "loop body" else set()
-        counted = ", ".join("unknown" if one is None else str(one) for one in sorted(trips, key=lambda one: one or 0))
-        return (f"{self.kind} of {ops}{more}" if self.calls else self.kind) + (f", trips {counted}" if trips else "")
+        counted = ", ".join(
+            "unknown" if one is None else str(one) for one in sorted(trips, key=lambda one: one or 0)
+        )
+        return (f"{self.kind} of {ops}{more}" if self.calls else self.kind) + (
+            f", trips {counted}" if trips else ""
+        )
 
 
 def region_names(source: CanonicalModule) -> tuple[str, ...]:
@@ -86,7 +92,9 @@ def check_region(name: str, known: Collection[str]) -> None:
         raise DiscoError(f"the step has no region {name!r}; it has {', '.join(known)}")
 
 
-def region_facts(source: CanonicalModule, times: StepTimes, planned: Collection[str] = ()) -> list[RegionFacts]:
+def region_facts(
+    source: CanonicalModule, times: StepTimes, planned: Collection[str] = ()
+) -> list[RegionFacts]:
     """The regions of a step under one strategy, the entry first.
 
     Args:
@@ -103,7 +111,9 @@ def region_facts(source: CanonicalModule, times: StepTimes, planned: Collection[
     ]
 
 
-def _facts(name: str, graph: Graph, calls: tuple[CallFacts, ...], times: StepTimes, strategy: str) -> RegionFacts:
+def _facts(
+    name: str, graph: Graph, calls: tuple[CallFacts, ...], times: StepTimes, strategy: str
+) -> RegionFacts:
     predicted = times.predicted[name]
     units = predicted.built.units.units
     buckets = sum(unit.is_bucket for unit in units)

@@ -21,7 +21,9 @@ class Simulated:
 
     def of_region(self, name: str) -> tuple[Predicted | None, Predicted | None]:
         """One execution of a region, under the plan and under XLA's own."""
-        plan, default = (None if times is None else times.predicted[name] for times in (self.plan, self.default))
+        plan, default = (
+            None if times is None else times.predicted[name] for times in (self.plan, self.default)
+        )
         return plan, default
 
     def rows(self, bundle: Bundle) -> list[RegionFacts]:

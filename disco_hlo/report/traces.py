@@ -1,5 +1,5 @@
-"""The timelines of a report as one Chrome trace: simulated and measured steps, each a process of named tracks; behind the step one
-execution of each of its regions.
+"""The timelines of a report as one Chrome trace: simulated and measured steps, each a process of named
+tracks; behind the step one execution of each of its regions.
 
 The Trace Event Format, for ui.perfetto.dev or chrome://tracing: complete events (``ph`` X), times in
 microseconds.

@@ -53,7 +53,8 @@ def test_they_are_counted_once_each(computations: list[tuple[str, ...]], count: 
 
 
 def test_those_of_regions_are_simulated() -> None:
-    inside = [("while 1 2",), ("all-gather", "async-start 3", "while 4 2"), ("compare",), ("reduce-scatter",), ("all-reduce",)]
+    body = ("all-gather", "async-start 3", "while 4 2")
+    inside = [("while 1 2",), body, ("compare",), ("reduce-scatter",), ("all-reduce",)]
     assert inner_collectives(step(*inside, regions=(1, 4))) == 0
     assert inner_collectives(step(*inside, regions=(1,))) == 1
     assert inner_collectives(step(*inside)) == 3

@@ -114,7 +114,9 @@ def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., N
     assert found.trace is found.by_name is named
     assert found.step_ns == 0
     assert len(said) == 1
-    assert said[0].startswith("step: its kernels are timed without command buffers, and these times are not stored: ")
+    assert said[0].startswith(
+        "step: its kernels are timed without command buffers, and these times are not stored: "
+    )
 
 
 def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callable[..., NamedTrace]) -> None:
@@ -166,7 +168,8 @@ def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
     tell_of_uneven_devices(session(), mine)
     assert said == [
         "the step's kernels take 47.00 to 80.00 ms on device 0 of rank 1, 45.30 to 45.40 ms on device 0 of rank 0: "
-        "this device is hot, short of power, or shared with another job; the times measured now are right only while that lasts"
+        "this device is hot, short of power, or shared with another job; the times measured now are right only "
+        "while that lasts"
     ]
     others[:] = [b'{"device 0": [45500000, 45300000]}']
     tell_of_uneven_devices(session(), mine)

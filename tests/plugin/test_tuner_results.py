@@ -157,7 +157,9 @@ def test_where_rank_0_is_silent_a_line_says_so_and_training_goes_on(
     assert line.startswith(
         "the results of rank 0's XLA autotuner did not arrive (autotune: rank 0 of 2 did not answer"
     )
-    assert line.endswith("): rank 1 tunes by itself, and may then compile another module, for which there is no plan")
+    assert line.endswith(
+        "): rank 1 tunes by itself, and may then compile another module, for which there is no plan"
+    )
 
 
 def test_what_arrives_and_cannot_be_read_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

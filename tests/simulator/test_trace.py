@@ -52,5 +52,8 @@ def test_each_timeline_is_a_process() -> None:
     events = trace["traceEvents"]
     processes = [(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"]
     assert processes == [(0, "entry"), (1, "loop1")]
-    assert [sum(event["ph"] == "X" and event["pid"] == number for event in events) for number in (0, 1)] == [3, 3]
+    assert [sum(event["ph"] == "X" and event["pid"] == number for event in events) for number in (0, 1)] == [
+        3,
+        3,
+    ]
     assert trace["otherData"]["loop1"]["makespan_ns"] == TIMELINE.makespan_ns

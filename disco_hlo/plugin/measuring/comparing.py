@@ -108,8 +108,8 @@ class _Inputs:
         survey = self._first_run()
         if self._not_finite(survey) < signed:
             session.say(
-                "%s computes infinities or NaNs on inputs of both signs, and none on positive ones: plans are compared on "
-                "positive inputs, and an error in what a mask leaves out there stays unseen",
+                "%s computes infinities or NaNs on inputs of both signs, and none on positive ones: plans are compared "
+                "on positive inputs, and an error in what a mask leaves out there stays unseen",
                 request.module_name,
             )
             return survey

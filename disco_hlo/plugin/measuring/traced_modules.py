@@ -206,7 +206,8 @@ def take(
     if anywhere(session, whole is None, "names"):
         session.say(
             "%s: its kernels are timed without command buffers, and these times are not stored%s",
-            trial.name, why and f": {why}",
+            trial.name,
+            why and f": {why}",
         )
         return NamedTrace(named, walls_ns, by_name.executable, runner, named)
     assert whole is not None

@@ -142,8 +142,12 @@ def outlook(session: Session, case: Case) -> str:
     settings, default_ns = session.settings, case.default.makespan_ns
     bound_ns = lower_bound(case.source, [case.xla], case.costs).makespan_ns
     share = changeable_share(case)
-    closed = "" if share == 1 else (
-        f"; a plan can change {share:.0%} of it, the rest lies in loops and branches that stay as XLA compiled them"
+    closed = (
+        ""
+        if share == 1
+        else (
+            f"; a plan can change {share:.0%} of it, the rest lies in loops and branches that stay as XLA compiled them"
+        )
     )
     gain = compared(default_ns, bound_ns)
     gain += "" if gain == "no faster" else " at best"
