@@ -118,8 +118,8 @@ def outside_loops(facts: ModuleFacts) -> str:
         return ""
     collectives = f"{count} collective{'s' * (count != 1)} inside"
     return (
-        f" outside loops and branches that stay as XLA compiled them ({collectives}); what a plan may change must stand "
-        "elsewhere: one step a call, gradients averaged after the loop, layers unrolled"
+        f" outside loops and branches that stay as XLA compiled them ({collectives}); what a plan may change must "
+        "stand elsewhere: one step a call, gradients averaged after the loop, layers unrolled"
     )
 
 
