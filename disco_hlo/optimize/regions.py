@@ -76,8 +76,8 @@ def step_times(
         predicted[name] = predict(region.graph, own or read(region), of_region[name], again)
     executions = {ENTRY: 1.0}
     for name in reversed(predicted):
-        for region, call in called[name]:
-            executions[region] = executions.get(region, 0.0) + executions[name] * (call.trips or 1)
+        for callee, call in called[name]:
+            executions[callee] = executions.get(callee, 0.0) + executions[name] * (call.trips or 1)
     return StepTimes(predicted, of_region, executions)
 
 
