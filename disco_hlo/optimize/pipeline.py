@@ -177,8 +177,8 @@ class RegionFound:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}, {self.executions:g} times a step: {self.plan_ns / 1e6:.2f} ms predicted, XLA's default "
-            f"{self.default_ns / 1e6:.2f} ms ({self.evaluations} candidates)"
+            f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} times a step: the "
+            f"best is predicted to take {self.plan_ns / 1e6:.2f} ms, XLA's default {self.default_ns / 1e6:.2f} ms"
         )
 
 

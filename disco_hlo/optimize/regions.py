@@ -1,6 +1,6 @@
 """What the regions of a step take, and what they cost the regions that call them.
 
-A loop is one op of its caller: it takes as many executions of its body as it has turns. So each region is simulated and
+A loop is one op of its caller: it takes as many executions of its body as it has trips. So each region is simulated and
 searched by itself, those without calls first, and its caller goes by what was found for it.
 """
 
@@ -13,6 +13,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
 from disco_hlo.optimize.predict import Predicted, predict
+from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import LoopTime
@@ -47,6 +48,13 @@ class StepTimes:
         """The part of the step that the executions of a region take, what it calls included."""
         return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, self.makespan_ns)
 
+    @property
+    def exposed_ns(self) -> int:
+        """Communication of a step during which nothing is computed, in all executions of all regions."""
+        return round(
+            sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items())
+        )
+
 
 def step_times(
     source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False
@@ -59,7 +67,7 @@ def step_times(
     Raises:
         IllegalStrategyError: the strategy does not fit the step.
     """
-    planned = dict(strategy.regions)
+    planned = planned_regions(source, strategy)
     called = calls_by_caller(source)
     loops = measured_loops(source, costs)
     executions = _executions(source, loops)
@@ -107,8 +115,11 @@ def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: fl
     return loops[region].executions / max(1.0, executions)
 
 
-def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, region by region."""
+def lower_bound(
+    source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs, of: str = ENTRY
+) -> Bound:
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of the step or of one
+    execution of a region; what it runs is bounded likewise."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -124,7 +135,7 @@ def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: 
         )
         around = costs.around(region.graph, inner)
         bounds[name] = lowest_bound(region.graph, (one.groups for one in own), around, around.machine)
-    return bounds[ENTRY]
+    return bounds[of]
 
 
 def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Call]]]:

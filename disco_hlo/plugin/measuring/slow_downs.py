@@ -71,7 +71,8 @@ def adding_up(
         middle = (least + most) / 2
         least, most = (middle, most) if simulated_ns(larger(found, middle)) < taken_ns else (least, middle)
     LOGGER.info(
-        "collectives that overlap kernels cost %.1f %% of a step more than traces show: contention counts %.2f times",
+        "a step loses %.1f %% more to overlapping collectives than its trace shows: the simulator multiplies the "
+        "measured contention by %.2f",
         -100 * off, most,
     )  # fmt: skip
     return larger(found, most)

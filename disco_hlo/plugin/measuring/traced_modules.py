@@ -205,7 +205,9 @@ def take(
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
         session.say(
-            "%s: times are those without command buffers, and not kept%s", trial.name, why and f": {why}"
+            "%s: its kernels are timed without command buffers, and these times are not stored%s",
+            trial.name,
+            why and f": {why}",
         )
         return NamedTrace(named, walls_ns, by_name.executable, runner, named)
     assert whole is not None
@@ -418,7 +420,8 @@ def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
     found = uneven(computed)
     if found is not None:
         session.say(
-            "%s: it is hot, short of power, or computes for others too; what is measured now holds while it does",
+            "%s: this device is hot, short of power, or shared with another job; the times measured now are right only "
+            "while that lasts",
             found,
         )
 
