@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
-from disco_hlo.hlo.opcodes import PRODUCTS
+from disco_hlo.hlo.opcodes import COLLECTIVES, PRODUCTS
 from disco_hlo.profiler.corrections import NONE, Corrections
 from disco_hlo.profiler.holds import AT_ONCE_NS, LEAST_NS
 from disco_hlo.profiler.instructions import InstructionTimes
@@ -57,6 +57,11 @@ class MeasuredCosts(CostModel):
             missing = is_timed & (measured_ns < 0)
             times = self.estimator.op_ns(graph) if missing.any() else np.zeros(len(graph), np.int64)
             times = np.where(is_timed & ~missing, measured_ns, times)
+            if self.profile.transfers is not None:
+                for x in np.flatnonzero(missing).tolist():
+                    if graph.nodes[x].opcode in COLLECTIVES:
+                        line = self.collective(collective_kind(graph.nodes[x]))
+                        times[x] = line(collective_bytes(graph, x))
             self._ops = (ref(graph), times)
         return self._ops[1].copy()
 

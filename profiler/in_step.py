@@ -49,9 +49,11 @@ def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | None) -> LinearPieces:
-    """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together."""
+    """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together. Where
+    both are of the same sizes, they cannot tell latency from bytes: then those apart count, which ran as XLA has them.
+    """
     lines = swept if apart is None else with_latency_of(apart, swept)
-    if together is None:
+    if together is None or (apart is not None and apart.sizes == together.sizes):
         return lines
     lines = with_bytes_of(together, lines)
     # Many small all-reduces have bytes too: with steeper lines these would take longer than they did.

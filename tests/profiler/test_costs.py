@@ -8,6 +8,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import Corrections
 from disco_hlo.profiler.costs import MeasuredCosts
@@ -98,3 +99,16 @@ def test_a_profile_without_a_sweep_says_so():
         costs({}).collective(ALL_REDUCE)
     with pytest.raises(ProfileError, match="nothing is known of all-reduce"):
         super(MadeUpCosts, Guess()).collective(ALL_REDUCE)
+
+
+def test_a_collective_that_no_plan_moves_follows_the_line_of_its_kind():
+    array = Shape("f32", (256,), (0,))
+    nodes = (
+        Node(0, "parameter", array, (), Kind.PARAMETER, "p"),
+        Node(1, "all-to-all", array, (0,), Kind.FIXED, "a"),
+        Node(2, "tuple", Shape("tuple"), (1,), Kind.FREE, "t"),
+    )
+    graph = Graph(nodes, 2, (), "gpu", "step", "f" * 64)
+    fitted = AllReduceFit(LinearPieces.of((0, 0.5, 100.0)), (), 0.0, 0.0)
+    assert costs({}, all_reduce=fitted).op_ns(graph)[1] == 100 + 256  # 512 bytes of 1024, at half a ns each
+    assert costs({"a": OpTime(7, 0, 1)}, all_reduce=fitted).op_ns(graph)[1] == 7

@@ -108,3 +108,10 @@ def test_they_add_up_to_the_step_and_never_fall(sizes: list[int], total_ns: int,
 def test_what_cannot_be_is_refused(wrong: tuple[tuple[tuple[int, int], ...], int, int, int]) -> None:
     with pytest.raises(ProfileError, match="all-reduces take"):
         InStep(*wrong)
+
+
+def test_two_traces_of_the_same_sizes_do_not_tell_latency_from_bytes():
+    """Gathers are in buckets of one in either; noise of the second made a byte take a hundred times as long."""
+    swept = LinearPieces.of((0, 1.0, 100.0))
+    apart, together = InStep(((64, 4),), 4 * 200, 1, 12), InStep(((64, 4),), 4 * 9000, 4000, 12)
+    assert in_the_step(swept, apart, together) == with_latency_of(apart, swept)

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.profiler.allreduce import AllReduceFit, SweepPoint
 from disco_hlo.profiler.in_step import InStep, in_the_step
 from disco_hlo.profiler.profile import (
+    Collectives,
     Contention,
     Link,
+    LoopTime,
     OpTime,
     Platform,
     Profile,
@@ -44,6 +47,8 @@ PROFILE = Profile(
     noise=0.004,
     in_step=InStep(((64, 3), (4096, 1)), 34_000, 400, 24),
     together=InStep(((4288, 1),), 8_500, 300, 12),
+    collectives={"all-gather": Collectives(FIT, None, InStep(((64, 32),), 9_000, 100, 5))},
+    loops={"body": LoopTime(16, 300, -20)},
 )
 
 
@@ -63,6 +68,20 @@ def test_a_profile_survives_its_json():
     assert from_json(to_json(PROFILE)) == PROFILE
     bare = Profile(H200, {}, 0, 1e10, 1e11)
     assert from_json(to_json(bare)) == bare
+
+
+def test_a_kind_has_its_own_lines_or_those_that_a_ring_makes_of_all_reduces():
+    gathers = CollectiveKind("all-gather")
+    bare = replace(PROFILE, together=None, collectives={})
+    assert bare.line(ALL_REDUCE) == FIT.line
+    assert bare.line(gathers) == FIT.line.over(0.5)
+    own = replace(FIT, line=FIT.line.times(3.0))
+    assert replace(bare, collectives={"all-gather": Collectives(own)}).line(gathers) == own.line
+    # Nobody swept them, but the step shows two of 64 bytes that take twice as long as the ring has it.
+    took = InStep(((64, 2),), 4 * int(FIT.line.over(0.5)(64)), 1, 5)
+    found = replace(bare, collectives={"all-gather": Collectives(together=took)}).line(gathers)
+    assert found(64) == pytest.approx(2 * FIT.line.over(0.5)(64), abs=1)
+    assert replace(bare, all_reduce=None).line(gathers) is None
 
 
 def test_a_profile_of_another_version_is_refused_in_one_line():
@@ -103,6 +122,8 @@ def test_equal_profiles_give_equal_text():
         0.004,
         PROFILE.in_step,
         PROFILE.together,
+        PROFILE.collectives,
+        PROFILE.loops,
     )
     assert to_json(turned) == to_json(PROFILE)
     assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
