@@ -6,34 +6,69 @@ their time passes in bodies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from disco_hlo.hlo.attributes import backend_config
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes, collective_kind
-from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.proto import Message, parse, serialize
+from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.regions import regions_called, trip_count
 from disco_hlo.profiler.keys import owners_in
 
 
 @dataclass(frozen=True)
 class Body:
-    """What a loop repeats, or a branch runs."""
+    """A computation that a loop repeats, or that a branch or a call runs."""
 
     canonical: CanonicalModule
     around: int | None
-    """Which of the module's bodies the loop or the conditional lies in; None: in the entry."""
+    """Which of the module's bodies runs it; None: the entry."""
     turns: int
-    """Of the loop, each time it runs; 0 where the module does not say, and of branches."""
+    """How often each time; 0 where the module does not say, and where several ops run it."""
+    repeats: bool
+    """Whether it is a loop's."""
     owner: Mapping[str, str]
     """Instruction that the body runs, its own ones included -> its own one that runs it."""
 
 
+def bodies_of(module: CanonicalModule) -> tuple[Body, ...]:
+    """The bodies of a module that have a canonical form, each after the one it lies in."""
+    index, found = module.index, list[Body]()
+    forms = {one.computation: one for region in module.regions for one in region.sources}
+    callers = Counter(
+        called
+        for computation in (module.computation, *forms)
+        for instruction in index.computation(computation).instructions
+        for _, called in regions_called(instruction)
+    )
+    pending: list[tuple[int, int | None]] = [(module.computation, None)]
+    seen: set[int] = set()
+    while pending:
+        computation, around = pending.pop()
+        for instruction, kind, called in _called(index.computation(computation).instructions):
+            if called in seen or called not in forms:
+                continue
+            seen.add(called)
+            own = {one.name: one.name for one in index.computation(called).instructions}
+            once = kind != "branch" and callers[called] == 1
+            turns = (trip_count(instruction) or 0) if once else 0
+            owner = owners_in(index, called) | own
+            found.append(Body(forms[called], around, turns, kind == "loop", owner))
+            pending.append((called, len(found) - 1))
+    return tuple(found)
+
+
+def _called(instructions: Iterable[Message]) -> Iterable[tuple[Message, str, int]]:
+    for instruction in instructions:
+        for kind, called in regions_called(instruction):
+            yield instruction, kind, called
+
+
 def graphs_of(source: CanonicalModule) -> tuple[Graph, ...]:
-    """The graphs of a step: its own, then those of its bodies."""
-    return source.graph, *(body.canonical.graph for body in bodies_of(serialize(source.module)))
+    """The graphs of a step: its own, then those of its bodies, of which those alike are one."""
+    return source.graph, *(region.source.graph for region in source.regions)
 
 
 def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
@@ -43,55 +78,3 @@ def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
         for node in graph.all_reduces:
             found.setdefault(collective_kind(graph.nodes[node]), []).append(collective_bytes(graph, node))
     return found
-
-
-def bodies_of(module: bytes) -> tuple[Body, ...]:
-    """The bodies of a module, each after the one it lies in.
-
-    Raises:
-        ModuleError: the bytes are no module, or it is inconsistent.
-    """
-    whole = parse(module)
-    index = ModuleIndex(whole)
-    found: list[Body] = []
-    pending: list[tuple[int, int | None]] = [(whole.entry_computation_id, None)]
-    seen: set[int] = set()
-    while pending:
-        computation_id, around = pending.pop()
-        for loop, called in _called(index, computation_id):
-            if called in seen:
-                continue
-            seen.add(called)
-            own = {one.name: one.name for one in index.computation(called).instructions}
-            found.append(
-                Body(_as_module(whole, called), around, _turns(loop), owners_in(index, called) | own)
-            )
-            pending.append((called, len(found) - 1))
-    return tuple(found)
-
-
-def _called(index: ModuleIndex, computation_id: int) -> Iterator[tuple[Message, int]]:
-    """Loops and conditionals of a computation with the bodies and branches that they run; those of what it calls are
-    its own."""
-    for instruction in index.computation(computation_id).instructions:
-        if instruction.opcode == "while":
-            yield instruction, instruction.called_computation_ids[0]
-        elif instruction.opcode == "conditional":
-            yield from ((instruction, called) for called in instruction.called_computation_ids)
-        elif instruction.opcode == "call":
-            yield from _called(index, instruction.called_computation_ids[0])
-
-
-def _turns(loop: Message) -> int:
-    known = backend_config(loop).get("known_trip_count", {})
-    count = known.get("n", "0") if isinstance(known, dict) else "0"
-    return int(count) if str(count).isdigit() else 0
-
-
-def _as_module(whole: Message, computation_id: int) -> CanonicalModule:
-    """A body as a step of its own, which no caller aliases."""
-    alone = type(whole)()
-    alone.CopyFrom(whole)
-    alone.entry_computation_id = computation_id
-    alone.ClearField("input_output_alias")
-    return canonicalize(serialize(alone))

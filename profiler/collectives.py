@@ -22,7 +22,8 @@ class Issued:
     """What traces may call it (:func:`~disco_hlo.profiler.transfers.unit_of_name`)."""
     kind: str
     """By its name."""
-    size_bytes: int
+    sizes_bytes: tuple[int, ...]
+    """As it is transferred: on CPU one array of several after the other."""
 
 
 def issued(module: CanonicalModule, owner: Mapping[str, str]) -> tuple[Issued, ...]:
@@ -43,7 +44,9 @@ def issued(module: CanonicalModule, owner: Mapping[str, str]) -> tuple[Issued, .
             continue
         kind = str(collective_kind(graph.nodes[members[0]]))
         units = frozenset({unit_of_name(one.name), *inside[one.name]})
-        found.append(Issued(units, kind, sum(collective_bytes(graph, node) for node in members)))
+        sizes = tuple(collective_bytes(graph, node) for node in members)
+        one_by_one = graph.backend == "cpu" and len(one.proto.operand_ids) > 1
+        found.append(Issued(units, kind, sizes if one_by_one else (sum(sizes),)))
     return tuple(found)
 
 
@@ -68,7 +71,7 @@ def in_step_by_kind(found: Iterable[Issued], moved: Moved) -> dict[str, InStep]:
         for one in members:
             taken = {run: [ns for unit in one.units for ns in times_ns[unit][run]] for run in runs}
             count = _usual(len(ns) for ns in taken.values())
-            sizes[one.size_bytes] += count
+            sizes.update({size: count * times for size, times in Counter(one.sizes_bytes).items()})
             whole -= {run for run, ns in taken.items() if len(ns) != count}
             total_ns.update({run: sum(ns) for run, ns in taken.items()})
         totals = [total_ns[run] for run in sorted(whole) if total_ns[run] > 0]

@@ -130,21 +130,18 @@ class MeasuredCosts(CostModel):
         return np.array(times_ns, np.int64)[of_key]
 
 
-def kernel_times(
-    graph: Graph, kernels: Kernels, times: Mapping[str, InstructionTimes], prefix: str = ""
-) -> dict[str, OpTime]:
+def kernel_times(graph: Graph, kernels: Kernels, times: Mapping[str, InstructionTimes]) -> dict[str, OpTime]:
     """Measured times of a plan's kernels by their keys.
 
     Args:
         graph: the plan's graph.
         kernels: of the plan's op groups.
         times: by instruction; the kernel of group 3 is the instruction whose name begins with ``g3_``.
-        prefix: what stands before that in the plan's region.
     """
     keys = kernel_keys(graph, kernels)
     found: dict[str, list[OpTime]] = {}
     for name, measured in times.items():
-        token, _, rest = name.removeprefix(prefix).partition("_") if name.startswith(prefix) else ("", "", "")
+        token, _, rest = name.partition("_")
         if rest and token[:1] == "g" and token[1:].isdigit() and int(token[1:]) < len(keys):
             time = OpTime(measured.median_ns, measured.spread_ns, measured.samples)
             found.setdefault(keys[int(token[1:])], []).append(time)

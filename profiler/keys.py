@@ -5,7 +5,9 @@ A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
@@ -18,6 +20,7 @@ from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import group_key
 from disco_hlo.profiler.profile import OpTime, merged
 
+_Told = TypeVar("_Told")
 _COLLECTIVE_KERNEL = "__triton_collective"
 """XLA:GPU's kernels for small all-reduces and all-gathers."""
 
@@ -48,6 +51,14 @@ def owners_in(index: ModuleIndex, computation_id: int) -> dict[str, str]:
                 found.setdefault(inner.name, instruction.name)
                 pending.extend(inner.called_computation_ids)
     return found
+
+
+def in_region(region: str, times: Mapping[str, _Told]) -> dict[str, _Told]:
+    """Those of the times, or whatever is told of instructions, that the rewriter named for a region, as if it were an
+    entry: ``loop1_g3_add`` is ``g3_add``, and so is ``loop1_2_g3_add``, the same in the second computation of this
+    kind."""
+    named = re.compile(rf"{region}_(?:\d+_)?([bgn]\d+[._].*)")
+    return {found[1]: time for name, time in times.items() if (found := named.fullmatch(name))}
 
 
 def keyed_times(

@@ -162,7 +162,7 @@ class Profile:
     """The same of every other kind, by its name (:class:`~disco_hlo.hlo.collectives.CollectiveKind`)."""
 
     loops: Mapping[str, LoopTime] = field(default_factory=dict)
-    """Of the step that was profiled, by the fingerprint of the loop's body."""
+    """Of the step that was profiled, by the key of the loop's body (:attr:`~disco_hlo.hlo.graph.Graph.key`)."""
 
     @property
     def transfers(self) -> LinearPieces | None:

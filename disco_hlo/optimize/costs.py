@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from typing import NamedTuple
-from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,14 +88,15 @@ class Costs(MeasuredCosts):
         self.lines: tuple[str, ...] = ()
         """What a reader must know of these costs, one sentence each."""
 
-        self._around: tuple[ref[Graph], Mapping[int, Inner]] | None = None
+        self._around: tuple[str, Mapping[int, Inner]] = "", {}
+        """By fingerprint: another process has the graph as well."""
 
     def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
         """These costs where some ops of a graph run regions, and take what these take."""
         if not inner:
             return self
         found = copy(self)
-        found._around = (ref(graph), inner)
+        found._around = graph.fingerprint, inner
         return found
 
     def slowed(self, contention: Contention) -> Costs:
@@ -108,16 +108,16 @@ class Costs(MeasuredCosts):
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         times = super().op_ns(graph)
-        if self._around is not None and self._around[0]() is graph:
-            for node, one in self._around[1].items():
-                times[node] = one.takes_ns
+        for node, one in self._inner(graph).items():
+            times[node] = one.takes_ns
         return times
 
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
-        if self._around is None or self._around[0]() is not graph:
-            return {}
-        return {node: one.temporary_bytes for node, one in self._around[1].items()}
+        return {node: one.temporary_bytes for node, one in self._inner(graph).items()}
+
+    def _inner(self, graph: Graph) -> Mapping[int, Inner]:
+        return self._around[1] if self._around[0] == graph.fingerprint else {}
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""

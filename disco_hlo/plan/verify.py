@@ -16,6 +16,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.check_module import check_module
+from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import held_otherwise, read
 from disco_hlo.plan.strategy import Strategy
@@ -43,7 +44,7 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     if [region.name for region in written.regions] != [region.name for region in source.regions]:
         raise PlanError("the optimized module does not have the loops and branches of its source")
     _compare(source, written, strategy, "its entry")
-    planned = dict(strategy.regions)
+    planned = planned_regions(source, strategy)
     for mine, theirs in zip(source.regions, written.regions, strict=True):
         for original, rewritten in zip(mine.sources, theirs.sources, strict=True):
             _compare(original, rewritten, planned.get(mine.name), mine.name)
@@ -71,8 +72,8 @@ def _compare(
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
-    Their regions are not looked at.
-    An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
+    Their regions are not looked at. An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves
+    one open that is not.
     """
     wanted, found = replace(normal_form(graph, wanted), regions=()), replace(found, regions=())
     if not found.order and any(

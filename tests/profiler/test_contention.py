@@ -236,8 +236,8 @@ def test_a_trace_of_another_module_is_refused() -> None:
 
 
 BUCKETS = (
-    Issued(frozenset({"b0"}), "all-reduce", 256),
-    Issued(frozenset({"b1"}), "all-reduce", 64),
+    Issued(frozenset({"b0"}), "all-reduce", (256,)),
+    Issued(frozenset({"b1"}), "all-reduce", (64,)),
 )
 
 

@@ -27,6 +27,7 @@ _KEPT_APART = (
 """Passes that would make fewer of several in a row."""
 _SHARED_OUT = ("all-gather", "all-to-all", "reduce-scatter")
 """Collectives in which each device of a group has a share of the bytes."""
+_AXIS = "device"
 _WORK_WIDTH = 384
 """Rows and columns of the matrix whose square is the work between two all-reduces."""
 
@@ -58,19 +59,21 @@ def compile_chain(
             device.
     """
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = _mesh(request, kind)
-    members = int(mesh.shape["member"])
+    rows = _rows(request, kind)
+    members = len(rows[0])
+    # Devices stay in the request's order, in which a runner hands over what each of them reads.
+    mesh = Mesh(np.array(request.devices, dtype=object), (_AXIS,))
     if kind.opcode in _SHARED_OUT:
         count = -(-count // members) * members
-    everywhere = PartitionSpec(("group", "member"))
+    everywhere = PartitionSpec(_AXIS)
 
     def disco_collective(value: Any) -> Any:
         for _ in range(repeats):
             if chain is not Chain.TIGHT:
                 value = value + _some_work(value)
-            value = _one(kind, value, members, alone=chain is Chain.WORK_ALONE)
+            value = _one(kind, value, rows, alone=chain is Chain.WORK_ALONE)
         return value
 
     mapped = jax.shard_map(
@@ -93,43 +96,47 @@ def compile_chain(
     return executable
 
 
-def _mesh(request: CompileRequest, kind: CollectiveKind) -> Any:
-    """The devices, those of a group in a row."""
-    from jax.sharding import Mesh
-
-    devices = np.array(request.devices, dtype=object)
-    rows: Groups = (tuple(range(devices.size)),)
-    if kind.groups and kind.opcode != "collective-permute":
-        rows = kind.groups
-    listed = sorted(device for row in rows for device in row)
-    if len({len(row) for row in rows}) != 1 or listed != list(range(devices.size)):
+def _rows(request: CompileRequest, kind: CollectiveKind) -> Groups:
+    """The places, among the request's devices, of those that take part together."""
+    everyone = tuple(range(len(request.devices)))
+    if not kind.groups or kind.opcode == "collective-permute":
+        return (everyone,)
+    listed = tuple(sorted(device for row in kind.groups for device in row))
+    alone = kind.opcode != "collective-broadcast" or len(kind.groups) == 1
+    if len({len(row) for row in kind.groups}) != 1 or listed != everyone or not alone:
         raise UnsupportedError(
-            f"{kind}: expected groups of one size that hold each of {devices.size} devices once"
+            f"{kind}: expected groups of one size that hold each of {len(everyone)} devices once"
         )
-    return Mesh(devices[np.array(rows)], ("group", "member"))
+    return kind.groups
 
 
-def _one(kind: CollectiveKind, value: Any, members: int, *, alone: bool) -> Any:
+def _one(kind: CollectiveKind, value: Any, rows: Groups, *, alone: bool) -> Any:
     """The value, or as many elements, behind one collective; ``alone``: behind what is computed around one."""
     import jax
 
+    members = len(rows[0])
     share = value.size // members
+    groups = [list(row) for row in rows] if len(rows) > 1 else None
     if kind.opcode == "all-gather":
         own = value[-share:]
-        return jax.numpy.tile(own, members) if alone else jax.lax.all_gather(own, "member", tiled=True)
+        if alone:
+            return jax.numpy.tile(own, members)
+        return jax.lax.all_gather(own, _AXIS, axis_index_groups=groups, tiled=True)
     if kind.opcode == "reduce-scatter":
-        own = value[:share] if alone else jax.lax.psum_scatter(value, "member", tiled=True)
+        if alone:
+            return jax.numpy.tile(value[:share], members)
+        own = jax.lax.psum_scatter(value, _AXIS, axis_index_groups=groups, tiled=True)
         return jax.numpy.tile(own, members)
     if alone:
         return value
     if kind.opcode == "all-to-all":
-        return jax.lax.all_to_all(value, "member", 0, 0, tiled=True)
+        return jax.lax.all_to_all(value, _AXIS, 0, 0, axis_index_groups=groups, tiled=True)
     if kind.opcode == "collective-permute":
         pairs = kind.groups or [(i, (i + 1) % members) for i in range(members)]
-        return jax.lax.ppermute(value, "member", pairs)
+        return jax.lax.ppermute(value, _AXIS, pairs)
     if kind.opcode == "collective-broadcast":
-        return jax.lax.pbroadcast(value, "member", 0)
-    return jax.lax.psum(value, "member")
+        return jax.lax.pbroadcast(value, _AXIS, 0)
+    return jax.lax.psum(value, _AXIS, axis_index_groups=groups)
 
 
 def _some_work(value: Any) -> Any:

@@ -18,18 +18,16 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import serialize
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import say_not_kept
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
-from disco_hlo.profiler.bodies import bodies_of, travelling
+from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.keys import origin_key
 from disco_hlo.profiler.profile import Collectives, Contention, Link, LoopTime, OpTime, Platform, Profile
 from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
@@ -207,7 +205,7 @@ class KnownTimes:
         self._change_step(fingerprint, apart=dict(apart), together=dict(together))
 
     def add_loops(self, fingerprint: str, loops: Mapping[str, LoopTime]) -> None:
-        """Take in what the loops of one step take besides their bodies, by the fingerprint of these."""
+        """Take in what the loops of one step take besides their bodies, by the keys of these."""
         self._change_step(fingerprint, loops=dict(loops))
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
@@ -273,18 +271,15 @@ def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
 
 
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    graph = source.graph
-    single = {
-        node.key for node in graph.nodes
-        if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
-    }  # fmt: skip
-    in_bodies = {
-        key
-        for body in bodies_of(serialize(source.module))
-        for origin in body.canonical.origins
-        if origin.role == "fusion" and (key := origin_key(body.canonical.graph, origin)) is not None
-    }
-    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels)} | in_bodies
+    graphs = {region.name: region.source.graph for region in source.regions}
+    found: set[str] = set()
+    for graph, plan in ((source.graph, xla), *((graphs[name], one) for name, one in xla.regions)):
+        found |= {
+            node.key for node in graph.nodes
+            if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
+        }  # fmt: skip
+        found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels)}
+    return found
 
 
 def _largest_bytes(moved: Mapping[CollectiveKind, Sequence[int]]) -> dict[CollectiveKind, int]:

@@ -91,12 +91,17 @@ def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
 
 def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    graphs = {region.name: region.source.graph for region in source.regions}
-    planned = [("", source.graph, xla), *((f"{name}_", graphs[name], one) for name, one in xla.regions)]
+    found = [("", source.graph, xla)]
+    sources = {region.name: region.sources for region in source.regions}
+    for name, one in xla.regions:
+        found += [
+            (f"{name}_{number + 1}_" if number else f"{name}_", region.graph, one)
+            for number, region in enumerate(sources[name])
+        ]
     return frozenset(
         prefix + unit.token
-        for prefix, graph, strategy in planned
-        for unit in unit_graph(graph, strategy).units
+        for prefix, graph, one in found
+        for unit in unit_graph(graph, one).units
         if holds_product(graph, unit)
     )
 

@@ -44,7 +44,7 @@ from disco_hlo.profiler.instructions import (
     coverage,
     instruction_times,
 )
-from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.keys import in_region, keyed_times, owners
 from disco_hlo.profiler.profile import LoopTime, OpTime, merged
 from disco_hlo.profiler.transfers import Moved, least, moved_ns
 
@@ -93,7 +93,7 @@ class Findings:
     issued: Sequence[Issued] = ()
     """The module's collectives, those of bodies included."""
     loops: Mapping[str, LoopTime] = field(default_factory=dict)
-    """By the fingerprint of a loop's body."""
+    """By the key of a loop's body."""
     gap_ns: int | None = None
     """Launch cost in the step (GPU); None where it was not timed, or does not tell."""
     moved: Moved = field(default_factory=dict)
@@ -280,7 +280,8 @@ def findings(
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
     on_cpu = trace.backend == "cpu"
-    written, inside, bodies = canonicalize(executed), owners(executed), bodies_of(executed)
+    written, inside = canonicalize(executed), owners(executed)
+    bodies = bodies_of(written)
     talks = _talks(written) if on_cpu else frozenset()
     all_talks = talks.union(*(_talks(body.canonical) for body in bodies)) if on_cpu else talks
     moved, moved_by_name = (
@@ -315,28 +316,13 @@ def findings(
     found |= keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     if trial.strategy is not None:
-        found |= _planned_kernels(source, trial.strategy, times, in_bodies)
+        found |= _kernel_times(source, trial.strategy, times, in_bodies, factor)
     loops = {
-        body.canonical.graph.fingerprint: _loop_time(one)
+        _key_of(body, source): _loop_time(one)
         for body, one in zip(bodies, in_bodies, strict=True)
-        if one is not None and one.executions
+        if body.repeats and one is not None
     }
     return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
-
-
-def _planned_kernels(
-    source: CanonicalModule,
-    strategy: Strategy,
-    times: Mapping[str, InstructionTimes],
-    in_bodies: Sequence[BodyTimes | None],
-) -> dict[str, OpTime]:
-    """Times of the kernels of a strategy, those of its regions included, by cost key."""
-    inner = {name: time for one in in_bodies if one is not None for name, time in one.times.items()}
-    graphs = {region.name: region.source.graph for region in source.regions}
-    found: dict[str, OpTime] = {}
-    for name, planned in strategy.regions:
-        found |= kernel_times(graphs[name], unit_graph(graphs[name], planned).kernels, inner, f"{name}_")
-    return found | kernel_times(source.graph, unit_graph(source.graph, strategy).kernels, times)
 
 
 def _in_bodies(
@@ -368,6 +354,36 @@ def _keyed_in_bodies(
         for key, time in keyed_times(body.canonical.graph, body.canonical.origins, times).items():
             found.setdefault(key, []).append(time)
     return {key: merged(times) for key, times in found.items()}
+
+
+def _kernel_times(
+    source: CanonicalModule,
+    strategy: Strategy,
+    times: Mapping[str, InstructionTimes],
+    in_bodies: Sequence[BodyTimes | None],
+    factor: float,
+) -> dict[str, OpTime]:
+    """Times of a strategy's kernels, in the entry and in regions, by their keys."""
+    found: dict[str, list[OpTime]] = {}
+    regions = {region.name: region.source.graph for region in source.regions}
+    shown = [(source.graph, strategy, times)]
+    for name, one in strategy.regions:
+        shown += [
+            (regions[name], one, scaled(in_region(name, told.times), factor))
+            for told in in_bodies
+            if told is not None
+        ]
+    for graph, one, by_name in shown:
+        for key, time in kernel_times(graph, unit_graph(graph, one).kernels, by_name).items():
+            found.setdefault(key, []).append(time)
+    return {key: merged(times) for key, times in found.items()}
+
+
+def _key_of(body: Body, source: CanonicalModule) -> str:
+    """The key of the region of ``source`` that a body executes, by the names that the rewriter gave; of a body that it
+    left alone its own."""
+    written = (region.source.graph.key for region in source.regions if in_region(region.name, body.owner))
+    return next(written, body.canonical.graph.key)
 
 
 def _loop_time(told: BodyTimes) -> LoopTime:
