@@ -10,8 +10,9 @@ import typer
 from msgspec import UNSET
 
 from disco_hlo.cli.options import AsJson, PlanName, RegionName
-from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
+from disco_hlo.cli.output import add_row, plan_directory, print_json, say, show, table, warn_all
 from disco_hlo.cli.regions import region_table, regions_as_json
+from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.bans import Bans
@@ -70,13 +71,13 @@ def _regions(bundle: Bundle) -> list[RegionFacts]:
     from disco_hlo.optimize.costs import costs_for
     from disco_hlo.report.simulated import simulated
 
-    costs = costs_for(
-        bundle.source.graph,
-        bundle.profile,
-        bundle.plan.target.device_kind,
-        [bundle.default or bundle.strategy],
-    )
-    return simulated(bundle, costs).rows(bundle)
+    strategies = [bundle.default or bundle.strategy]
+    try:
+        costs = costs_for(bundle.source.graph, bundle.profile, bundle.plan.target.device_kind, strategies)
+        return simulated(bundle, costs).rows(bundle)
+    except DiscoError as error:  # the rest of the plan can be shown
+        say(f"the regions are shown without times: {error}")
+        return []
 
 
 def _head(plan: Plan) -> list[str]:

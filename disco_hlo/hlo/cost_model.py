@@ -257,7 +257,10 @@ def as_all_reduces(graph: Graph, model: CostModel) -> AsAllReduces:
     line = model.collective(chosen)
     for kind, members in nodes.items():
         bytes_of_kind = exact[members]
-        sizes[members] = (
-            bytes_of_kind if kind == chosen else line.sizes(model.collective(kind).exact(bytes_of_kind))
-        )
+        if kind == chosen:
+            sizes[members] = bytes_of_kind
+            continue
+        # What takes no more than the least all-reduce is one of a byte still: no bytes mean no transfer.
+        as_long = line.sizes(model.collective(kind).exact(bytes_of_kind))
+        sizes[members] = np.maximum(as_long, np.minimum(bytes_of_kind, 1))
     return AsAllReduces(line, sizes)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from disco_hlo.profiler.profile import to_json
 from tests.cli.conftest import Disco
 from tests.cli.test_simulate import SCANNED, processes
+from tests.report import plans
 
 pytestmark = pytest.mark.product_only
 
@@ -99,6 +102,17 @@ def test_without_its_module_a_plan_shows_the_regions_that_it_names(
     shutil.copy(plan / "plan.json", tmp_path)
     shown = disco("inspect", tmp_path, "--region", "loop1", "--top", "0").out
     assert "regions: entry, loop1, loop2\nloop1:" in shown
+
+
+def test_a_profile_of_another_device_costs_the_times_alone(disco: Disco, plan: Path, tmp_path: Path) -> None:
+    shutil.copytree(plan, tmp_path / "cpu")
+    profile = plans.sockets_profile()
+    (tmp_path / "cpu" / "profile.json").write_text(
+        to_json(replace(profile, platform=replace(profile.platform, backend="cpu")))
+    )
+    shown = disco("inspect", tmp_path / "cpu", "--top", "0")
+    assert "disco: the regions are shown without times: " in shown.err
+    assert "regions: entry, loop1, loop2\n" in shown.out
 
 
 def test_the_page_and_the_trace_have_a_timeline_of_each_region(

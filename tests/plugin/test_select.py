@@ -108,6 +108,16 @@ def test_facts_count_all_reduces_of_computed_values_through_bitcasts() -> None:
     assert found == ModuleFacts("jit_step", 2, 2, 4 * 1024, 10)
 
 
+def test_facts_count_all_reduces_of_loop_bodies() -> None:
+    nodes = (node(0, "parameter", Kind.PARAMETER), node(1, "exp", Kind.FUSIBLE, 0))
+    body = (*nodes, node(2, "all-reduce", Kind.ALL_REDUCE, 1))
+    entry, region = (
+        Graph(one, one[-1].id, (), backend="cpu", module_name="jit_step", fingerprint="0")
+        for one in (nodes, body)
+    )
+    assert facts_of(entry, 2, regions=[region]) == ModuleFacts("jit_step", 2, 1, 1024, 5)
+
+
 @pytest.mark.parametrize(
     ("argument", "keys_only"),
     [
