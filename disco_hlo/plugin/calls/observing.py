@@ -17,7 +17,7 @@ from typing import Any
 from disco_hlo.activation.channel import Channel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.device_time import DeviceTimes
-from disco_hlo.plugin.calls.steps import ArrayType, Seen, keeps_state, share, steps
+from disco_hlo.plugin.calls.steps import ArrayType, keeps_state, steps
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Watch
 from disco_hlo.plugin.xla import jaxlink
@@ -90,8 +90,7 @@ class Observation:
     def steps(self) -> list[Trial]:
         """Of the steps so far, the one on which the devices spend most of their time first (:mod:`.steps`)."""
         trials = self.trials
-        seen = [Seen(trial.watch.calls, trial.watch.device_ns) for trial in trials]
-        return [trials[index] for index in steps(seen, self._times.total_ns)]
+        return [trials[index] for index in steps([trial.watch.seen for trial in trials])]
 
     def _observe(self, module: LoadedModule) -> Execute | None:
         request = module.request
@@ -113,7 +112,6 @@ class Observation:
             watch,
             self._channel_of(request),
             self._timeout_s,
-            lambda: share(Seen(watch.calls, watch.device_ns), self._times.total_ns),
             f"calls {digest[:16]} {number}",
         )
         watch.on_settled = lambda name, executable: self._decide(digest, name, executable)

@@ -41,6 +41,13 @@ class Seen:
     calls: int
     device_ns: int
     """Of all calls that were timed."""
+    of_ns: int
+    """Of the calls of all modules since this one was loaded: a step may come late, after another."""
+
+    @property
+    def share(self) -> float:
+        """Of the devices' time, what its calls took."""
+        return self.device_ns / self.of_ns if self.of_ns else 0.0
 
 
 def keeps_state(takes: Sequence[ArrayType], returns: Sequence[ArrayType]) -> bool:
@@ -57,16 +64,9 @@ def keeps_state(takes: Sequence[ArrayType], returns: Sequence[ArrayType]) -> boo
     return returned > 0 and returned >= _LEAST_RETURNED * total
 
 
-def share(one: Seen, total_ns: int) -> float:
-    """Of the devices' time ``total_ns``, all modules together."""
-    return one.device_ns / total_ns if total_ns else 0.0
-
-
-def steps(seen: Sequence[Seen], total_ns: int) -> list[int]:
-    """Indices of those that are steps, the one that takes most of the devices' time ``total_ns`` first."""
+def steps(seen: Sequence[Seen]) -> list[int]:
+    """Indices of those that are steps, the one that takes most of the devices' time first."""
     found = [
-        index
-        for index, one in enumerate(seen)
-        if one.calls >= FEWEST_CALLS and share(one, total_ns) >= LEAST_SHARE
+        index for index, one in enumerate(seen) if one.calls >= FEWEST_CALLS and one.share >= LEAST_SHARE
     ]
-    return sorted(found, key=lambda index: (-seen[index].device_ns, index))
+    return sorted(found, key=lambda index: (-seen[index].share, index))

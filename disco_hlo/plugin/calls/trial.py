@@ -7,7 +7,7 @@ given back to JAX once nothing more is to come, or the module turns out to be no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.errors import ActivationError, UnsupportedError
@@ -26,26 +26,21 @@ _PAUSE_NS = 1_000_000_000
 _LONGEST_PAUSE = 256
 """Calls."""
 
-Share = Callable[[], float]
-"""Of the devices' time so far, what this module's calls took."""
-
 
 class Trial:
     """On each rank one, for the watch of the same module."""
 
-    def __init__(self, watch: Watch, channel: Channel, timeout_s: float, share: Share, tag: str) -> None:
+    def __init__(self, watch: Watch, channel: Channel, timeout_s: float, tag: str) -> None:
         """Begin with XLA's default.
 
         Args:
             channel: joins the processes that run this module.
             timeout_s: how long a rank waits for the others before all go on with XLA's default.
-            share: asked on rank 0.
             tag: names this module among those that the ranks meet about; equal on all.
         """
         self.watch = watch
         self._channel = channel
         self._timeout_s = timeout_s
-        self._share = share
         self._tag = tag
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
         self._compared: list[Stretch] = []
@@ -134,7 +129,7 @@ class Trial:
 
     def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
         """What comes next; see :data:`~disco_hlo.plugin.calls.schedule.Plan`."""
-        share = self._share()
+        share = self.watch.seen.share
         if share < LEAST_SHARE:
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
         why = "; ".join(f"{name} failed: {reason}" for name, reason in failed.items())

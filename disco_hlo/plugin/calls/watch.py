@@ -18,6 +18,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.device_time import DeviceTimes
 from disco_hlo.plugin.calls.signature import check_same_signature
+from disco_hlo.plugin.calls.steps import Seen
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -55,6 +56,7 @@ class Watch:
         self._choose: Choose | None = None
         self.calls = 0
         """How many calls began, until it was settled."""
+        self._before_ns = times.total_ns
         self.device_ns = 0
         """Of all calls that were timed."""
         self.timed = 0
@@ -90,6 +92,11 @@ class Watch:
     def failures(self) -> Mapping[str, str]:
         """Candidates that raised an error, and which."""
         return dict(self._failures)
+
+    @property
+    def seen(self) -> Seen:
+        """What its calls show so far."""
+        return Seen(self.calls, self.device_ns, self._times.total_ns - self._before_ns)
 
     @property
     def settled(self) -> str | None:

@@ -44,10 +44,14 @@ def test_a_step_returns_what_it_takes(takes: list[ArrayType], returns: list[Arra
 
 
 def test_steps_come_by_their_share_of_the_devices_time() -> None:
-    seen = [Seen(9, 300), Seen(4, 900), Seen(50, 20), Seen(5, 600), Seen(5, 300), Seen(8, 0)]
+    shares = [(9, 300), (4, 900), (50, 20), (5, 600), (5, 300), (8, 0)]
     # The second was called too rarely, the third takes a hundredth of the time.
-    assert steps(seen, 2120) == [3, 0, 4]
-    assert steps([Seen(9, 0)], 0) == []
+    assert steps([Seen(calls, device_ns, 2120) for calls, device_ns in shares]) == [3, 0, 4]
+    assert steps([Seen(9, 0, 0)]) == []
+
+
+def test_a_step_that_comes_late_counts_from_then_on() -> None:
+    assert steps([Seen(1000, 10_000, 10_100), Seen(9, 100, 100)]) == [1, 0]
 
 
 def test_evaluation_first(observation: Observation) -> None:
