@@ -1,7 +1,7 @@
 """What a call of a step costs more than stock: while it is watched, and after it was given back.
 
-Two jitted functions of the same program on two devices, one that JAX calls as ever and one that is watched, are called in
-turn, each call waited for. What is printed is the median over the calls, and the quartiles of the differences.
+Two jitted functions of the same program on two devices, one that JAX calls as ever and one that is watched, are called
+in turn, each call waited for. What is printed is the median over the calls, and the quartiles of the differences.
 """
 
 from __future__ import annotations

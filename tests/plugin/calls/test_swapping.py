@@ -281,3 +281,65 @@ def test_jax_profile_guided_recompiles_are_left_alone(observation: Observation) 
     finally:
         jax.config.update("jax_enable_pgle", False)
     assert [trial for trial in observation.trials if trial.watch.module_name == "jit_guided"] == []
+
+
+def given_in_turn(call: Any, ways: list[Callable[[int], Any]], steps: int) -> list[float]:
+    """Losses of steps whose batches come in one way after the other, and whose rate is a number of Python's."""
+    weights, key = fresh_state()
+    losses = []
+    for number in range(steps):
+        weights, key, loss = call(weights, key, ways[number % len(ways)](number), 0.1)
+        losses.append(float(loss))
+    return losses
+
+
+def test_arguments_may_come_in_any_way(observation: Observation) -> None:
+    """Those of one call say nothing about where those of the next one lie."""
+    none = PartitionSpec()
+    ways: list[Callable[[int], Any]] = [
+        batch,
+        lambda number: np.asarray(batch(number)),
+        lambda number: np.asarray(batch(number)),
+        lambda number: jnp.asarray(np.asarray(batch(number))),
+        lambda number: jax.device_put(batch(number), WHOLE),
+        batch,
+        lambda number: jax.device_put(batch(number), jax.sharding.NamedSharding(MESH, none)),
+        batch,
+    ]
+    made = {"donate_argnums": (0, 1), "out_shardings": (WHOLE, WHOLE, None)}
+    stock = given_in_turn(jax.jit(named("stock"), **made), ways, 40)
+    observation.stop()
+    assert given_in_turn(jax.jit(named("unwatched"), **made), ways, 40) == stock
+
+
+def test_what_a_call_is_traced_under_counts(observation: Observation) -> None:
+    """A setting of JAX's that changes the module changes what is called, with the same arguments."""
+
+    def promoting(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        drawn = jax.random.uniform(jax.random.key(x.size), x.shape)
+        return jnp.tanh(x) * drawn + jnp.cos(x) * 2 - jnp.sin(x), x.sum()
+
+    x = batch(0)
+
+    def numbers_of(call: Any) -> list[list[float]]:
+        found = []
+        for partitionable in (True, True, False, True, False):
+            with jax.threefry_partitionable(partitionable):
+                found.append(np.ravel(call(x)[0]).tolist())
+        return found
+
+    watched = numbers_of(jax.jit(named("promoting", promoting)))
+    assert len([one for one in observation.trials if one.watch.module_name == "jit_promoting"]) == 2
+    observation.stop()
+    assert numbers_of(jax.jit(named("unwatched", promoting))) == watched
+    assert watched[0] != watched[2]
+
+
+def test_an_argument_that_was_donated_is_an_error_as_in_stock(observation: Observation) -> None:
+    call = jitted("twice")
+    weights, key = fresh_state()
+    x = batch(0)
+    call(weights, key, x)
+    with pytest.raises((RuntimeError, ValueError), match=r"deleted"):
+        call(weights, key, x)
+    train(call, 2)
