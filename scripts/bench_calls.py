@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--arguments", type=int, nargs="*", default=[10, 100, 600])
     options = parser.parse_args()
+    if options.calls < 2 or min(options.arguments) < 1:
+        parser.error("expected at least 2 calls and 1 argument")
     jaxlink.install(lambda _: None)
     print(f"jax {jax.__version__}, {options.calls} calls each, {os.cpu_count()} cores")
     print(

@@ -404,6 +404,8 @@ class LoadedModule:
         mesh_executable.unsafe_call.xla_executable = executable
         if isinstance(inputs := mesh_executable.unsafe_call.in_handler, _Inputs):
             mesh_executable.unsafe_call.in_handler = inputs._original
+        for jaxpr in [one for one, known in _known_calls.items() if known.executable() is mesh_executable]:
+            _known_calls.pop(jaxpr, None)
         for compiled in list(self._ahead_of_time):
             compiled._call = None  # JAX makes another, now in C++
         if self._raised:

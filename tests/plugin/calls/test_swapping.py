@@ -343,3 +343,22 @@ def test_an_argument_that_was_donated_is_an_error_as_in_stock(observation: Obser
     with pytest.raises((RuntimeError, ValueError), match=r"deleted"):
         call(weights, key, x)
     train(call, 2)
+
+
+def test_prints_keep_their_order(observation: Observation, capsys: pytest.CaptureFixture[str]) -> None:
+    """JAX threads tokens of its own through such a step."""
+
+    def printing(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        jax.debug.print("{}", x[0, 0], ordered=True)
+        return jnp.tanh(x) * 2 + jnp.cos(x) * jnp.sin(x) + 1, x.sum(0)
+
+    observation._wanted = lambda request: request.module_name == "jit_ordered"
+    call = jax.jit(named("ordered", printing))
+    x = jax.device_put(np.zeros((4, 4), np.float32), jax.devices()[0])
+    call(x)
+    ran = alternate(observation, "jit_ordered")
+    for number in range(6):
+        call(jnp.full_like(x, number))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.split() == ["0.0", "0.0", "1.0", "2.0", "3.0", "4.0", "5.0"]
+    assert len(ran) == 6
