@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
@@ -18,7 +24,7 @@ from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Platform, Profile, load
+from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 
@@ -60,6 +66,14 @@ CONSTANTS = {
 CPU's are of the right order only, since CPUs differ by more than any constant could say."""
 
 
+class Inner(NamedTuple):
+    """What an op takes that runs a region: a loop, conditional or call."""
+
+    takes_ns: int
+    temporary_bytes: int
+    """Of memory beside what it is given and returns."""
+
+
 class Costs(MeasuredCosts):
     """A profile's cost model with the machine it was taken on, for plugin, command line and benchmarks alike.
 
@@ -75,9 +89,40 @@ class Costs(MeasuredCosts):
         self.lines: tuple[str, ...] = ()
         """What a reader must know of these costs, one sentence each."""
 
+        self._around: tuple[ref[Graph], Mapping[int, Inner]] | None = None
+
+    def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
+        """These costs where some ops of a graph run regions, and take what these take."""
+        if not inner:
+            return self
+        found = copy(self)
+        found._around = (ref(graph), inner)
+        return found
+
+    def slowed(self, contention: Contention) -> Costs:
+        """These costs on a machine whose kernels and collectives slow each other in another way."""
+        found = copy(self)
+        found.machine = machine_of(replace(self.profile, contention=contention))
+        return found
+
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+        times = super().op_ns(graph)
+        if self._around is not None and self._around[0]() is graph:
+            for node, one in self._around[1].items():
+                times[node] = one.takes_ns
+        return times
+
+    def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
+        """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
+        if self._around is None or self._around[0]() is not graph:
+            return {}
+        return {node: one.temporary_bytes for node, one in self._around[1].items()}
+
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""
-        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
+        line = _not_swept(formula(network))
+        profile = replace(self.profile, all_reduce=line, in_step=None, together=None, collectives={})
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs

@@ -11,14 +11,14 @@ reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.cost_model import CostModel, Kernels
+from disco_hlo.hlo.cost_model import AsAllReduces, CostModel, Kernels, as_all_reduces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
@@ -91,7 +91,7 @@ def build(
         hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
         transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
         order=_entries(tasks, units, order),
-        buffers=_buffers(graph, units, tasks),
+        buffers=_buffers(graph, units, tasks, cost_model.temporary_bytes(graph)),
         resident_bytes=resident_bytes(graph),
         unit_ns=unit_ns,
     )
@@ -159,13 +159,14 @@ def _tasks(
     nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
     of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
+    collectives = as_all_reduces(graph, cost_model)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
     tasks = _Tasks()
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
         unit = units.units[i]
         number = int(unit.token[1:])
         if unit.is_bucket:
-            _add_bucket(tasks, graph, strategy, units, i, cost_model, machine)
+            _add_bucket(tasks, graph, strategy, units, i, collectives, machine)
             continue
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
@@ -241,13 +242,13 @@ def _add_bucket(
     strategy: Strategy,
     units: UnitGraph,
     unit: int,
-    cost_model: CostModel,
+    collectives: AsAllReduces,
     machine: MachineModel,
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
-    sizes = [graph.transfer_bytes(node) for node in members]
-    times = bucket_times(cost_model.all_reduce(), machine, sizes, variadic=form == "variadic", name=token)
+    sizes = collectives.of(members)
+    times = bucket_times(collectives.line, machine, sizes, variadic=form == "variadic", name=token)
     if times.pack_ns is not None:
         tasks.pack[unit] = tasks.add(token + ".pack", unit, times.pack_ns)
     main = tasks.add(token, unit, times.main_ns)
@@ -324,8 +325,8 @@ def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[n
     return np.array([*entries, *packed.values()], np.int32)
 
 
-def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
-    """Buffers of all values, one for those that share storage, and of the packed buckets."""
+def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Mapping[int, int]) -> Buffers:
+    """Buffers of all values, one for those that share storage, of packed buckets, and of ops that run other regions."""
     rows: dict[int, tuple[int, int, set[int], bool]] = {}
     storage = _storage(graph, {value.node for value in units.values})
     in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}
@@ -346,6 +347,9 @@ def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
             size_bytes, first, others, returned = rows[place]
             rows[place] = (size_bytes, first, others | readers | {producer}, returned or value.returned)
     listed = list(rows.values())
+    for unit, one in enumerate(units.units):
+        if (needed := temporary_bytes.get(one.nodes[0], 0)) > 0:
+            listed.append((needed, tasks.main[unit], set(), False))
     for unit, pack in tasks.pack.items():
         size_bytes = sum(graph.nodes[node].shape.size_bytes for node in units.units[unit].nodes)
         main = tasks.main[unit]
