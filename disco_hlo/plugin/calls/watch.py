@@ -107,12 +107,15 @@ class Watch:
         """Let calls be run by ``executable`` under this name.
 
         Raises:
-            UnsupportedError: it cannot be called in the place of XLA's default, or the name is taken.
+            UnsupportedError: it cannot be called in the place of XLA's default, the name is taken, or it is too late.
         """
+        if self._settled is not None:
+            raise UnsupportedError(f"{self.module_name} is not watched any more: it runs {self._settled}")
         if name in self._executables:
             raise UnsupportedError(f"{self.module_name} has {name} already")
-        check_same_signature(self._executables[DEFAULT], executable)
-        self._executables[name] = executable
+        check_same_signature(self._module.executable, executable)
+        with self._choosing:
+            self._executables[name] = executable
 
     def swap(self, choose: Choose | None) -> None:
         """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""

@@ -368,7 +368,6 @@ class _Compiled(threading.local):
 _compiled = _Compiled()
 """The last compile of this thread, until JAX loads what came of it."""
 
-
 ArrayFacts = tuple[tuple[int, ...], str, int]
 """Shape, element type and size in bytes."""
 
@@ -404,8 +403,11 @@ class LoadedModule:
         mesh_executable.unsafe_call.xla_executable = executable
         if isinstance(inputs := mesh_executable.unsafe_call.in_handler, _Inputs):
             mesh_executable.unsafe_call.in_handler = inputs._original
-        for jaxpr in [one for one, known in _known_calls.items() if known.executable() is mesh_executable]:
-            _known_calls.pop(jaxpr, None)
+        with _noting:
+            for jaxpr in [
+                one for one, known in _known_calls.items() if known.executable() is mesh_executable
+            ]:
+                del _known_calls[jaxpr]
         for compiled in list(self._ahead_of_time):
             compiled._call = None  # JAX makes another, now in C++
         if self._raised:
@@ -420,7 +422,6 @@ _watched_modules: weakref.WeakSet[LoadedModule] = weakref.WeakSet()
 
 # JAX's Python path asks of every argument of every call where it lies and in which layout, and copies its handle: a
 # millisecond for 100 of them. A call of a watched module needs neither where its arguments are like those before.
-
 
 Facts = tuple[tuple[Any, ...], ...]
 """Of each argument all that JAX's choice of an executable depends on, besides its shape and element type."""
@@ -446,6 +447,7 @@ class _Arguments(threading.local):
 _arguments = _Arguments()
 _known_calls: weakref.WeakKeyDictionary[Any, _KnownCall] = weakref.WeakKeyDictionary()
 """By the jaxpr."""
+_noting = threading.Lock()
 _PLAIN = (np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -461,9 +463,8 @@ class _Inputs:
             return self._original(arguments)  # type: ignore[no-any-return]
         brought = list(arguments)
         if known.others:
-            pxla, _, _ = _call_modules()
-            shardings, layouts = self._original.in_shardings, self._original.in_layouts
-            handler = pxla.InputsHandler(*([of[i] for i in known.others] for of in (shardings, layouts)))
+            takes = (self._original.in_shardings, self._original.in_layouts)
+            handler = type(self._original)(*([of[i] for i in known.others] for of in takes))
             for index, one in zip(known.others, handler([arguments[i] for i in known.others]), strict=True):
                 brought[index] = one
         return brought
@@ -503,10 +504,10 @@ def _note_call(
     kept = [one for i, one in enumerate((*constants, *args)) if i in executable.unsafe_call.kept_var_idx]
     takes = zip(kept, inputs.in_shardings, inputs.in_layouts, strict=True)
     others = tuple(i for i, one in enumerate(takes) if not _lies_so(*one))
-    context = _trace_context()
-    _known_calls[params["jaxpr"]] = _KnownCall(
-        _other_params(params), context, facts, weakref.ref(executable), constants, others
-    )
+    own = weakref.ref(executable)
+    noted = _KnownCall(_other_params(params), _trace_context(), facts, own, constants, others)
+    with _noting:
+        _known_calls[params["jaxpr"]] = noted
 
 
 def _other_params(params: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.xla import jaxlink
@@ -147,3 +148,37 @@ def test_stopping_gives_back_what_is_still_watched(observation: Observation) -> 
             *state, _ = call(*state, x)
         assert count() == noted
     assert observation.trials == []
+
+
+def test_a_jax_that_calls_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(jaxlink._CALL_NAMES, "pxla.MeshExecutable", ("create_rust_call",))
+    with pytest.raises(UnsupportedError, match=r"pxla.MeshExecutable.create_rust_call is missing"):
+        jaxlink.watch_calls(lambda _: None)
+    monkeypatch.undo()
+    assert not hasattr(jax._src.pjit._pjit_call_impl_python, jaxlink._WRAPPED)  # type: ignore[attr-defined]
+
+
+def test_what_fails_while_it_looks_at_a_module_leaves_it_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def looking(_: object) -> None:
+        raise RuntimeError("no such luck")
+
+    jaxlink.install(lambda _: None)
+    jaxlink.watch_calls(looking)
+    try:
+        stock = train(jitted("left"), 2)[0]
+    finally:
+        jaxlink.unwatch_calls()
+        jaxlink.uninstall()
+    assert len(stock) == 2
+    assert "calls of jit_left are not watched: RuntimeError: no such luck" in caplog.messages
+
+
+def test_nothing_is_offered_for_a_step_that_is_settled(observation: Observation) -> None:
+    call = jitted("late")
+    train(call, 2)
+    trial = trial_of(observation.trials, "jit_late")
+    executable = compiled_again(trial.watch)
+    trial.offer("again", executable)
+    trial.watch.settle("again")
+    with pytest.raises(UnsupportedError, match=r"not watched any more: it runs again"):
+        trial.watch.offer("another", executable)
