@@ -138,7 +138,7 @@ def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
 
 
 def call_signature(executable: LoadedExecutable) -> dict[str, object]:
-    """What must be equal of two executables that are called in each other's place, by what it is."""
+    """What must be equal of two executables that are called for each other, by what it is; shapes have layouts."""
     import jaxlib._hlo as _hlo
 
     shape = _hlo.XlaComputation(read_executable(executable)).program_shape()
@@ -149,8 +149,6 @@ def call_signature(executable: LoadedExecutable) -> dict[str, object]:
         "results": [str(one) for one in results],
         "shardings of parameters": _protos(executable.get_parameter_shardings()),
         "shardings of results": _protos(executable.get_output_shardings()),
-        "layouts of parameters": [str(one) for one in executable.get_parameter_layouts()],
-        "layouts of results": [str(one) for one in executable.get_output_layouts()],
         "memories of results": executable.get_output_memory_kinds(),
         "devices": [device.id for device in executable.local_devices()],
         "donated storage (parameter: result)": storage_taken(executable),
