@@ -24,11 +24,11 @@ from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
-from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, _alike, _slow_downs
 from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants

@@ -14,10 +14,10 @@ from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.room import RankMemory, least_bytes, room_bytes
-from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models

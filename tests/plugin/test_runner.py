@@ -454,8 +454,11 @@ def test_a_parameter_with_a_layout_of_its_own_is_unsupported() -> None:
 
 def test_memory_is_that_of_the_buffer_assignment() -> None:
     found = seen(
-        lambda request: runner.memory(request.call_default()), lambda x: x + 1, jnp.ones((16, 16)), donate_argnums=0
-    )  # fmt: skip
+        lambda request: executables.memory(request.call_default()),
+        lambda x: x + 1,
+        jnp.ones((16, 16)),
+        donate_argnums=0,
+    )
     assert (found.arguments_bytes, found.outputs_bytes, found.aliased_bytes) == (1024, 1024, 1024)
     assert found.total_bytes == 1024 + found.temporaries_bytes
 

@@ -13,7 +13,6 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Memory
 from disco_hlo.plugin.measuring.traced_modules import (
     GRAPHS_OFF,
     Findings,
@@ -24,6 +23,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
 )
+from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler.trace import Trace
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 

@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.mark.parametrize(
     "command",
     [
+        "bench_calls.py --calls 1",
         "bench_memory.py missing.py",
         "bench_search.py --against missing",
         "bench_search.py --seeds 0",

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from disco_hlo.activation.channel import name_ranks
-from disco_hlo.plugin.measuring.runner import Runner, memory
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.job import free_device_bytes
 

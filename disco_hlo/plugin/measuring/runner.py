@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,33 +33,6 @@ Result = TypeVar("Result")
 _SMALL_BYTES = 1 << 20
 _GROWN = 100.0
 """So many times as large as it was a number of the state is no training's any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What one execution needs on each device, as XLA's buffer assignment says."""
-
-    arguments_bytes: int
-    outputs_bytes: int
-    temporaries_bytes: int
-    aliased_bytes: int
-    """Outputs that take the storage of donated arguments."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Arguments, outputs that are not aliased, and temporaries."""
-        return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes
-
-
-def memory(executable: LoadedExecutable) -> Memory:
-    """Per-device memory of one execution of ``executable``."""
-    stats = executable.get_compiled_memory_stats()
-    return Memory(
-        arguments_bytes=int(stats.argument_size_in_bytes),
-        outputs_bytes=int(stats.output_size_in_bytes),
-        temporaries_bytes=int(stats.temp_size_in_bytes),
-        aliased_bytes=int(stats.alias_size_in_bytes),
-    )
 
 
 class _Meeting:

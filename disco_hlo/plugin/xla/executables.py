@@ -38,6 +38,33 @@ def module_text(module: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """What one execution needs on each device, as XLA's buffer assignment says."""
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    aliased_bytes: int
+    """Outputs that take the storage of donated arguments."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, outputs that are not aliased, and temporaries."""
+        return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes
+
+
+def memory(executable: LoadedExecutable) -> Memory:
+    """Per-device memory of one execution of ``executable``."""
+    stats = executable.get_compiled_memory_stats()
+    return Memory(
+        arguments_bytes=int(stats.argument_size_in_bytes),
+        outputs_bytes=int(stats.output_size_in_bytes),
+        temporaries_bytes=int(stats.temp_size_in_bytes),
+        aliased_bytes=int(stats.alias_size_in_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """An entry parameter of a compiled module, as one device holds it."""
 
@@ -108,6 +135,29 @@ def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
         for entry in entries
         if not entry.parameter_shape_index and len(entry.output_shape_index) < 2
     }
+
+
+def call_signature(executable: LoadedExecutable) -> dict[str, object]:
+    """What must be equal of two executables that are called for each other, by what it is; shapes have layouts."""
+    import jaxlib._hlo as _hlo
+
+    shape = _hlo.XlaComputation(read_executable(executable)).program_shape()
+    of_result = shape.result_shape()
+    results = of_result.tuple_shapes() if of_result.is_tuple() else [of_result]
+    return {
+        "parameters": [str(one) for one in shape.parameter_shapes()],
+        "results": [str(one) for one in results],
+        "shardings of parameters": _protos(executable.get_parameter_shardings()),
+        "shardings of results": _protos(executable.get_output_shardings()),
+        "memories of results": executable.get_output_memory_kinds(),
+        "devices": [device.id for device in executable.local_devices()],
+        "donated storage (parameter: result)": storage_taken(executable),
+        "bytes of donated storage": memory(executable).aliased_bytes,
+    }
+
+
+def _protos(shardings: Sequence[Any] | None) -> list[str]:
+    return [sharding.SerializeToString().hex() for sharding in shardings or ()]
 
 
 def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> list[Any]:

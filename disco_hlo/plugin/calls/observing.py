@@ -1,0 +1,145 @@
+"""All calls of a process, observed: which modules are watched, which of them is the step.
+
+Off unless :meth:`Observation.start` is called, after :func:`disco_hlo.plugin.xla.jaxlink.install`. Which modules are
+watched depends on the modules alone, so it is the same on all ranks: several devices, more than a few ops, and a state
+that is returned (:func:`~disco_hlo.plugin.calls.steps.keeps_state`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from disco_hlo.activation.channel import Channel
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.device_time import DeviceTimes
+from disco_hlo.plugin.calls.steps import ArrayType, keeps_state, steps
+from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.calls.watch import Watch
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
+
+_FEWEST_OPS = 8
+"""An op on a sharded array, outside of any ``jit``, has fewer."""
+
+Wanted = Callable[[CompileRequest], bool]
+ChannelOf = Callable[[CompileRequest], Channel]
+
+
+class Observation:
+    """The calls of this process."""
+
+    def __init__(self, channel_of: ChannelOf, timeout_s: float, wanted: Wanted | None = None) -> None:
+        """Nothing is observed yet.
+
+        Args:
+            channel_of: joins the processes that run a module; asked as JAX loads it. What it raises leaves the module
+                alone.
+            timeout_s: how long ranks wait for each other before a call.
+            wanted: which modules to watch, the same on all ranks; by default those on several devices.
+        """
+        self._channel_of = channel_of
+        self._timeout_s = timeout_s
+        self._wanted = _on_several_devices if wanted is None else wanted
+        self._times = DeviceTimes()
+        self._trials: list[weakref.ref[Trial]] = []
+        self._decided: dict[str, LoadedExecutable | None] = {}
+        self._loaded: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Observe what JAX loads from now on.
+
+        Raises:
+            UnsupportedError: as :func:`disco_hlo.plugin.xla.jaxlink.watch_calls`.
+        """
+        jaxlink.watch_calls(self._observe)
+
+    def stop(self) -> None:
+        """Give JAX its calls back; what is not settled goes on with XLA's default.
+
+        On all ranks between the same calls, or after the last one.
+        """
+        jaxlink.unwatch_calls()
+        for trial in self.trials:
+            trial.watch.on_settled = None
+            trial.watch.settle(DEFAULT)
+        self._times.close()
+
+    def drain(self) -> None:
+        """Return when every call so far has ended and was timed."""
+        self._times.drain()
+
+    @property
+    def trials(self) -> list[Trial]:
+        """One for each module that is watched, in the order in which JAX loaded them.
+
+        ``jax.clear_caches()`` makes JAX load a module again: its trial is another one then, without candidates, but
+        what was decided stays.
+        """
+        with self._lock:
+            found = [trial for one in self._trials if (trial := one()) is not None and trial.outcome is None]
+            self._trials = [weakref.ref(trial) for trial in found]
+        return found
+
+    def steps(self) -> list[Trial]:
+        """Of the steps so far, the one on which the devices spend most of their time first (:mod:`.steps`)."""
+        trials = self.trials
+        return [trials[index] for index in steps([trial.watch.seen for trial in trials])]
+
+    def _observe(self, module: LoadedModule) -> Execute | None:
+        request = module.request
+        if not self._wanted(request) or _is_small(request):
+            return None
+        if not keeps_state(_types(module.takes), _types(module.returns)):
+            return None
+        digest = request.digest
+        if digest in self._decided:
+            winner = self._decided[digest]
+            if winner is not None:
+                module.settle(winner)
+            return None
+        with self._lock:
+            number = self._loaded[digest]
+            self._loaded[digest] += 1
+        watch = Watch(module, self._times)
+        trial = Trial(
+            watch,
+            self._channel_of(request),
+            self._timeout_s,
+            f"calls {digest[:16]} {number}",
+        )
+        watch.on_settled = lambda name, executable: self._decide(digest, name, executable)
+        with self._lock:
+            self._trials.append(weakref.ref(trial))
+        return watch.execute
+
+    def _decide(self, digest: str, name: str, executable: LoadedExecutable) -> None:
+        """Remember it for the life of this process: JAX may load the module again."""
+        self._decided[digest] = None if name == DEFAULT else executable
+
+
+def _on_several_devices(request: CompileRequest) -> bool:
+    return len(request.devices) > 1
+
+
+def _is_small(request: CompileRequest) -> bool:
+    return len(list(islice(_leaves(request.mlir_module.operation), _FEWEST_OPS))) < _FEWEST_OPS
+
+
+def _leaves(op: Any) -> Iterator[Any]:
+    """Ops that hold no others, of functions and of what is mapped over devices."""
+    inner = [one for region in op.regions for block in region.blocks for one in block.operations]
+    if not inner:
+        yield op
+    for one in inner:
+        yield from _leaves(one.operation)
+
+
+def _types(arrays: Sequence[tuple[tuple[int, ...], str, int]]) -> list[ArrayType]:
+    return [ArrayType(*one) for one in arrays]

@@ -1,0 +1,123 @@
+"""Which executable runs which call, the same on all ranks.
+
+Calls of a step are counted from 0. They are divided into stretches; within one, executables take turns call by call.
+Before the first call of a stretch all ranks meet and agree on it, so each knows every call's executable before the
+call. A rank that cannot run a candidate says so there; where one does not come, all go on with XLA's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from disco_hlo.activation.channel import Channel, name_ranks, silence
+from disco_hlo.errors import ActivationError
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.rounds import Round
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Calls in a row, and what runs them."""
+
+    first: int
+    """Its first call."""
+    end: int | None
+    """The call after its last one, before which ranks meet; None: it does not end, and nobody meets again."""
+    turns: tuple[str, ...]
+    """Names of the executables, in the order in which they take turns."""
+    why: str = ""
+    """For the log."""
+    warm_up: int = 0
+    """So many of its first rounds do not count: an executable runs for the first time."""
+
+    def holds(self, index: int) -> bool:
+        """Whether this call is one of its own."""
+        return self.first <= index and (self.end is None or index < self.end)
+
+    def name_at(self, index: int) -> str:
+        """What runs this call."""
+        return self.turns[(index - self.first) % len(self.turns)]
+
+    def rounds(self, times_ns: Mapping[int, int]) -> list[Round]:
+        """The rounds that count, of which all calls were timed.
+
+        Args:
+            times_ns: device times by call.
+        """
+        count = len(self.turns)
+        if count < 2 or self.end is None:
+            return []
+        starts = range(self.first + self.warm_up * count, self.end - count + 1, count)
+        return [
+            {self.name_at(index): times_ns[index] for index in range(start, start + count)}
+            for start in starts
+            if all(index in times_ns for index in range(start, start + count))
+        ]
+
+
+def settled(first: int, name: str, why: str) -> Stretch:
+    """All calls from ``first`` on by one executable."""
+    return Stretch(first, None, (name,), why)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank says before a stretch."""
+
+    ready: tuple[str, ...] = ()
+    """Names of the candidates that it can run."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Candidates that it cannot, with the reason."""
+
+
+Plan = Callable[[frozenset[str], Mapping[str, str]], Stretch]
+"""Rank 0's: from the candidates that all ranks can run, and those that some cannot, to the next stretch."""
+
+
+def agreed(first: int, answers: Mapping[int, Answer], size: int, plan: Plan, missed: str) -> Stretch:
+    """The stretch that begins with call ``first``, by the answers of the ranks.
+
+    Args:
+        answers: by rank.
+        size: how many ranks there are.
+        plan: applied only where all have answered, so only on rank 0.
+        missed: what to say of ranks that have not, as the rest of a sentence.
+    """
+    missing = set(range(size)) - set(answers)
+    if missing:
+        return settled(first, DEFAULT, f"{name_ranks(missing)} of {size} {missed}")
+    failed = {
+        name: f"rank {rank}: {why}" for rank in sorted(answers) for name, why in answers[rank].failed.items()
+    }
+    common = frozenset.intersection(*(frozenset(one.ready) for one in answers.values())) - set(failed)
+    stretch = plan(common, failed)
+    unknown = set(stretch.turns) - common - {DEFAULT}
+    if unknown:
+        return settled(first, DEFAULT, f"not every rank can run {', '.join(sorted(unknown))}")
+    return stretch
+
+
+def meet(channel: Channel, first: int, answer: Answer, plan: Plan, *, tag: str, timeout_s: float) -> Stretch:
+    """The next stretch, the same on all ranks; each calls this before it runs call ``first``.
+
+    Raises:
+        ActivationError: this rank cannot read what the ranks agreed on.
+    """
+
+    def rule(items: Mapping[int, bytes]) -> bytes:
+        answers = {rank: msgspec.json.decode(item, type=Answer) for rank, item in items.items()}
+        missed = silence(timeout_s, channel.gone())
+        return msgspec.json.encode(agreed(first, answers, channel.size, plan, missed))
+
+    outcome = channel.decide(
+        msgspec.json.encode(answer), rule, tag=f"{tag} from call {first}", timeout_s=timeout_s
+    )
+    try:
+        return msgspec.json.decode(outcome, type=Stretch)
+    except msgspec.MsgspecError as error:
+        raise ActivationError(
+            f"what the ranks agreed on before call {first} is not readable: {error}"
+        ) from error

@@ -1,0 +1,154 @@
+"""A trial of candidates on the calls of one step, the same on all ranks; rank 0's clock decides.
+
+Until there are candidates, XLA's default runs all calls and ranks meet about once a second of training. Then default
+and candidates take turns, in stretches that end when there may be something to decide (:mod:`.rounds`). The calls are
+given back to JAX once nothing more is to come, or the module turns out to be no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from disco_hlo.activation.channel import Channel
+from disco_hlo.errors import ActivationError, UnsupportedError
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls.rounds import Round
+from disco_hlo.plugin.calls.schedule import Answer, Stretch, meet, settled
+from disco_hlo.plugin.calls.steps import LEAST_SHARE
+from disco_hlo.plugin.calls.watch import Sample, Watch
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+
+FIRST_MEETING = 8
+"""Before this call ranks meet for the first time."""
+_PAUSE_NS = 1_000_000_000
+_LONGEST_PAUSE = 256
+"""Calls."""
+
+
+class Trial:
+    """On each rank one, for the watch of the same module."""
+
+    def __init__(self, watch: Watch, channel: Channel, timeout_s: float, tag: str) -> None:
+        """Begin with XLA's default.
+
+        Args:
+            channel: joins the processes that run this module.
+            timeout_s: how long a rank waits for the others before all go on with XLA's default.
+            tag: names this module among those that the ranks meet about; equal on all.
+        """
+        self.watch = watch
+        self._channel = channel
+        self._timeout_s = timeout_s
+        self._tag = tag
+        self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
+        self._compared: list[Stretch] = []
+        self._times_ns: dict[int, int] = {}
+        self._refused: dict[str, str] = {}
+        self._predicted_ns: dict[str, int] = {}
+        self._complete = False
+        watch.on_sample = self._note
+        watch.swap(self.choose)
+
+    @property
+    def outcome(self) -> str | None:
+        """Name of what runs all calls from now on; None while that is open."""
+        return self.watch.settled
+
+    @property
+    def rounds(self) -> list[Round]:
+        """What was measured so far, on this rank."""
+        times_ns = dict(self._times_ns)
+        return [one for stretch in self._compared for one in stretch.rounds(times_ns)]
+
+    def offer(self, name: str, executable: LoadedExecutable, predicted_ns: int = 0) -> None:
+        """Bring a candidate on this rank, from any thread; it runs once all ranks have brought one of this name.
+
+        Args:
+            name: equal only for equal modules: ranks that run different ones wait for each other forever.
+            executable: computes what XLA's default does.
+            predicted_ns: its step time, which decides where the clock does not; 0 where nobody knows.
+        """
+        try:
+            self.watch.offer(name, executable)
+            self._predicted_ns[name] = predicted_ns
+        except UnsupportedError as error:
+            self.refuse(name, one_line(error))
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Say that this rank cannot run the candidate of this name, so that none does."""
+        self._refused[name] = reason
+
+    def complete(self) -> None:
+        """No more candidates will come; on rank 0. When the order is clear, the calls are given back."""
+        self._complete = True
+
+    def choose(self, index: int) -> str:
+        """What runs call ``index``. Before some calls ranks meet, and wait for each other here."""
+        if self._stretch.end is not None and index >= self._stretch.end:
+            self._begin(self._meet(index))
+        name = self._stretch.name_at(index)
+        if self._stretch.end is None:
+            self.watch.settle(name)
+        elif name in self.watch.failures and self._channel.size == 1:
+            return DEFAULT
+        return name
+
+    def _meet(self, index: int) -> Stretch:
+        failed = {**self._refused, **self.watch.failures}
+        ready = tuple(name for name in self.watch.names if name != DEFAULT and name not in failed)
+        answer = Answer(ready, failed)
+        try:
+            return meet(
+                self._channel,
+                index,
+                answer,
+                lambda common, failures: self._plan(index, common, failures),
+                tag=self._tag,
+                timeout_s=self._timeout_s,
+            )
+        except ActivationError as error:
+            return settled(index, DEFAULT, one_line(error))
+
+    def _begin(self, stretch: Stretch) -> None:
+        self._stretch = stretch
+        if len(stretch.turns) > 1:
+            self._compared.append(stretch)
+        level = 20 if stretch.end is None and stretch.turns != (DEFAULT,) and self._channel.rank == 0 else 10
+        LOGGER.log(level, "%s: %s from call %d on%s", self.watch.module_name, " and ".join(stretch.turns),
+                   stretch.first, f": {stretch.why}" if stretch.why else "")  # fmt: skip
+
+    def _note(self, sample: Sample) -> None:
+        """In the thread that times. The calls of a stretch end when the next one has begun."""
+        for stretch in reversed(self._compared):
+            if stretch.holds(sample.index):
+                if stretch.name_at(sample.index) == sample.name:
+                    self._times_ns[sample.index] = sample.device_ns
+                return
+
+    def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
+        """What comes next; see :data:`~disco_hlo.plugin.calls.schedule.Plan`."""
+        share = self.watch.seen.share
+        if share < LEAST_SHARE:
+            return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
+        why = "; ".join(f"{name} failed: {reason}" for name, reason in failed.items())
+        if not candidates:
+            if self._complete:
+                return settled(index, DEFAULT, why or "no candidate is left")
+            return Stretch(index, index + self._pause(), (DEFAULT,), why)
+        found = rounds.verdict(self.rounds, sorted(candidates), self._predicted_ns)
+        if found.winner is None:
+            turns = (DEFAULT, *found.running)
+            warm_up = int(not set(turns) <= {name for one in self._compared for name in one.turns})
+            end = index + len(turns) * (warm_up + found.rounds)
+            return Stretch(index, end, turns, why, warm_up)
+        if self._complete:
+            return settled(index, found.winner, why or "it is the fastest")
+        return Stretch(index, index + self._pause(), (found.winner,), why)
+
+    def _pause(self) -> int:
+        """Calls until ranks meet again, where nothing is to be decided."""
+        watch = self.watch
+        each_ns = max(1, watch.device_ns // max(1, watch.timed))
+        return min(max(FIRST_MEETING, _PAUSE_NS // each_ns), _LONGEST_PAUSE)

@@ -1,0 +1,193 @@
+"""The calls of one loaded executable: counted, timed, and each run by what a rule says.
+
+What a call returns is the training's, whichever executable computed it. So all of them compute the same step, take the
+same arguments and hand the same storage on; :meth:`Watch.offer` refuses others. Whether they compute the same numbers
+is for whoever made them to show.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.device_time import DeviceTimes
+from disco_hlo.plugin.calls.signature import check_same_signature
+from disco_hlo.plugin.calls.steps import Seen
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedModule
+
+Choose = Callable[[int], str]
+"""From the number of a call, counted from 0, to the name of what runs it."""
+
+_LAST_SAMPLES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call that was timed."""
+
+    index: int
+    """Of the call, from 0."""
+    name: str
+    """Of what ran it."""
+    device_ns: int
+
+
+class Watch:
+    """The calls of one module that JAX loaded. Calls may come from several threads."""
+
+    def __init__(self, module: LoadedModule, times: DeviceTimes) -> None:
+        self._module = module
+        self._times = times
+        self._executables: dict[str, LoadedExecutable] = {DEFAULT: module.executable}
+        self._devices = [device.id for device in module.executable.local_devices()]
+        self._choosing = threading.RLock()
+        self._reporting = threading.Lock()
+        self._failures: dict[str, str] = {}
+        self._settled: str | None = None
+        self._choose: Choose | None = None
+        self.calls = 0
+        """How many calls began, until it was settled."""
+        self._before_ns = times.total_ns
+        self.device_ns = 0
+        """Of all calls that were timed."""
+        self.timed = 0
+        """How many were."""
+        self.samples: deque[Sample] = deque(maxlen=_LAST_SAMPLES)
+        """The last calls that were timed, in the order in which they ended."""
+        self.on_sample: Callable[[Sample], None] | None = None
+        """Told of each, in the thread that times."""
+        self.on_settled: Callable[[str, LoadedExecutable], None] | None = None
+        """Told of what runs all calls from now on."""
+
+    @property
+    def request(self) -> CompileRequest:
+        """The compile that it came from."""
+        return self._module.request
+
+    @property
+    def module_name(self) -> str:
+        """Of the module, for instance ``jit_train_step``."""
+        return self._module.request.module_name
+
+    @property
+    def memory(self) -> executables.Memory:
+        """What a call needs on each device, as XLA's default runs it."""
+        return executables.memory(self._module.executable)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what can run a call: XLA's default and the candidates offered."""
+        return tuple(self._executables)
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Candidates that raised an error, and which."""
+        return dict(self._failures)
+
+    @property
+    def seen(self) -> Seen:
+        """What its calls show so far."""
+        return Seen(self.calls, self.device_ns, self._times.total_ns - self._before_ns)
+
+    @property
+    def settled(self) -> str | None:
+        """What runs all calls from now on, out of our sight; None while they are watched."""
+        return self._settled
+
+    def offer(self, name: str, executable: LoadedExecutable) -> None:
+        """Let calls be run by ``executable`` under this name.
+
+        Raises:
+            UnsupportedError: it cannot be called in the place of XLA's default, the name is taken, or it is too late.
+        """
+        if self._settled is not None:
+            raise UnsupportedError(f"{self.module_name} is not watched any more: it runs {self._settled}")
+        if name in self._executables:
+            raise UnsupportedError(f"{self.module_name} has {name} already")
+        check_same_signature(self._module.executable, executable)
+        with self._choosing:
+            self._executables[name] = executable
+
+    def swap(self, choose: Choose | None) -> None:
+        """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""
+        with self._choosing:
+            self._choose = choose
+
+    def settle(self, name: str) -> None:
+        """Give the calls back to JAX: all run ``name`` from now on, as fast as if nobody had watched.
+
+        Raises:
+            KeyError: nothing of this name was offered.
+        """
+        with self._choosing:
+            if self._settled is not None:
+                return
+            executable = self._executables[name]
+            self._settled = name
+            self._choose = None
+            self._executables = {name: executable}
+            self._module.settle(executable)
+            if self.on_settled is not None:
+                self.on_settled(name, executable)
+
+    def execute(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
+        """Run one call; see :data:`disco_hlo.plugin.xla.jaxlink.Execute`."""
+        with self._choosing:
+            index, self.calls = self.calls, self.calls + 1
+            name = self._name(index)
+            executable = self._executables[name]
+            default = self._executables.get(DEFAULT)
+        dispatched_ns = time.perf_counter_ns()
+        try:
+            results = executables.execute(executable, arguments)
+        except Exception as error:
+            if not self._may_run_again(name, arguments, error) or default is None:
+                raise
+            name = DEFAULT
+            results = executables.execute(default, arguments)
+        token = executables.token_of(results)
+        self._times.note(token, dispatched_ns, self._devices, lambda ns: self._report(index, name, ns))
+        return results, token
+
+    def _name(self, index: int) -> str:
+        if self._settled is not None:
+            return self._settled
+        if self._choose is None:
+            return DEFAULT
+        try:
+            return self._choose(index)
+        except Exception as error:  # no failure of ours may stop the training
+            LOGGER.warning("%s goes on with XLA's default: %s", self.module_name, one_line(error))
+            self.settle(DEFAULT)
+            return DEFAULT
+
+    def _may_run_again(self, name: str, arguments: Sequence[Any], error: Exception) -> bool:
+        """Whether XLA's default may run a call that a candidate did not: its arguments are there, and no other process
+        runs the candidate meanwhile, whose collectives would meet the default's."""
+        if name == DEFAULT or name == self._settled:
+            return False
+        self._failures[name] = one_line(error)
+        alone = len(self.request.process_indices) == 1
+        return alone and not any(argument.is_deleted() for argument in arguments)
+
+    def _report(self, index: int, name: str, device_ns: int | None) -> None:
+        if device_ns is None:
+            if name not in (DEFAULT, self._settled):
+                self._failures[name] = f"call {index} failed on the devices"
+            return
+        sample = Sample(index, name, device_ns)
+        with self._reporting:
+            self.device_ns += device_ns
+            self.timed += 1
+            self.samples.append(sample)
+        if self.on_sample is not None:
+            self.on_sample(sample)

@@ -1,0 +1,68 @@
+"""Which executable runs which call, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.schedule import Answer, Stretch, agreed, meet, settled
+from tests.activation.stores import on_ranks
+
+
+def turns(common: frozenset[str], failed: Mapping[str, str]) -> Stretch:
+    return Stretch(10, 20, (DEFAULT, *sorted(common)), "; ".join(f"{a}: {b}" for a, b in failed.items()))
+
+
+def test_executables_take_turns_from_the_first_call_of_a_stretch() -> None:
+    stretch = Stretch(5, 11, (DEFAULT, "a", "b"))
+    assert [stretch.name_at(index) for index in range(5, 11)] == [DEFAULT, "a", "b"] * 2
+    assert [stretch.holds(index) for index in (4, 5, 10, 11)] == [False, True, True, False]
+    assert settled(7, "a", "").holds(10**6)
+
+
+def test_rounds_are_those_whose_calls_were_all_timed() -> None:
+    times_ns = {index: 100 + index for index in range(5, 13)}
+    assert Stretch(5, 13, (DEFAULT, "a")).rounds(times_ns) == [
+        {DEFAULT: 100 + index, "a": 101 + index} for index in (5, 7, 9, 11)
+    ]
+    del times_ns[8]
+    kept = Stretch(5, 13, (DEFAULT, "a"), warm_up=1).rounds(times_ns)
+    assert kept == [{DEFAULT: 109, "a": 110}, {DEFAULT: 111, "a": 112}]
+    assert Stretch(5, 13, ("a",)).rounds(times_ns) == []
+    # The last round is cut off where a stretch ends within it.
+    assert len(Stretch(0, 5, (DEFAULT, "a")).rounds(dict.fromkeys(range(5), 1))) == 2
+
+
+def test_only_what_all_ranks_can_run_is_planned() -> None:
+    answers = {0: Answer(("a", "b", "c")), 1: Answer(("b", "c"), {"c": "too large"})}
+    assert agreed(10, answers, 2, turns, "") == Stretch(10, 20, (DEFAULT, "b"), "c: rank 1: too large")
+
+
+def test_all_go_on_with_the_default_where_one_is_missing_or_a_plan_asks_too_much() -> None:
+    found = agreed(10, {0: Answer(("a",))}, 2, turns, "did not answer within 3 s")
+    assert found == settled(10, DEFAULT, "rank 1 of 2 did not answer within 3 s")
+
+    def too_much(*_: object) -> Stretch:
+        return Stretch(10, 20, ("a", "b"))
+
+    assert agreed(10, {0: Answer(("a",))}, 1, too_much, "") == settled(
+        10, DEFAULT, "not every rank can run b"
+    )
+
+
+def test_one_process_meets_itself() -> None:
+    found = meet(LocalChannel(), 10, Answer(("a",)), turns, tag="t", timeout_s=1)
+    assert found == Stretch(10, 20, (DEFAULT, "a"))
+
+
+def test_ranks_agree_by_what_rank_0_plans() -> None:
+    def rank(channel: KvChannel) -> Stretch:
+        def mine(common: frozenset[str], failed: Mapping[str, str]) -> Stretch:
+            assert channel.rank == 0
+            return turns(common, failed)
+
+        return meet(channel, 10, Answer(("a", f"only {channel.rank}")), mine, tag="t", timeout_s=60)
+
+    assert on_ranks(3, rank) == [Stretch(10, 20, (DEFAULT, "a"))] * 3

@@ -1,0 +1,174 @@
+"""A trial from the first call to the end, on calls whose times are made up, and on real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.observing import Observation
+from disco_hlo.plugin.calls.steps import Seen
+from disco_hlo.plugin.calls.trial import FIRST_MEETING, Trial
+from disco_hlo.plugin.calls.watch import Sample
+from tests.activation.stores import MemoryStore
+from tests.plugin.calls.training import batch, compiled_again, jitted, train, trial_of
+
+
+class Calls:
+    """In the place of a watch: calls whose times are those of ``step_ns``; they end ``behind`` calls later."""
+
+    module_name = "jit_step"
+
+    def __init__(self, step_ns: dict[str, int], behind: int = 3) -> None:
+        self.names: tuple[str, ...] = (DEFAULT,)
+        self.failures: dict[str, str] = {}
+        self.settled: str | None = None
+        self.device_ns = 0
+        self.timed = 0
+        self.on_sample: Callable[[Sample], None] | None = None
+        self.ran: list[str] = []
+        self.share: Callable[[], float] = lambda: 1.0
+        self._step_ns = step_ns
+        self._behind = behind
+        self._choose: Callable[[int], str] | None = None
+
+    def offer(self, name: str, executable: object) -> None:
+        if executable is None:
+            raise UnsupportedError("other layouts")
+        self.names += (name,)
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(len(self.ran), round(1000 * self.share()), 1000)
+
+    def swap(self, choose: Callable[[int], str]) -> None:
+        self._choose = choose
+
+    def settle(self, name: str) -> None:
+        self.settled = name
+
+    def call(self, count: int = 1) -> list[str]:
+        """What ran the next calls, until one is settled."""
+        begun = len(self.ran)
+        for _ in range(count):
+            if self.settled is not None:
+                break
+            assert self._choose is not None
+            self.ran.append(self._choose(len(self.ran)))
+            ended = len(self.ran) - 1 - self._behind
+            if ended >= 0:
+                name = self.ran[ended]
+                taken_ns = self._step_ns[name] + ended % 3
+                self.device_ns += taken_ns
+                self.timed += 1
+                assert self.on_sample is not None
+                self.on_sample(Sample(ended, name, taken_ns))
+        return self.ran[begun:]
+
+
+def trial_on(calls: Calls) -> Trial:
+    return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
+
+
+FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}
+
+
+def test_default_and_candidates_take_turns_until_the_order_is_clear() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    assert calls.call(FIRST_MEETING) == [DEFAULT] * FIRST_MEETING
+    for name in ("fast", "near", "slow"):
+        trial.offer(name, object())
+    turns = [DEFAULT, "fast", "near", "slow"]
+    # Six rounds, the first to warm up; the last calls have not ended when ranks meet, so there is a seventh.
+    assert calls.call(28) == turns * 7
+    # What lost runs no more, and the winner alone until there is something new.
+    assert calls.call(10) == ["fast"] * 10
+    assert trial.outcome is None
+    trial.complete()
+    calls.call(20)
+    assert trial.outcome == "fast"
+
+
+def test_a_candidate_that_comes_later_is_tried_against_default_and_winner() -> None:
+    calls = Calls({**FAST, "faster": 5 * 10**7})
+    trial = trial_on(calls)
+    trial.offer("fast", object())
+    calls.call(60)
+    assert calls.ran[-5:] == ["fast"] * 5
+    trial.offer("faster", object())
+    trial.complete()
+    ran = calls.call(100)
+    first = ran.index("faster")
+    assert ran[first - 2 : first + 4] == [DEFAULT, "fast", "faster"] * 2
+    assert trial.outcome == "faster"
+
+
+def test_without_a_better_one_the_default_stays() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    trial.offer("slow", object())
+    trial.offer("near", object())
+    trial.complete()
+    calls.call(200)
+    assert trial.outcome == DEFAULT
+    assert calls.ran.count("slow") <= 8
+
+
+def test_what_cannot_be_called_alike_or_fails_is_not_run_on() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    trial.offer("other", None)
+    trial.offer("slow", object())
+    calls.call(12)
+    assert "slow" in calls.ran
+    calls.failures["slow"] = "out of memory"
+    tried = len(calls.ran)
+    trial.complete()
+    calls.call(100)
+    assert set(calls.ran[tried:]) == {DEFAULT}
+    assert "other" not in calls.ran
+    assert trial.outcome == DEFAULT
+
+
+def test_a_module_that_takes_little_of_the_devices_time_is_given_back() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    calls.share = lambda: 0.5 if len(calls.ran) < 10 else 0.01
+    calls.call(100)
+    assert trial.outcome == DEFAULT
+    assert (
+        len(calls.ran) == 2 * FIRST_MEETING + 2 + 1
+    )  # after the first meeting it waits for a second of training
+
+
+def test_alone_among_two_ranks_all_calls_are_the_defaults() -> None:
+    calls = Calls(FAST)
+    store = MemoryStore()
+    trial = Trial(calls, KvChannel(0, 2, "job", store), 0.01, "t")  # type: ignore[arg-type]
+    trial.offer("fast", object())
+    assert calls.call(20) == [DEFAULT] * (FIRST_MEETING + 1)
+    assert trial.outcome == DEFAULT
+    # The other one comes when that is decided.
+    late = Calls(FAST)
+    other = Trial(late, KvChannel(1, 2, "job", store), 0.01, "t")  # type: ignore[arg-type]
+    other.offer("fast", object())
+    assert late.call(20) == [DEFAULT] * (FIRST_MEETING + 1)
+    assert other.outcome == DEFAULT
+
+
+def test_a_real_step_is_tried_and_given_back(observation: Observation) -> None:
+    stock, _ = train(jitted("untried"), 200)
+    call = jitted("tried")
+    losses, state = train(call, 1)
+    trial = trial_of(observation.trials, "jit_tried")
+    trial.offer("again", compiled_again(trial.watch))
+    trial.complete()
+    while trial.outcome is None and len(losses) < 150:
+        *state, loss = call(*state, batch(len(losses)))
+        losses.append(float(loss))
+    assert losses == stock[: len(losses)]
+    assert trial.outcome in (DEFAULT, "again")
+    assert len(trial.rounds) >= 5

@@ -1,0 +1,51 @@
+"""Two processes change over at the same call, by MPI and by the key-value store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.plan.plan import DEFAULT
+from tests.ports import free_port
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carrier", [pytest.param("MPI", marks=pytest.mark.mpi), "key-value store"])
+def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    address = f"127.0.0.1:{free_port()}"
+    own = [sys.executable, str(RANK), address, str(tmp_path)]
+    commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
+    started = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * len(started), errors
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+    for report in reports:
+        assert carrier in report["channel"]
+        assert report["ran"] == reports[0]["ran"]
+        assert report["settled"] in (DEFAULT, "again")
+        # The training is that of stock, step by step, whoever ran the steps.
+        assert report["losses"] == [True, 120]
+        # Where rank 0 alone would have changed over, it met nobody and went on with XLA's default.
+        assert report["alone"] is True
+        assert report["still watched"] == []
+    ran = reports[0]["ran"]
+    first = ran.index("again")
+    assert first >= 20  # when rank 1 had it, too
+    assert ran[first - 1 : first + 9] == [DEFAULT, "again"] * 5
+    assert set(ran) == {DEFAULT, "again"}
+    assert reports[0]["rounds"] >= 5

@@ -1,0 +1,112 @@
+"""Small training steps on two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.calls.watch import Watch
+from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+
+Weights = dict[str, jax.Array]
+MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
+WHOLE = NamedSharding(MESH, PartitionSpec())
+SPLIT = NamedSharding(MESH, PartitionSpec("data"))
+
+
+def fresh_state(width: int = 16) -> tuple[Weights, jax.Array]:
+    """Weights, and a typed key for dropout, on both devices."""
+    drawn = np.random.default_rng(0).normal(size=(2, width, width)).astype(np.float32) / width**0.5
+    weights = {"in": drawn[0], "out": drawn[1]}
+    return jax.device_put(weights, WHOLE), jax.device_put(jax.random.key(7), WHOLE)
+
+
+def batch(number: int, rows: int = 8, width: int = 16) -> jax.Array:
+    """The batch of this number."""
+    drawn = np.random.default_rng(number).normal(size=(rows, width))
+    return jax.device_put(drawn.astype(np.float32), SPLIT)
+
+
+def loss_of(weights: Weights, x: jax.Array, key: jax.Array) -> jax.Array:
+    kept = jax.random.bernoulli(key, 0.8, x.shape)
+    hidden = jnp.tanh(x @ weights["in"]) * kept
+    return jnp.mean((hidden @ weights["out"] - x) ** 2)
+
+
+def step(
+    weights: Weights, key: jax.Array, x: jax.Array, rate: float = 0.1
+) -> tuple[Weights, jax.Array, jax.Array]:
+    """One step with dropout: weights and key are handed on."""
+    now, later = jax.random.split(key)
+    loss, slope = jax.value_and_grad(loss_of)(weights, x, now)
+    return jax.tree.map(lambda w, g: w - rate * g, weights, slope), later, loss
+
+
+def named(name: str, function: Callable[..., Any] = step) -> Callable[..., Any]:
+    """A function that JAX has not seen, of this name."""
+
+    def anew(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    anew.__name__ = anew.__qualname__ = name
+    return anew
+
+
+def train(call: Callable[..., Any], count: int, state: Any = None, rows: int = 8) -> tuple[list[float], Any]:
+    """Losses of ``count`` steps, and the state after them. Every step is waited for, as its loss is read."""
+    weights, key = fresh_state() if state is None else state
+    losses = []
+    for number in range(count):
+        weights, key, loss = call(weights, key, batch(number, rows))
+        losses.append(float(loss))
+    return losses, (weights, key)
+
+
+def numbers(state: Any) -> list[list[float]]:
+    """Every number of a state, keys too."""
+    weights, key = state
+    return [np.ravel(one).tolist() for one in (*weights.values(), jax.random.key_data(key))]
+
+
+def jitted(name: str, **options: Any) -> Any:
+    """:func:`step`, jitted under this name, with its state donated."""
+    return jax.jit(named(name), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None), **options)
+
+
+def compiled_again(watch: Watch) -> LoadedExecutable:
+    """What ``watch`` watches, compiled once more."""
+    with jaxlink.ours():
+        return compiles.compile_module(watch.request, None)
+
+
+def trial_of(trials: list[Trial], name: str) -> Trial:
+    """The one of the module of this name."""
+    [one] = [trial for trial in trials if trial.watch.module_name == name]
+    return one
+
+
+@contextmanager
+def counted_python_calls() -> Iterator[Callable[[], int]]:
+    """How many calls of jitted functions came through Python so far."""
+    from jax._src import pjit
+
+    count, original = 0, pjit._pjit_call_impl_python
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*arguments, **options)
+
+    pjit._pjit_call_impl_python = counting
+    try:
+        yield lambda: count
+    finally:
+        pjit._pjit_call_impl_python = original
