@@ -21,6 +21,8 @@ from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
+from disco_hlo.whatif.collectives import all_reduce_pieces
+from disco_hlo.whatif.machine import Machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -80,6 +82,28 @@ class Costs(MeasuredCosts):
         profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
+        return costs
+
+    def on(self, machine: Machine, devices: int) -> Costs:
+        """The step on so many devices of another machine.
+
+        Kernels keep their times where they were measured on this kind of device; else they are estimated from bytes
+        and flops. Its all-reduces go by the machine's topology.
+        """
+        line, platform = all_reduce_pieces(machine, devices), self.profile.platform
+        told = f"what if: {devices} GPUs of {machine.name} ({machine.title}); all-reduce by {machine.network.topology}"
+        if platform.device_kind == machine.device_kind:
+            profile = replace(self.profile, all_reduce=_not_swept(line), in_step=None, together=None)
+            costs = Costs(profile, self.estimator, self.corrections)
+            costs.lines = (*self.lines, told)
+            return costs
+        gpu = machine.gpu
+        bandwidth, flops = gpu.memory_gb_per_s * 1e9, gpu.matmul_flops_per_ns * 1e9
+        profile = Profile(
+            Platform(machine.title, "gpu", "", "", ""), {}, round(gpu.launch_us * 1e3), bandwidth, flops, _not_swept(line)
+        )  # fmt: skip
+        costs = Costs(profile, AnalyticModel(DeviceModel(bandwidth, flops, hoists=False)))
+        costs.lines = (told, "kernels by bytes and flops; overlap costs nothing, since nobody measured it there")
         return costs
 
 
