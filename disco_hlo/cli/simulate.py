@@ -25,6 +25,7 @@ from disco_hlo.cli.output import (
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network
 from disco_hlo.optimize.predict import Predicted, lower_bound, predict
 from disco_hlo.plan.read import read, repeats
@@ -35,9 +36,13 @@ from disco_hlo.report.printable import printable, size_text, time_text
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.timeline import Timeline
 from disco_hlo.simulator.trace import chrome_trace
+from disco_hlo.whatif.machine import Machine
+from disco_hlo.whatif.machine import load as load_machine
+from disco_hlo.whatif.machine import names as machine_names
 
 DEFAULT_LATENCY_US = 10.0
 _BANDWIDTH_HELP = "What if: GB/s of each GPU's link, in each direction (100 GbE is 12.5)."
+_MACHINE_HELP = f"What if: the step on a machine, {', '.join(machine_names())}, or a file *.toml; --gpus says how many."
 _LATENCY_HELP = f"What if: microseconds that a message takes; {DEFAULT_LATENCY_US:g} where not given."
 
 
@@ -54,18 +59,24 @@ def simulate(
     gpus: Annotated[int | None, typer.Option(min=2, max=1 << 20, help="What if: this many GPUs.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help=_BANDWIDTH_HELP)] = None,
     latency: Annotated[float | None, typer.Option(min=0, max=1e9, help=_LATENCY_HELP)] = None,
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help=_MACHINE_HELP)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
+    """Predict a step: compute, communication, overlap, bound; also on another network or machine (what if)."""
     aside = check_places({"--trace": trace}, as_json=as_json)
-    network = _network(gpus, bandwidth, latency)
+    imagined = None if machine is None else _machine(machine, gpus, bandwidth, latency)
+    network = _network(gpus, bandwidth, latency) if imagined is None else None
     opened = open_named(module)
     graph = opened.source.graph
+    if imagined is not None and graph.backend != "gpu":
+        raise DiscoError(f"--machine {machine} has GPUs; this module was compiled for {graph.backend}")
     strategies = {"XLA default": read(opened.source)}
     if plan is not None:
         strategies["plan"] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
+    if imagined is not None:
+        costs = costs.on(*imagined)
     costs = costs.imagine(network) if network else costs
     try:
         found = {
@@ -77,8 +88,9 @@ def simulate(
             raise
         raise DiscoError(f"{error} Is {network} what you meant?") from error
     limit = lower_bound(graph, list(strategies.values()), costs)
+    last = list(found)[-1]
+    gained = [] if imagined is None else gains(graph, found[last], costs, imagined[1])
     if trace is not None:
-        last = list(found)[-1]
         title = f"{printable(graph.module_name)}: {last}"
         body = chrome_trace(found[last].timeline, title)
         write_file(trace, json.dumps(body, separators=(",", ":")).encode())
@@ -88,9 +100,11 @@ def simulate(
     )
     warn_all((*opened.missing, *costs.lines, *inner, *silent))
     if as_json:
-        print_json(_as_json(opened, costs, network, found, limit))
+        print_json(_as_json(opened, costs, network, found, limit) | _gains_as_json(imagined, gained))
         return
     _print(found, limit, aside)
+    if gained:
+        _print_gains(last, found[last].timeline.makespan_ns, gained, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
 
@@ -101,6 +115,15 @@ def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -
     if gpus is None or bandwidth is None:
         raise DiscoError("a what-if needs both --gpus and --bandwidth (GB/s of each GPU's link)")
     return Network(gpus, bandwidth, DEFAULT_LATENCY_US if latency is None else latency)
+
+
+def _machine(
+    name: str, gpus: int | None, bandwidth: float | None, latency: float | None
+) -> tuple[Machine, int]:
+    if bandwidth is not None or latency is not None:
+        raise DiscoError("--machine says what joins the GPUs; leave out --bandwidth and --latency")
+    machine = load_machine(name)
+    return machine, machine.network.devices if gpus is None else gpus
 
 
 def _strategy(opened: Opened, name: str) -> Strategy:
@@ -143,6 +166,23 @@ def _print(found: dict[str, Predicted], limit: Bound, aside: bool) -> None:
     if len(found) > 1:
         default, plan = (one.timeline.makespan_ns for one in found.values())
         show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
+
+
+def _print_gains(name: str, now_ns: int, gained: list[Gain], aside: bool) -> None:
+    made = table("what would be gained on", name, "step", "faster", right=(2, 3))
+    for one in gained:
+        add_row(made, one.name, one.told, time_text(one.step_ns), f"{now_ns / max(1, one.step_ns):.2f}x")
+    show(made, "", aside=aside)
+
+
+def _gains_as_json(imagined: tuple[Machine, int] | None, gained: list[Gain]) -> dict[str, Any]:
+    if imagined is None:
+        return {}
+    machine, devices = imagined
+    return {
+        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.assumed)},
+        "gains": {one.name: one.step_ns for one in gained},
+    }
 
 
 def _as_json(

@@ -64,7 +64,14 @@ def cases(machine: Machine, models: tuple[Model, ...], contention: Contention = 
     ]
 
 
-def iteration_speed_up(machine: Machine, of_one: list[Case], arbitration: Arbitration, *, training: bool) -> float:
+def iteration_speed_up(
+    machine: Machine,
+    of_one: list[Case],
+    arbitration: Arbitration,
+    *,
+    training: bool,
+    other_share: float = OTHER_SHARE,
+) -> float:
     """How much faster an iteration is, by the sub-layers of one model at one degree.
 
     Args:
@@ -74,7 +81,7 @@ def iteration_speed_up(machine: Machine, of_one: list[Case], arbitration: Arbitr
     sub_layers = [one.result for one in of_one if training or one.name in FORWARD]
     sequential = sum(one.sequential_ns for one in sub_layers)
     saved = sequential - sum(one.t3_ns(arbitration) for one in sub_layers)
-    total = (sequential + _other_matmuls_ns(machine, model, degree, training=training)) / (1 - OTHER_SHARE)
+    total = (sequential + _other_matmuls_ns(machine, model, degree, training=training)) / (1 - other_share)
     return total / (total - saved)
 
 
