@@ -27,7 +27,10 @@ def main() -> None:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     devices = dist.get_world_size()
-    of = {megabytes: torch.ones(megabytes * 10**6 // 2, dtype=torch.bfloat16, device=device) for megabytes in SIZES_MB}
+    of = {
+        megabytes: torch.ones(megabytes * 10**6 // 2, dtype=torch.bfloat16, device=device)
+        for megabytes in SIZES_MB
+    }
     found: dict[int, list[float]] = {megabytes: [] for megabytes in SIZES_MB}
     for round_number in range(ROUNDS + 1):  # the first warms up
         for megabytes, whole in of.items():

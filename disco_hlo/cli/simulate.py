@@ -42,7 +42,9 @@ from disco_hlo.whatif.machine import names as machine_names
 
 DEFAULT_LATENCY_US = 10.0
 _BANDWIDTH_HELP = "What if: GB/s of each GPU's link, in each direction (100 GbE is 12.5)."
-_MACHINE_HELP = f"What if: the step on a machine, {', '.join(machine_names())}, or a file *.toml; --gpus says how many."
+_MACHINE_HELP = (
+    f"What if: the step on a machine, {', '.join(machine_names())}, or a file *.toml; --gpus says how many."
+)
 _LATENCY_HELP = f"What if: microseconds that a message takes; {DEFAULT_LATENCY_US:g} where not given."
 
 

@@ -99,11 +99,13 @@ class Costs(MeasuredCosts):
             return costs
         gpu = machine.gpu
         bandwidth, flops = gpu.memory_gb_per_s * 1e9, gpu.matmul_flops_per_ns * 1e9
-        profile = Profile(
-            Platform(machine.title, "gpu", "", "", ""), {}, round(gpu.launch_us * 1e3), bandwidth, flops, _not_swept(line)
-        )  # fmt: skip
+        platform, launch_ns = Platform(machine.title, "gpu", "", "", ""), round(gpu.launch_us * 1e3)
+        profile = Profile(platform, {}, launch_ns, bandwidth, flops, _not_swept(line))
         costs = Costs(profile, AnalyticModel(DeviceModel(bandwidth, flops, hoists=False)))
-        costs.lines = (told, "kernels by bytes and flops; overlap costs nothing, since nobody measured it there")
+        costs.lines = (
+            told,
+            "kernels by bytes and flops; overlap costs nothing, since nobody measured it there",
+        )
         return costs
 
 

@@ -121,5 +121,3 @@ def _rest(graph: Graph, built: Built, task: int, devices: int, *, is_t3: bool) -
         return 1 / devices
     tiles = ceil(sum(graph.transfer_bytes(node) for node in nodes) / BUFFER_BYTES)
     return 0.5 if is_t3 else 0.5 / max(1, tiles)
-
-

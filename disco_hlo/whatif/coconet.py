@@ -115,7 +115,6 @@ def training_ns(
     machine: Machine, system: str, optimizer: Optimizer, model: Bert, micro_batch: int, batch: int
 ) -> float:
     """Time of an iteration with a global ``batch``, in parts of ``micro_batch`` sequences on a device."""
-    parts = batch / machine.network.devices / micro_batch
     part = _forward_and_backward_ns(machine, model, micro_batch)
     size, mem = HALF * model.parameters, machine.gpu.memory_gb_per_s
     all_reduce = collective_ns(machine, "all-reduce", size)
@@ -132,14 +131,20 @@ def training_ns(
         ),
         "CoCoNet": update_schedules(machine, optimizer, int(model.parameters))["fuse(RS-Opt-AG)"],
     }
-    return parts * part + after[system]
+    return computing_ns(machine, model, micro_batch, batch) + after[system]
+
+
+def computing_ns(machine: Machine, model: Bert, micro_batch: int, batch: int) -> float:
+    """What an iteration computes but for the update."""
+    parts = batch / machine.network.devices / micro_batch
+    return parts * _forward_and_backward_ns(machine, model, micro_batch)
 
 
 def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int) -> float:
     """Matmuls, three times those of the forward pass, and what else passes through memory.
 
-    A layer keeps 34 s h + 5 a s s bytes a sequence for the backward pass (Korthikanti et al., MLSys 2023): written once,
-    read once, and once more as much for the gradients.
+    A layer keeps 34 s h + 5 a s s bytes a sequence for the backward pass (Korthikanti et al., MLSys 2023): written
+    once, read once, and once more as much for the gradients.
     """
     tokens, width = sequences * LENGTH, model.width
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]

@@ -85,7 +85,9 @@ def algorithms(machine: Machine, kind: Kind, devices: int | None = None) -> list
     if not 2 <= count <= MOST_DEVICES:
         raise DiscoError(f"a collective over {count} devices: expected 2 to {MOST_DEVICES}")
     if network.topology != "torus" and count > network.node_devices and network.node_gb_per_s == 0:
-        raise DiscoError(f"machine {machine.name} has one node of {network.node_devices} devices, not {count}")
+        raise DiscoError(
+            f"machine {machine.name} has one node of {network.node_devices} devices, not {count}"
+        )
     return _TOPOLOGIES[network.topology](network, kind, count)
 
 
@@ -100,7 +102,9 @@ def fastest(lines: Sequence[Algorithm]) -> LinearPieces:
     pieces = [(0, current.ns_per_byte, current.latency_ns)]
     while True:  # ends: C falls each time
         crossings = [(_crossing(current, one), one) for one in lines if one.ns_per_byte < current.ns_per_byte]
-        start, current = min(crossings, key=lambda at: (at[0], at[1].ns_per_byte), default=(_LARGEST_BYTES, current))
+        start, current = min(
+            crossings, key=lambda at: (at[0], at[1].ns_per_byte), default=(_LARGEST_BYTES, current)
+        )
         if start >= _LARGEST_BYTES:
             return LinearPieces.of(*pieces)
         if start <= pieces[-1][0]:
@@ -118,7 +122,9 @@ def _crossing(now: Algorithm, other: Algorithm) -> int:
 def _switch(network: Network, kind: Kind, count: int) -> list[Algorithm]:
     nodes = ceil(count / network.node_devices)
     bandwidth = network.node_gb_per_s if nodes > 1 else network.link_gb_per_s
-    if kind == "all-to-all":  # each device sends to each other: within the node over its link, else over its ports
+    if (
+        kind == "all-to-all"
+    ):  # each device sends to each other: within the node over its link, else over its ports
         inside = (min(count, network.node_devices) - 1) / count / network.link_gb_per_s
         outside = (count - network.node_devices) / count * network.node_devices
         outside = outside / network.node_gb_per_s if nodes > 1 else 0.0
@@ -138,7 +144,9 @@ def _switch(network: Network, kind: Kind, count: int) -> list[Algorithm]:
             base_us, inside_us, outside_us = one.tree_us
             inside_us *= 1.8 if nodes > 1 and one.name == "LL" else 1.0
             deep = log2(nodes) if nodes > 1 else 0
-            latency_us = base_us + 2 * ((min(count, network.node_devices) - 1) * inside_us + deep * outside_us)
+            latency_us = base_us + 2 * (
+                (min(count, network.node_devices) - 1) * inside_us + deep * outside_us
+            )
             found.append(Algorithm(f"tree {one.name}", 2 / (bandwidth * one.tree_share), latency_us * 1e3))
     return found
 

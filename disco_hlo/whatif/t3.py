@@ -28,7 +28,6 @@ from math import ceil
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.matmul import Matmul, Stages, stages
 
-
 FEWEST_PIECES = 8
 """Of a chunk. The paper's tracker works by wavefronts, so that the link is busy while the next piece is read."""
 
@@ -101,7 +100,13 @@ class Contention:
     update_cost: float = 1.0
 
 
-def sub_layer(machine: Machine, matmul: Matmul, devices: int, contention: Contention = Contention()) -> SubLayer:
+AT_ITS_WORD = Contention()
+"""Taken unless told otherwise."""
+
+
+def sub_layer(
+    machine: Machine, matmul: Matmul, devices: int, contention: Contention = AT_ITS_WORD
+) -> SubLayer:
     """Simulate one sub-layer."""
     size = matmul.output_bytes
     alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
@@ -117,7 +122,9 @@ def sub_layer(machine: Machine, matmul: Matmul, devices: int, contention: Conten
     )
 
 
-def reduce_scatter_ns(machine: Machine, size_bytes: float, devices: int, *, near_memory: bool = False) -> float:
+def reduce_scatter_ns(
+    machine: Machine, size_bytes: float, devices: int, *, near_memory: bool = False
+) -> float:
     """A ring's reduce-scatter by itself.
 
     Each step sends a chunk while one is received. A kernel reads two copies of it and the memory takes one in; near
