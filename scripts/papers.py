@@ -142,7 +142,9 @@ def svg(name: str) -> str:
     ]
     for number, row in enumerate(rows):
         top = 56 + LINE * number
-        drawn.append(f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(row.what)}</text>')
+        drawn.append(
+            f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(f"{row.figure}: {row.what}")}</text>'
+        )
         for place, (value, color) in enumerate(((row.paper, PAPER_COLOR), (found[row.key], OURS_COLOR))):
             left, wide, y = zero + min(0, value) * scale, abs(value) * scale, top + place * (BAR + 2)
             drawn.append(

@@ -13,7 +13,7 @@ import msgspec
 from disco_hlo.whatif import coconet
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUND_BITS = 40
+FOUND_BITS = 14
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
