@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 import msgspec
 import numpy as np
 from paper_figures import coconet, fused, t3
-from paper_figures.rows import ROOT, Paper, Row, geometric_mean, is_within, read, solve
+from paper_figures.rows import ROOT, Open, Paper, Row, geometric_mean, is_within, read, solve
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.whatif.collectives import collective_ns
@@ -99,19 +99,20 @@ def markdown(name: str) -> str:
     machine = load(paper.machine)
     if name == "coconet":
         lines += [coconet.winners(machine), ""]
-    opened = {one.key: one for one in PAPERS[name].opened(machine)}
+    opened = PAPERS[name].opened(machine)
     for row in missed:
-        if row.key in opened:
-            one = opened[row.key]
-            value = solve(one, row.paper)
-            had = (
-                f"would have to be {value:.3g}"
-                if value
-                else f"does not reach it from {one.low:g} to {one.high:g}"
-            )
-            lines.append(f"* {row.what}: {one.parameter} {had}, taken is {one.taken:.3g}.")
+        for one in opened:
+            if one.key == row.key:
+                lines.append(
+                    f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
+                )
     lines += ["", "Assumed: " + (", ".join(machine.assumed) or "no parameter of the machine") + "."]
     return "\n".join(lines)
+
+
+def _needed(one: Open, target: float) -> str:
+    value = solve(one, target)
+    return f"would have to be {value:.3g}" if value else f"does not reach it from {one.low:g} to {one.high:g}"
 
 
 def _tolerance(paper: Paper) -> str:

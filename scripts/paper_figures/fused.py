@@ -48,11 +48,15 @@ def opened(_: Machine) -> list[Open]:
         network = replace(torus.network, link_gb_per_s=value)
         return fused.dlrm(replace(torus, network=network), fused.Dlrm()).saved
 
+    def batched(value: float) -> float:
+        return fused.dlrm(torus, fused.Dlrm(batch=round(value))).saved
+
     def pooled(value: float) -> float:
         return fused.embedding_all_to_all(pair, fused.Embedding(1024, 256, pooling=round(value))).saved
 
     return [
         Open("dlrm", "network.link_gb_per_s (200 Gb/s, if both directions share it: 12.5)", 25, 1, 25, on_link),
+        Open("dlrm", "Dlrm.batch (over all devices, with 8 tables each)", 65536, 1024, 65536, batched),
         Open("pair mean", "Embedding.pooling, which is stated for the simulation only", 70, 45, 200, pooled),
         Open(
             "occupancy 25 to 75", "share of occupancy at which memory is saturated", 1.0, 0.26, 1.0,
