@@ -13,7 +13,8 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
 
     A node that several groups compute and none returns could be owned by any of them: it goes to
     the group whose nodes come first. A bitcast that something outside reads too stands there by
-    itself, at no cost, and is a duplicate in all of them.
+    itself, at no cost, and is a duplicate in all of them. Strategies of regions are sorted by name, and each stands
+    as it is.
 
     Raises:
         IllegalStrategyError: as :func:`~disco_hlo.plan.units.unit_graph`.
@@ -36,6 +37,7 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
         tuple(groups[i] for i in group_rank),
         tuple(strategy.buckets[i] for i in bucket_rank),
         tuple(map(token, strategy.order)),
+        tuple(sorted(strategy.regions)),
     )
 
 

@@ -13,6 +13,7 @@ from disco_hlo.core.rows import keeps_own_buffer
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays import layout as at
@@ -303,7 +304,7 @@ def to_strategy(
         owned, copies = members_of(state, head)
         if step.node[at.FLAGS, head] & at.ALL_REDUCE:
             tokens[head] = f"b{len(buckets)}"
-            buckets.append(_bucket(step, owned, kept))
+            buckets.append(_bucket(graph, step, owned, kept))
         elif len(owned) > 1 or copies or (owned, copies) in kept.groups or _cuts_bitcast(graph, state, head):
             tokens[head] = f"g{len(groups)}"
             written.append((owned, copies))
@@ -400,10 +401,10 @@ def members_of(state: State, head: int) -> Signature:
     return tuple(owned), tuple(copies)
 
 
-def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
+def _bucket(graph: Graph, step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
     if all_reduces in kept.forms:
         return kept.forms[all_reduces]
-    return Bucket(tuple(sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x]))))
+    return bucket_of(graph, sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x])))
 
 
 def as_searched(graph: Graph, strategy: Strategy) -> Strategy:
