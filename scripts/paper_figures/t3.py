@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from disco_hlo.whatif import transformers
@@ -9,14 +10,26 @@ from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.t3 import AT_ITS_WORD, Arbitration, Contention
 from paper_figures.rows import Open, geometric_mean
 
+SIZES = {"smaller": transformers.SMALLER, "larger": transformers.LARGER}
+
+
+def _figure(
+    key: str, machine: Machine, contention: Contention = AT_ITS_WORD, other: float = transformers.OTHER_SHARE
+) -> float:
+    sizes = ["larger" if "larger" in key else "smaller"]
+    return figures(machine, contention, sizes=sizes, other=other)[key]
+
 
 def figures(
-    machine: Machine, contention: Contention = AT_ITS_WORD, other: float = transformers.OTHER_SHARE
+    machine: Machine,
+    contention: Contention = AT_ITS_WORD,
+    other: float = transformers.OTHER_SHARE,
+    sizes: Collection[str] = SIZES,
 ) -> dict[str, float]:
-    """By key of ``configs/papers/t3.toml``."""
+    """By key of ``configs/papers/t3.toml``, of models of these sizes."""
     found: dict[str, float] = {}
-    for size, models in (("smaller", transformers.SMALLER), ("larger", transformers.LARGER)):
-        cases = transformers.cases(machine, models, contention)
+    for size in sizes:
+        cases = transformers.cases(machine, SIZES[size], contention)
         results = [one.result for one in cases]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
         _speed_ups(found, f"ideal {size}", ideal)
@@ -69,12 +82,12 @@ def opened(machine: Machine) -> list[Open]:
 
     def cost(key: str) -> Open:
         name = "Contention.update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
-        return Open(key, name, 1, 1, 8, lambda value: figures(machine, Contention(1, value))[key])
+        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, Contention(1, value)))
 
     def other(key: str) -> Open:
         name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"
         return Open(
-            key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: figures(machine, other=value)[key]
+            key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value)
         )
 
     def efficiency(value: float) -> Machine:
@@ -107,7 +120,7 @@ def opened(machine: Machine) -> list[Open]:
         *(
             Open(
                 key, "gpu.matmul_efficiency", machine.gpu.matmul_efficiency, 0.664, 0.82,
-                lambda value, key=key: figures(efficiency(value))[key],
+                lambda value, key=key: _figure(key, efficiency(value)),
             )
             for key in ("ideal T-NLG 16 FC-1", "ideal smaller most")
         ),
@@ -115,7 +128,7 @@ def opened(machine: Machine) -> list[Open]:
              1.41, 1, 8, more_reads),
         *(
             Open(key, "network.link_gb_per_s", machine.network.link_gb_per_s, 75, 400,
-                 lambda value, key=key: figures(link(value))[key])
+                 lambda value, key=key: _figure(key, link(value)))
             for key in ("near memory 8", "near memory 16")
         ),
     ]  # fmt: skip

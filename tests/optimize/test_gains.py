@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.optimize.gains import producers, with_producers
+from disco_hlo.optimize.gains import one_by_one, producers, with_producers
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import GPU, MachineModel
@@ -56,3 +56,7 @@ def test_a_collective_of_something_else_has_no_matmul_to_join() -> None:
     assert producers(built.problem) == {}
     same = with_producers(step, built, {}, 2, is_t3=True)
     assert simulate(same).makespan_ns == simulate(built.problem).makespan_ns
+
+
+def test_buckets_are_taken_apart_in_their_order() -> None:
+    assert one_by_one([Bucket((5, 2)), Bucket((7,))]) == (Bucket((5,)), Bucket((2,)), Bucket((7,)))
