@@ -24,7 +24,7 @@ from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Platform, Profile, load
+from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 from disco_hlo.whatif.collectives import all_reduce_pieces
@@ -101,6 +101,12 @@ class Costs(MeasuredCosts):
         found._around = (ref(graph), inner)
         return found
 
+    def slowed(self, contention: Contention) -> Costs:
+        """These costs on a machine whose kernels and collectives slow each other in another way."""
+        found = copy(self)
+        found.machine = machine_of(replace(self.profile, contention=contention))
+        return found
+
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         times = super().op_ns(graph)
@@ -117,7 +123,8 @@ class Costs(MeasuredCosts):
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""
-        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
+        line = _not_swept(formula(network))
+        profile = replace(self.profile, all_reduce=line, in_step=None, together=None, collectives={})
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs

@@ -30,13 +30,26 @@ class StepTimes:
     executions: Mapping[str, float]
     """How often each runs in a step, as far as that is known."""
 
+    @property
+    def makespan_ns(self) -> int:
+        """Of the step."""
+        return self.predicted[ENTRY].timeline.makespan_ns
+
+    @property
+    def communication_ns(self) -> float:
+        """Time of all collectives of the step, those of regions as often as they run."""
+        return sum(
+            self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items()
+        )
+
     def share(self, name: str) -> float:
         """The part of the step that the executions of a region take, what it calls included."""
-        step_ns = self.predicted[ENTRY].timeline.makespan_ns
-        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, step_ns)
+        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, self.makespan_ns)
 
 
-def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False) -> StepTimes:
+def step_times(
+    source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False
+) -> StepTimes:
     """Simulate a step region by region. What the strategy does not name runs as XLA compiled it.
 
     Args:
@@ -50,7 +63,7 @@ def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_
     predicted: dict[str, Predicted] = {}
     of_region: dict[str, Costs] = {}
     for name, region in regions_callees_first(source):
-        of_region[name] = costs.around(region.graph, _inner(region, called[name], predicted))
+        of_region[name] = costs.around(region.graph, _inner(called[name], predicted))
         own = strategy if name == ENTRY else planned.get(name)
         again = repeats(region) if own is None or as_compiled else ()
         predicted[name] = predict(region.graph, own or read(region), of_region[name], again)
@@ -62,8 +75,7 @@ def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_
 
 
 def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of every region and so of
-    the step."""
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, region by region."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -72,7 +84,11 @@ def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: 
             for callee, call in called[name]
             if call.trips is not None
         }
-        own = strategies if name == ENTRY else [dict(one.regions).get(name) or read(region) for one in strategies]
+        own = (
+            strategies
+            if name == ENTRY
+            else [dict(one.regions).get(name) or read(region) for one in strategies]
+        )
         around = costs.around(region.graph, inner)
         bounds[name] = lowest_bound(region.graph, (one.groups for one in own), around, around.machine)
     return bounds[ENTRY]
@@ -80,7 +96,9 @@ def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: 
 
 def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Call]]]:
     """For the entry and each region the regions that its ops run."""
-    found: dict[str, list[tuple[str, Call]]] = {name: [] for name in (ENTRY, *(one.name for one in source.regions))}
+    found: dict[str, list[tuple[str, Call]]] = {
+        name: [] for name in (ENTRY, *(one.name for one in source.regions))
+    }
     for region in source.regions:
         for call in region.calls:
             found[call.caller].append((region.name, call))
@@ -103,9 +121,7 @@ def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, Canoni
             pending += [(callee, False) for callee, _ in called[name]]
 
 
-def _inner(
-    source: CanonicalModule, calls: list[tuple[str, Call]], predicted: Mapping[str, Predicted]
-) -> dict[int, Inner]:
+def _inner(calls: list[tuple[str, Call]], predicted: Mapping[str, Predicted]) -> dict[int, Inner]:
     """By op that runs regions what it takes: of branches the longest. Where nobody knows how often, nothing is said."""
     found: dict[int, Inner] = {}
     unknown = {call.node for _, call in calls if call.trips is None}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.graph import Graph, Kind, Shape
 
 _FEWEST_INSTRUCTIONS = 8
@@ -57,7 +58,7 @@ def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -
             graph.nodes[node].opcode != "all-gather" and _is_computed(graph, node)
             for node in graph.all_reduces
         ),
-        all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
+        all_reduce_bytes=int(moved_bytes(graph).sum()),
         instruction_count=len(graph),
         inner_collective_count=inner_collective_count,
         numbers_only=all(array.element_count == 1 for array in _arrays(graph.nodes[graph.root].shape)),

@@ -19,8 +19,8 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
-from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -196,7 +196,7 @@ def look_again(
     raw = None
     if found is not None and not stop:
         best = found.last.best.strategy
-        lacking = unknown_kernels(source.graph, found.profile, best)
+        lacking = unknown_kernels(source, found.profile, best)
         LOGGER.debug("%d of %d kernels of the plan were never run", lacking, len(best.groups))
         raw = msgspec.to_builtins(best) if lacking else None
     raw = session.tell(raw, "plan to look at")
@@ -208,7 +208,7 @@ def look_again(
     with session.stage("search again", takes_s=search_takes_s):
         if found is None or stop:
             return found
-        profile, seen = with_kernels(found.last.case.costs, times, source.graph, found.last.best.strategy)
+        profile, seen = with_kernels(found.last.case.costs, times, source, found.last.best.strategy)
         session.say(
             "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
             seen.kernels, seen.measured_ns / 1e6, seen.estimated_ns / 1e6,

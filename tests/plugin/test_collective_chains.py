@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
-from disco_hlo.plugin.measuring.links import all_reduce_runner
+from disco_hlo.plugin.measuring.links import collective_runner
 from disco_hlo.plugin.measuring.runner import Outputs
 from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.plugin.xla.dtypes import jax_dtype
@@ -19,9 +19,9 @@ from tests.steps.intercept import intercept
 
 
 @pytest.mark.parametrize(("dtype", "repeats"), [("f32", 1), ("f32", 3), ("bf16", 1)])
-def test_the_all_reduce_runner_sums_over_the_devices_of_the_request(dtype: str, repeats: int) -> None:
+def test_the_collective_runner_sums_over_the_devices_of_the_request(dtype: str, repeats: int) -> None:
     def look(request: CompileRequest) -> Outputs:
-        sweep = all_reduce_runner(request, 4096, dtype, repeats, seed=5)
+        sweep = collective_runner(request, 4096, dtype=dtype, repeats=repeats, seed=5)
         assert sweep.run() > 0
         return sweep.outputs()
 
