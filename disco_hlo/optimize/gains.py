@@ -5,7 +5,8 @@
 * fused kernels (CoCoNet, section 5.4; paper 004): a collective whose last operand a matmul computes begins with that
   matmul. Behind it remains what must see the last tile: half an all-reduce (its all-gather) of one buffer tile, of a
   reduce-scatter one device's chunk. Overlap costs what it costs on the machine.
-* T3: the same for the reduce-scatter alone; an all-reduce's all-gather follows. Overlap costs the kernels nothing.
+* T3: the same for the reduce-scatter alone; an all-reduce's all-gather follows. All collectives go by DMA engines, as
+  T3's do (its section 7.2): none of them slows kernels down.
 
 A bucket of several gradients is packed first, so that no matmul computes its operand. Both are therefore tried with the
 buckets as they are and with one for each gradient; the faster counts.
@@ -19,6 +20,7 @@ from math import ceil
 
 import numpy as np
 
+from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.predict import Predicted, lower_bound
@@ -68,7 +70,9 @@ def _joined(graph: Graph, built: Built, devices: int, now_ns: int, *, is_t3: boo
     pairs = producers(built.problem)
     step_ns = simulate(with_producers(graph, built, pairs, devices, is_t3=is_t3)).makespan_ns
     told = f"{len(pairs)} of {int(built.problem.communicates.sum())} collectives follow a matmul"
-    return Gain("T3" if is_t3 else "fused kernels", min(now_ns, step_ns), told)
+    if is_t3:
+        return Gain("T3", min(now_ns, step_ns), f"{told}; none slows kernels down")
+    return Gain("fused kernels", min(now_ns, step_ns), told)
 
 
 def one_by_one(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
@@ -140,5 +144,5 @@ def _rest(graph: Graph, built: Built, task: int, devices: int, *, is_t3: bool) -
     nodes = built.units.units[built.unit_of[task]].nodes
     if any(graph.nodes[node].opcode != "all-reduce" for node in nodes):
         return 1 / devices
-    tiles = ceil(sum(graph.transfer_bytes(node) for node in nodes) / BUFFER_BYTES)
+    tiles = ceil(sum(collective_bytes(graph, node) for node in nodes) / BUFFER_BYTES)
     return 0.5 if is_t3 else 0.5 / max(1, tiles)

@@ -91,26 +91,26 @@ def algorithms(machine: Machine, kind: Kind, devices: int | None = None) -> list
     return _TOPOLOGIES[network.topology](network, kind, count)
 
 
-def all_reduce_pieces(machine: Machine, devices: int | None = None) -> LinearPieces:
-    """Time of an all-reduce over its size, as the simulator takes it; raises as :func:`collective_ns`."""
-    return fastest(algorithms(machine, "all-reduce", devices))
+def pieces(machine: Machine, kind: Kind, devices: int | None = None) -> LinearPieces:
+    """Time of a collective over its size, as the simulator takes it; raises as :func:`collective_ns`."""
+    return fastest(algorithms(machine, kind, devices))
 
 
 def fastest(lines: Sequence[Algorithm]) -> LinearPieces:
     """The fastest of some algorithms over the size."""
     current = min(lines, key=lambda one: (one.latency_ns, one.ns_per_byte))
-    pieces = [(0, current.ns_per_byte, current.latency_ns)]
+    found = [(0, current.ns_per_byte, current.latency_ns)]
     while True:  # ends: C falls each time
         crossings = [(_crossing(current, one), one) for one in lines if one.ns_per_byte < current.ns_per_byte]
         start, current = min(
             crossings, key=lambda at: (at[0], at[1].ns_per_byte), default=(_LARGEST_BYTES, current)
         )
         if start >= _LARGEST_BYTES:
-            return LinearPieces.of(*pieces)
-        if start <= pieces[-1][0]:
-            pieces.pop()
-            start = pieces[-1][0] + 1 if pieces else 0
-        pieces.append((start, current.ns_per_byte, current.latency_ns))
+            return LinearPieces.of(*found)
+        if start <= found[-1][0]:
+            found.pop()
+            start = found[-1][0] + 1 if found else 0
+        found.append((start, current.ns_per_byte, current.latency_ns))
 
 
 def _crossing(now: Algorithm, other: Algorithm) -> int:

@@ -149,7 +149,8 @@ def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
     names = ("order", "rotation", "fused kernels", "T3")
     assert [name for name in names if any(row.startswith(name) for row in rows)] == list(names)
     assert (
-        "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); all-reduce by switch" in outcome.err
+        "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); collectives by switch"
+        in outcome.err
     )
     found = disco("simulate", plans.H200, "--machine", "coconet", "--json").json
     assert found["machine"] == {"name": "coconet", "gpus": 256, "assumed": ["gpu.launch_us"]}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.collectives import Algorithm, all_reduce_pieces, collective_ns, fastest, torus_sides
+from disco_hlo.whatif.collectives import PHASES, Algorithm, Kind, collective_ns, fastest, pieces, torus_sides
 from disco_hlo.whatif.machine import load, names
 
 
@@ -42,13 +42,15 @@ def test_nccl_takes_trees_between_nodes_for_small_sizes_and_rings_for_large_ones
     )
 
 
-@given(st.sampled_from(names()), st.integers(2, 1 << 16), st.integers(0, 1 << 40))
-def test_the_pieces_are_the_fastest_algorithm(name: str, devices: int, size: int) -> None:
+@given(
+    st.sampled_from(names()), st.sampled_from(list(PHASES)), st.integers(2, 1 << 16), st.integers(0, 1 << 40)
+)
+def test_the_pieces_are_the_fastest_algorithm(name: str, kind: Kind, devices: int, size: int) -> None:
     machine = load(name)
     if machine.network.node_gb_per_s == 0 and machine.network.topology != "torus":
         devices = min(devices, machine.network.node_devices)
-    expected = collective_ns(machine, "all-reduce", size, devices)
-    assert float(all_reduce_pieces(machine, devices).exact(size)) == pytest.approx(expected, rel=1e-6, abs=1)
+    expected = collective_ns(machine, kind, size, devices)
+    assert float(pieces(machine, kind, devices).exact(size)) == pytest.approx(expected, rel=1e-6, abs=1)
 
 
 def test_an_algorithm_that_is_never_the_fastest_has_no_piece() -> None:
