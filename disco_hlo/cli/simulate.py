@@ -28,8 +28,9 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network
-from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
+from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -40,9 +41,15 @@ from disco_hlo.report.regions import PLAN, RegionFacts, check_region, region_fac
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.timeline import Timeline
 from disco_hlo.simulator.trace import chrome_trace
+from disco_hlo.whatif.machine import Machine
+from disco_hlo.whatif.machine import load as load_machine
+from disco_hlo.whatif.machine import names as machine_names
 
 DEFAULT_LATENCY_US = 10.0
 _BANDWIDTH_HELP = "What if: GB/s of each GPU's link, in each direction (100 GbE is 12.5)."
+_MACHINE_HELP = (
+    f"What if: the step on a machine, {', '.join(machine_names())}, or a file *.toml; --gpus says how many."
+)
 _LATENCY_HELP = f"What if: microseconds that a message takes; {DEFAULT_LATENCY_US:g} where not given."
 
 
@@ -60,19 +67,25 @@ def simulate(
     bandwidth: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help=_BANDWIDTH_HELP)] = None,
     latency: Annotated[float | None, typer.Option(min=0, max=1e9, help=_LATENCY_HELP)] = None,
     region: RegionName = ENTRY,
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help=_MACHINE_HELP)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
+    """Predict a step: compute, communication, overlap, bound; also on another network or machine (what if)."""
     aside = check_places({"--trace": trace}, as_json=as_json)
-    network = _network(gpus, bandwidth, latency)
+    imagined = None if machine is None else _machine(machine, gpus, bandwidth, latency)
+    network = _network(gpus, bandwidth, latency) if imagined is None else None
     opened = open_named(module)
     source, graph = opened.source, opened.source.graph
     check_region(region, region_names(source))
+    if imagined is not None and graph.backend != "gpu":
+        raise DiscoError(f"--machine {machine} has GPUs; this module was compiled for {graph.backend}")
     strategies = {DEFAULT: read(source)}
     if plan is not None:
         strategies[PLAN] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
+    if imagined is not None:
+        costs = costs.on(*imagined)
     costs = costs.imagine(network) if network else costs
     try:
         found = {
@@ -84,8 +97,12 @@ def simulate(
             raise
         raise DiscoError(f"{error} Is {network} what you meant?") from error
     limit = lower_bound(source, list(strategies.values()), costs, region)
+    last = list(found)[-1]
+    gained: list[Gain] = []
+    if imagined is not None:
+        within, of_region = found[last], dict(regions_callees_first(source))[region].graph
+        gained = gains(of_region, within.predicted[region], within.costs[region], imagined[1])
     if trace is not None:
-        last = list(found)[-1]
         write_file(
             trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
         )
@@ -103,10 +120,13 @@ def simulate(
     )
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
-        print_json(_as_json(opened, costs, network, region, timelines, limit, regions))
+        made = _as_json(opened, costs, network, region, timelines, limit, regions)
+        print_json(made | _gains_as_json(imagined, gained))
         return
     show(*region_table(regions), aside=aside)
     _print("step" if region == ENTRY else f"one execution of {region}", timelines, exposed, limit, aside)
+    if gained:
+        _print_gains(last, timelines[last].makespan_ns, gained, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
 
@@ -148,6 +168,15 @@ def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -
     if gpus is None or bandwidth is None:
         raise DiscoError("a what-if needs both --gpus and --bandwidth (GB/s of each GPU's link)")
     return Network(gpus, bandwidth, DEFAULT_LATENCY_US if latency is None else latency)
+
+
+def _machine(
+    name: str, gpus: int | None, bandwidth: float | None, latency: float | None
+) -> tuple[Machine, int]:
+    if bandwidth is not None or latency is not None:
+        raise DiscoError("--machine says what joins the GPUs; leave out --bandwidth and --latency")
+    machine = load_machine(name)
+    return machine, machine.network.devices if gpus is None else gpus
 
 
 def _strategy(opened: Opened, name: str) -> Strategy:
@@ -194,6 +223,23 @@ def _print(
     if len(timelines) > 1:
         default, plan = (one.makespan_ns for one in timelines.values())
         show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
+
+
+def _print_gains(name: str, now_ns: int, gained: list[Gain], aside: bool) -> None:
+    made = table("what would be gained on", name, "step", "faster", right=(2, 3))
+    for one in gained:
+        add_row(made, one.name, one.told, time_text(one.step_ns), f"{now_ns / max(1, one.step_ns):.2f}x")
+    show(made, "", aside=aside)
+
+
+def _gains_as_json(imagined: tuple[Machine, int] | None, gained: list[Gain]) -> dict[str, Any]:
+    if imagined is None:
+        return {}
+    machine, devices = imagined
+    return {
+        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.assumed)},
+        "gains": {one.name: one.step_ns for one in gained},
+    }
 
 
 def _as_json(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.network import Network, formula
@@ -26,6 +27,8 @@ from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
+from disco_hlo.whatif.collectives import PHASES, pieces
+from disco_hlo.whatif.machine import Machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
@@ -90,6 +93,7 @@ class Costs(MeasuredCosts):
 
         self._around: tuple[str, Mapping[int, Inner]] = "", {}
         """By fingerprint: another process has the graph as well."""
+        self._elsewhere: tuple[Machine, int] | None = None
 
     def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
         """These costs where some ops of a graph run regions, and take what these take."""
@@ -126,6 +130,38 @@ class Costs(MeasuredCosts):
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs
+
+    def on(self, machine: Machine, devices: int) -> Costs:
+        """The step on so many devices of another machine.
+
+        Kernels keep their times where they were measured on this kind of device; else they are estimated from bytes
+        and flops. Collectives go by the machine's topology.
+        """
+        told = f"what if: {devices} GPUs of {machine.name} ({machine.title}); collectives by {machine.network.topology}"
+        line = _not_swept(pieces(machine, "all-reduce", devices))
+        if self.profile.platform.device_kind == machine.device_kind:
+            profile = replace(self.profile, all_reduce=line, in_step=None, together=None, collectives={})
+            costs = Costs(profile, self.estimator, self.corrections)
+            costs.lines = (*self.lines, told)
+        else:
+            gpu = machine.gpu
+            bandwidth, flops = gpu.memory_gb_per_s * 1e9, gpu.matmul_flops_per_ns * 1e9
+            platform, launch_ns = Platform(machine.title, "gpu", "", "", ""), round(gpu.launch_us * 1e3)
+            profile = Profile(platform, {}, launch_ns, bandwidth, flops, line)
+            costs = Costs(profile, AnalyticModel(DeviceModel(bandwidth, flops, hoists=False)))
+            estimated = "kernels by bytes and flops; overlap costs nothing, since nobody measured it there"
+            costs.lines = (told, estimated)
+        costs._elsewhere = machine, devices
+        return costs
+
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        """Time of a collective over its bytes: as measured, or on the machine that is imagined. There a group of some
+        devices stays as large as it is."""
+        opcode = next((known for known in PHASES if known == kind.opcode), None)
+        if self._elsewhere is None or opcode is None:
+            return super().collective(kind)
+        machine, devices = self._elsewhere
+        return pieces(machine, opcode, max(2, max(map(len, kind.groups), default=devices)))
 
 
 def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> Costs:

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import LinearPieces
-
-_LARGEST_BYTES = 1 << 62
-"""More than any all-reduce has; sizes are 64-bit integers."""
+from disco_hlo.whatif.collectives import Algorithm, fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,4 @@ def formula(network: Network) -> LinearPieces:
     n, per_byte, latency_ns = network.devices, 1.0 / network.gigabytes_per_s, network.latency_us * 1e3
     ring = (2 * (n - 1) / n * per_byte, 2 * (n - 1) * latency_ns)
     tree = (2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
-    crossing = int((ring[1] - tree[1]) / (tree[0] - ring[0]))
-    if crossing <= 0:
-        return LinearPieces.of((0, *ring))
-    if crossing > _LARGEST_BYTES:
-        return LinearPieces.of((0, *tree))
-    return LinearPieces.of((0, *tree), (crossing, *ring))
+    return fastest([Algorithm("ring", *ring), Algorithm("trees", *tree)])

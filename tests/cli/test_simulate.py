@@ -168,3 +168,24 @@ def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str], tm
     message = refused("simulate", module, "--gpus", "64", "--bandwidth", "0.000001", "--latency", "5")
     assert "Durations add up to 1.08e+18 ns, expected at most 8e+17." in message
     assert message.endswith("Is 64 GPUs at 1e-06 GB/s, 5 µs a message what you meant?")
+
+
+def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
+    outcome = disco("simulate", plans.H200, "--machine", "h200", "--gpus", "1024")
+    rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    names = ("order", "rotation", "fused kernels", "T3")
+    assert [name for name in names if any(row.startswith(name) for row in rows)] == list(names)
+    assert (
+        "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); collectives by switch"
+        in outcome.err
+    )
+    found = disco("simulate", plans.H200, "--machine", "coconet", "--json").json
+    assert found["machine"] == {"name": "coconet", "gpus": 256, "assumed": ["gpu.launch_us"]}
+    assert all(0 < step_ns <= found["default"]["step_ns"] for step_ns in found["gains"].values())
+
+
+def test_a_machine_and_a_link_are_not_given_together(refused: Callable[..., str]) -> None:
+    assert "leave out --bandwidth" in refused(
+        "simulate", plans.H200, "--machine", "h200", "--bandwidth", "10"
+    )
+    assert "no machine 'laptop'" in refused("simulate", plans.H200, "--machine", "laptop")

@@ -1,0 +1,149 @@
+"""What a step would gain from mechanisms that it does not have, simulated one at a time.
+
+* order: the same kernels and buckets in the best order at hand.
+* rotation: each collective overlaps the iteration before or after, wherever there is compute: a bound, no schedule.
+* fused kernels (CoCoNet, section 5.4; paper 004): a collective whose last operand a matmul computes begins with that
+  matmul. Behind it remains what must see the last tile: half an all-reduce (its all-gather) of one buffer tile, of a
+  reduce-scatter one device's chunk. Overlap costs what it costs on the machine.
+* T3: the same for the reduce-scatter alone; an all-reduce's all-gather follows. All collectives go by DMA engines, as
+  T3's do (its section 7.2): none of them slows kernels down.
+
+A bucket of several gradients is packed first, so that no matmul computes its operand. Both are therefore tried with the
+buckets as they are and with one for each gradient; the faster counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from disco_hlo.hlo.collectives import collective_bytes
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs
+from disco_hlo.optimize.predict import Predicted
+from disco_hlo.plan.strategy import Bucket
+from disco_hlo.search.schedule import with_order
+from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.costs import COMPUTE, PPM, PRODUCT
+from disco_hlo.simulator.problem import Lists, Problem
+from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.timeline import simulate
+from disco_hlo.whatif.coconet import BUFFER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """One mechanism."""
+
+    name: str
+    step_ns: int
+    told: str
+    """What it is, in a few words."""
+
+
+def gains(graph: Graph, predicted: Predicted, costs: Costs, devices: int) -> list[Gain]:
+    """What each mechanism makes of a step that was predicted."""
+    strategy, built = predicted.strategy, predicted.built
+    ordered = with_order(graph, strategy, costs, costs.machine)
+    now = predicted.timeline.makespan_ns
+    bound = lowest_bound(graph, [strategy.groups], costs, costs.machine).full_overlap_ns
+    apart = replace(strategy, buckets=one_by_one(strategy.buckets), order=())
+    tried = (
+        [built] if apart.buckets == strategy.buckets else [built, build(graph, apart, costs, costs.machine)]
+    )
+    return [
+        Gain("order", min(now, ordered.predicted_ns), "the best order at hand"),
+        Gain("rotation", min(now, bound), "at best: collectives overlap the iteration next to them"),
+        *(
+            min(
+                (_joined(graph, one, devices, now, is_t3=is_t3) for one in tried),
+                key=lambda gain: gain.step_ns,
+            )
+            for is_t3 in (False, True)
+        ),
+    ]
+
+
+def _joined(graph: Graph, built: Built, devices: int, now_ns: int, *, is_t3: bool) -> Gain:
+    pairs = producers(built.problem)
+    step_ns = simulate(with_producers(graph, built, pairs, devices, is_t3=is_t3)).makespan_ns
+    told = f"{len(pairs)} of {int(built.problem.communicates.sum())} collectives follow a matmul"
+    if is_t3:
+        return Gain("T3", min(now_ns, step_ns), f"{told}; none slows kernels down")
+    return Gain("fused kernels", min(now_ns, step_ns), told)
+
+
+def one_by_one(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """A bucket for each gradient."""
+    return tuple(Bucket((member,)) for bucket in buckets for member in bucket.all_reduces)
+
+
+def producers(problem: Problem) -> dict[int, int]:
+    """For each collective on a channel the matmul that its last operand comes from, where one does."""
+    place = {int(task): at for at, task in enumerate(problem.order) if task >= 0}
+    found = {}
+    for task in np.flatnonzero(problem.resource > 0).tolist():
+        last = max(problem.predecessors[task].tolist(), key=place.__getitem__, default=None)
+        if last is not None and problem.products[last]:
+            found[task] = last
+    return found
+
+
+def with_producers(
+    graph: Graph, built: Built, producer: dict[int, int], devices: int, *, is_t3: bool
+) -> Problem:
+    """The step with each of these collectives begun when its matmul begins, and its rest behind the matmul."""
+    problem = built.problem
+    unit = problem.unit_ns
+    rest_of, duration = {}, problem.duration_ns.tolist()
+    names, resource = list(problem.names), problem.resource.tolist()
+    rows = [row.tolist() for row in map(problem.predecessors.__getitem__, range(len(problem)))]
+    begun: dict[int, list[int]] = {}
+    for task, matmul in producer.items():
+        share = _rest(graph, built, task, devices, is_t3=is_t3)
+        rest_ns = int(share * duration[task]) // unit * unit
+        duration[task] -= rest_ns
+        duration.append(rest_ns)
+        resource.append(resource[task])
+        rest_of[task] = len(names)
+        names.append(f"{names[task]}.rest")
+        rows[task] = [one for one in rows[task] if one != matmul]
+        rows.append([matmul])  # and its channel is first in, first out
+        begun.setdefault(matmul, []).append(task)
+    order: list[int] = []
+    for entry in problem.order.tolist():
+        if entry in rest_of:
+            order.append(rest_of[entry])
+        elif ~entry in rest_of:
+            order += [entry, ~rest_of[~entry]]
+        else:
+            order += [*begun.get(entry, ()), entry]
+    more = len(names) - len(problem)
+    speed_ppm = problem.speed_ppm.copy()
+    if is_t3:
+        speed_ppm[[COMPUTE, PRODUCT]] = PPM
+    rows = [sorted(rest_of.get(one, one) for one in row) for row in rows]
+    return replace(
+        problem,
+        names=tuple(names),
+        duration_ns=np.array(duration, np.int64),
+        resource=np.array(resource, np.int32),
+        predecessors=Lists.of(rows),
+        communicates=np.append(problem.communicates, np.ones(more, np.bool_)),
+        products=np.append(problem.products, np.zeros(more, np.bool_)),
+        hold_ns=np.append(problem.hold_ns, np.zeros(more, np.int64)),
+        speed_ppm=speed_ppm,
+        order=np.array(order, np.int32),
+    )
+
+
+def _rest(graph: Graph, built: Built, task: int, devices: int, *, is_t3: bool) -> float:
+    """The share of a collective that cannot begin before its matmul has ended."""
+    nodes = built.units.units[built.unit_of[task]].nodes
+    if any(graph.nodes[node].opcode != "all-reduce" for node in nodes):
+        return 1 / devices
+    tiles = ceil(sum(collective_bytes(graph, node) for node in nodes) / BUFFER_BYTES)
+    return 0.5 if is_t3 else 0.5 / max(1, tiles)

@@ -1,0 +1,281 @@
+"""T3 (Pati et al., ASPLOS 2024): a matmul whose output starts the ring's reduce-scatter as it is written.
+
+Sections 4.1 to 4.5. The output is cut into one chunk a device. The first chunk is stored straight into the neighbour's
+memory. Every other chunk is written to memory, where the neighbour's copy is added to it near the memory; once both
+have come, a DMA sends it on, but for the last, which stays. All devices do the same at once, so one device is
+simulated: what it sends is what it receives. An all-gather follows.
+
+The event loop is this module's own, since the simulator's has tasks with a speed, and here two streams share the bytes
+of one memory: the matmul's (reads while it multiplies, bursts of writes) and the communication's (reads of the DMA,
+updates that arrive). Under round robin each gets half where both want all. Under T3's arbitration the matmul goes
+first and communication gets what is left; in a stream of bytes no queue fills, so its threshold has nothing to do.
+
+The paper says that bursts of communication fill the queues of the memory, so that the matmul's reads stall. How long
+depends on how much latency its kernels tolerate, which the paper does not give. ``stall`` is that: the share of the
+time in which the memory serves communication under round robin, during which the matmul stands still. 0 is two fluids,
+1 is the paper's sentence taken at its word. ``update_cost`` is how much longer the memory takes for an update than for
+a write. The paper doubles the delay between updates of one bank group to 4 cycles; with its 4 bank groups in turn that
+costs nothing (1), with all updates in one group it costs up to 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil
+
+from disco_hlo.whatif.machine import Machine
+from disco_hlo.whatif.matmul import Matmul, Stages, stages
+
+FEWEST_PIECES = 8
+"""Of a chunk. The paper's tracker works by wavefronts, so that the link is busy while the next piece is read."""
+
+
+class Arbitration(StrEnum):
+    """Who gets the memory (section 4.5)."""
+
+    ROUND_ROBIN = "round robin"
+    COMPUTE_FIRST = "compute first"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes between a device and its memory (figure 18)."""
+
+    matmul_reads: float
+    matmul_writes: float
+    scatter_reads: float
+    scatter_writes: float
+    gather_reads: float
+    gather_writes: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return (
+            self.matmul_reads + self.matmul_writes + self.scatter_reads + self.scatter_writes
+            + self.gather_reads + self.gather_writes
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SubLayer:
+    """A matmul and the all-reduce of its result, in all of the paper's configurations (section 5.3); times in ns."""
+
+    matmul_ns: float
+    scatter_ns: float
+    near_memory_scatter_ns: float
+    gather_ns: float
+    fused_ns: dict[Arbitration, float]
+    """Matmul and reduce-scatter together."""
+    sequential_traffic: Traffic
+    fused_traffic: Traffic
+
+    @property
+    def sequential_ns(self) -> float:
+        """One after the other."""
+        return self.matmul_ns + self.scatter_ns + self.gather_ns
+
+    @property
+    def ideal_ns(self) -> float:
+        """Matmul and reduce-scatter overlap without costing each other anything."""
+        return max(self.matmul_ns, self.scatter_ns) + self.gather_ns
+
+    @property
+    def ideal_near_memory_ns(self) -> float:
+        """And the reduction happens near the memory."""
+        return max(self.matmul_ns, self.near_memory_scatter_ns) + self.gather_ns
+
+    def t3_ns(self, arbitration: Arbitration) -> float:
+        """With T3."""
+        return self.fused_ns[arbitration] + self.gather_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What the paper does not give of the memory; see the top of the module."""
+
+    stall: float = 1.0
+    update_cost: float = 1.0
+
+
+AT_ITS_WORD = Contention()
+"""Taken unless told otherwise."""
+
+
+def sub_layer(
+    machine: Machine, matmul: Matmul, devices: int, contention: Contention = AT_ITS_WORD
+) -> SubLayer:
+    """Simulate one sub-layer."""
+    size = matmul.output_bytes
+    alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
+    scatter_ns = reduce_scatter_ns(machine, size, devices)
+    return SubLayer(
+        alone.ns,
+        scatter_ns,
+        reduce_scatter_ns(machine, size, devices, near_memory=True),
+        all_gather_ns(machine, size, devices),
+        {one: fused_ns(machine, fused, devices, one, contention) for one in Arbitration},
+        _sequential_traffic(alone, size, devices),
+        _fused_traffic(fused, size, devices),
+    )
+
+
+def reduce_scatter_ns(
+    machine: Machine, size_bytes: float, devices: int, *, near_memory: bool = False
+) -> float:
+    """A ring's reduce-scatter by itself.
+
+    Each step sends a chunk while one is received. A kernel reads two copies of it and the memory takes one in; near
+    the memory one is read and one is taken in. At last a kernel adds what came to its own copy.
+    """
+    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
+    copies = 2 if near_memory else 3
+    step_ns = max(chunk / machine.network.link_gb_per_s, copies * chunk / memory)
+    last_ns = 0.0 if near_memory else 3 * chunk / memory
+    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3) + last_ns
+
+
+def all_gather_ns(machine: Machine, size_bytes: float, devices: int) -> float:
+    """A ring's all-gather."""
+    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
+    step_ns = max(chunk / machine.network.link_gb_per_s, 2 * chunk / memory)
+    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3)
+
+
+def _sequential_traffic(alone: Stages, size: float, devices: int) -> Traffic:
+    chunk = size / devices
+    return Traffic(
+        alone.read_bytes * alone.count, size,
+        (2 * devices - 1) * chunk, devices * chunk, (devices - 1) * chunk, (devices - 1) * chunk,
+    )  # fmt: skip
+
+
+def _fused_traffic(fused: Stages, size: float, devices: int) -> Traffic:
+    chunk = size / devices
+    return Traffic(
+        fused.read_bytes * fused.count, (devices - 1) * chunk,
+        (devices - 2) * chunk, (devices - 1) * chunk, (devices - 1) * chunk, (devices - 1) * chunk,
+    )  # fmt: skip
+
+
+def fused_ns(
+    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, contention: Contention
+) -> float:
+    """From the start of the matmul until its last chunk is reduced."""
+    run = _Run(machine, matmul, devices, arbitration, contention)
+    for _ in range(100 * (matmul.count + len(run.local) + 10)):
+        if run.is_over:
+            return run.now_ns
+        run.advance()
+    raise AssertionError("the devices wait for each other")
+
+
+class _Run:
+    """One device, as time goes on. A piece is a part of a chunk, at least as fine as a stage of the matmul."""
+
+    def __init__(
+        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, contention: Contention
+    ) -> None:
+        matmul = replace(matmul, write_ns=contention.update_cost * matmul.write_ns)
+        self.matmul, self.arbitration, self.stall = matmul, arbitration, contention.stall
+        self.update_cost = contention.update_cost
+        self.memory, self.link = machine.gpu.memory_gb_per_s, machine.network.link_gb_per_s
+        self.latency_ns = machine.network.link_latency_us * 1e3
+        self.per_chunk = max(FEWEST_PIECES, ceil(matmul.count / devices))
+        pieces = devices * self.per_chunk
+        self.piece_bytes = matmul.write_bytes * matmul.count / pieces
+        self.local, self.arrived, self.queued = [False] * pieces, [False] * pieces, [False] * pieces
+        self.now_ns = 0.0
+        self.stage, self.is_writing, self.left_ns = 0, False, matmul.products_ns
+        self.jobs: deque[tuple[int, bool]] = deque()
+        """What communication wants of the memory, in turn: a piece, and whether it arrived (else it is sent)."""
+        self.job_left = 0.0
+        self.sending: deque[tuple[int, float]] = deque()
+        """Pieces on the link in turn, and when the neighbour's copy of the next chunk arrives here."""
+        self.link_free_ns = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage == self.matmul.count and all(self.local) and all(self.arrived[self.per_chunk :])
+
+    def advance(self) -> None:
+        """To the next event: the end of a phase of the matmul, of a job of the memory, or of a message."""
+        compute, communication = self._rates()
+        steps = [self.left_ns / compute] if compute > 0 else []
+        steps += [self.job_left / communication] if self.jobs and communication > 0 else []
+        steps += [max(0.0, self.sending[0][1] - self.now_ns)] if self.sending else []
+        step = min(steps)
+        self.now_ns += step
+        self.left_ns -= step * compute
+        self.job_left -= step * communication
+        if self.sending and self.sending[0][1] <= self.now_ns + 1e-9:
+            self._add_job(self.sending.popleft()[0] + self.per_chunk, True)
+        if self.jobs and self.job_left <= 1e-6:
+            self._end_job()
+        if self.stage < self.matmul.count and self.left_ns <= 1e-9:
+            self._end_phase()
+
+    def _rates(self) -> tuple[float, float]:
+        """How fast the matmul's phase goes (1: as alone), and bytes per ns for communication."""
+        if self.stage == self.matmul.count:
+            return 0.0, self.memory
+        if not self.jobs:
+            return 1.0, 0.0
+        wanted = self.memory if self.is_writing else self.matmul.read_bytes / self.matmul.products_ns
+        if self.is_writing and self._stored_remotely():
+            wanted = 0.0
+        wanted = min(wanted, self.memory)
+        if self.arbitration is Arbitration.COMPUTE_FIRST:
+            return 1.0, self.memory - wanted
+        given = min(wanted, self.memory / 2)
+        speed = given / wanted if wanted else 1.0
+        if not self.is_writing:
+            speed *= 1 - self.stall
+        return speed, self.memory - given * (1 - self.stall if not self.is_writing else 1)
+
+    def _stored_remotely(self) -> bool:
+        return (self.stage + 1) * self.matmul.write_bytes <= self.per_chunk * self.piece_bytes
+
+    def _end_phase(self) -> None:
+        if not self.is_writing:
+            self.is_writing, self.left_ns = True, self.matmul.write_ns
+            return
+        self.stage, self.is_writing, self.left_ns = self.stage + 1, False, self.matmul.products_ns
+        done = len(self.local) * self.stage // self.matmul.count
+        for piece in range(self.local.index(False), done):
+            self.local[piece] = True
+            if piece < self.per_chunk:
+                self._send(piece)
+            else:
+                self._forward(piece)
+
+    def _forward(self, piece: int) -> None:
+        """Once both copies are in memory, read it for the next device; the last chunk stays."""
+        ready = self.local[piece] and self.arrived[piece] and not self.queued[piece]
+        if ready and piece < len(self.local) - self.per_chunk:
+            self.queued[piece] = True
+            self._add_job(piece, False)
+
+    def _add_job(self, piece: int, is_arrival: bool) -> None:
+        self.jobs.append((piece, is_arrival))
+        if len(self.jobs) == 1:
+            self._start_job()
+
+    def _start_job(self) -> None:
+        self.job_left = self.piece_bytes * (self.update_cost if self.jobs[0][1] else 1.0)
+
+    def _end_job(self) -> None:
+        piece, is_arrival = self.jobs.popleft()
+        if self.jobs:
+            self._start_job()
+        if is_arrival:
+            self.arrived[piece] = True
+            self._forward(piece)
+        else:
+            self._send(piece)
+
+    def _send(self, piece: int) -> None:
+        self.link_free_ns = max(self.link_free_ns, self.now_ns) + self.piece_bytes / self.link
+        self.sending.append((piece, self.link_free_ns + self.latency_ns))

@@ -1,0 +1,134 @@
+"""T3's figures from our simulator, and the parameters that the paper leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from disco_hlo.whatif import transformers
+from disco_hlo.whatif.machine import Machine
+from disco_hlo.whatif.t3 import AT_ITS_WORD, Arbitration, Contention
+from paper_figures.rows import Open, geometric_mean
+
+SIZES = {"smaller": transformers.SMALLER, "larger": transformers.LARGER}
+
+
+def _figure(
+    key: str, machine: Machine, contention: Contention = AT_ITS_WORD, other: float = transformers.OTHER_SHARE
+) -> float:
+    sizes = ["larger" if "larger" in key else "smaller"]
+    return figures(machine, contention, sizes=sizes, other=other)[key]
+
+
+def figures(
+    machine: Machine,
+    contention: Contention = AT_ITS_WORD,
+    other: float = transformers.OTHER_SHARE,
+    sizes: Collection[str] = SIZES,
+) -> dict[str, float]:
+    """By key of ``configs/papers/t3.toml``, of models of these sizes."""
+    found: dict[str, float] = {}
+    for size in sizes:
+        cases = transformers.cases(machine, SIZES[size], contention)
+        results = [one.result for one in cases]
+        ideal = [one.sequential_ns / one.ideal_ns for one in results]
+        _speed_ups(found, f"ideal {size}", ideal)
+        for short, arbitration in (("mca", Arbitration.COMPUTE_FIRST), ("t3", Arbitration.ROUND_ROBIN)):
+            _speed_ups(
+                found, f"{short} {size}", [one.sequential_ns / one.t3_ns(arbitration) for one in results]
+            )
+            for phase in ("training", "prompt"):
+                of_one = [
+                    transformers.iteration_speed_up(
+                        machine,
+                        [one for one in cases if (one.model, one.degree) == case],
+                        arbitration,
+                        training=phase == "training",
+                        other_share=other,
+                    )
+                    for case in dict.fromkeys((one.model, one.degree) for one in cases)
+                ]
+                if size == "smaller":
+                    _speed_ups(found, f"{phase} {short}", of_one)
+                elif short == "mca":
+                    _speed_ups(found, f"larger {phase}", of_one)
+        if size == "smaller":
+            _traffic(found, cases)
+            found |= {
+                f"ideal {c.model.name} {c.degree} {c.name}": s - 1 for c, s in zip(cases, ideal, strict=True)
+            }
+    return found
+
+
+def _speed_ups(found: dict[str, float], name: str, values: list[float]) -> None:
+    found[f"{name} mean"], found[f"{name} most"] = geometric_mean(values) - 1, max(values) - 1
+
+
+def _traffic(found: dict[str, float], cases: list[transformers.Case]) -> None:
+    saved = [1 - one.result.fused_traffic.total / one.result.sequential_traffic.total for one in cases]
+    found["traffic mean"], found["traffic most"] = sum(saved) / len(saved), max(saved)
+    for one in cases:
+        before, after = one.result.sequential_traffic, one.result.fused_traffic
+        found[f"scatter reads {one.degree}"] = before.scatter_reads / after.scatter_reads
+        written = (before.matmul_writes + before.scatter_writes) / (
+            after.matmul_writes + after.scatter_writes
+        )
+        found[f"writes {one.degree}"] = written - 1
+        found[f"near memory {one.degree}"] = one.result.scatter_ns / one.result.near_memory_scatter_ns - 1
+
+
+def opened(machine: Machine) -> list[Open]:
+    """What T3 leaves open."""
+
+    def cost(key: str) -> Open:
+        name = "Contention.update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
+        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, Contention(1, value)))
+
+    def other(key: str) -> Open:
+        name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"
+        return Open(
+            key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value)
+        )
+
+    def efficiency(value: float) -> Machine:
+        return replace(machine, gpu=replace(machine.gpu, matmul_efficiency=value))
+
+    def more_reads(times: float) -> float:
+        saved = []
+        for one in transformers.cases(machine, transformers.SMALLER):
+            before, after = one.result.sequential_traffic, one.result.fused_traffic
+            saved.append(1 - after.total / (before.total - before.matmul_reads + times * after.matmul_reads))
+        return max(saved)
+
+    def link(value: float) -> Machine:
+        return replace(machine, network=replace(machine.network, link_gb_per_s=value))
+
+    keys = [
+        *("mca smaller mean", "mca smaller most", "t3 smaller mean", "t3 smaller most"),
+        *("mca larger mean", "mca larger most"),
+    ]
+    shares = [
+        "prompt mca mean",
+        "prompt mca most",
+        "training mca most",
+        "larger training most",
+        "larger prompt most",
+    ]
+    return [
+        *map(cost, keys),
+        *map(other, shares),
+        *(
+            Open(
+                key, "gpu.matmul_efficiency", machine.gpu.matmul_efficiency, 0.664, 0.82,
+                lambda value, key=key: _figure(key, efficiency(value)),
+            )
+            for key in ("ideal T-NLG 16 FC-1", "ideal smaller most")
+        ),
+        Open("traffic most", "reads of a matmul alone over its reads with T3, at most (the paper: 2.0 for 16 devices)",
+             1.41, 1, 8, more_reads),
+        *(
+            Open(key, "network.link_gb_per_s", machine.network.link_gb_per_s, 75, 400,
+                 lambda value, key=key: _figure(key, link(value)))
+            for key in ("near memory 8", "near memory 16")
+        ),
+    ]  # fmt: skip

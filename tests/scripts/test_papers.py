@@ -1,0 +1,36 @@
+"""The papers' tables: every figure of a paper has one of ours, and misses are explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "papers.py"
+
+
+def run(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True, timeout=200
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(("paper", "rows"), [("t3", 28), ("coconet", 16 + 13), ("fused", 11)])
+def test_a_paper_s_table_has_all_rows_and_is_drawn(paper: str, rows: int, tmp_path: Path) -> None:
+    text = run(paper, "--svg", tmp_path / "drawn.svg")
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(table) == 2 + rows
+    said = sum(line.endswith("| yes |") for line in table)
+    assert f"{said} of {rows} figures are within the tolerance." in text
+    assert any("would have to be" in line for line in text.splitlines())
+    drawn = ElementTree.parse(tmp_path / "drawn.svg").getroot()
+    assert len(drawn.findall("{*}rect")) >= 2 * (rows - 2)
+
+
+def test_the_ring_is_within_six_percent_where_it_was_not_fitted() -> None:
+    last = run("scatter").splitlines()[-1]
+    assert float(last.split()[2]) < 6

@@ -1,0 +1,76 @@
+"""Times of collectives by topology."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_hlo.errors import DiscoError
+from disco_hlo.whatif.collectives import PHASES, Algorithm, Kind, collective_ns, fastest, pieces, torus_sides
+from disco_hlo.whatif.machine import load, names
+
+
+def test_a_ring_sends_all_but_one_share_a_phase() -> None:
+    # 3 messages of 25 bytes at 75 GB/s, 500 ns each; an all-reduce has two phases.
+    assert collective_ns(load("t3"), "reduce-scatter", 100, 4) == pytest.approx(3 * 25 / 75 + 1500)
+    assert collective_ns(load("t3"), "all-reduce", 100, 4) == pytest.approx(6 * 25 / 75 + 3000)
+
+
+def test_a_mesh_sends_to_all_at_once() -> None:
+    assert collective_ns(load("mi210-node"), "all-to-all", 8000) == pytest.approx(6000 / 80 + 1000)
+
+
+def test_a_torus_is_as_square_as_it_can_be() -> None:
+    assert torus_sides(128) == (8, 16)
+    # Along 16 devices a byte crosses 4 links on average, and each device has 2 of them in that dimension.
+    assert collective_ns(load("mi210-torus"), "all-to-all", 10_000) == pytest.approx(
+        10_000 * 4 / 2 / 25 + 12 * 700
+    )
+
+
+def test_nccl_takes_trees_between_nodes_for_small_sizes_and_rings_for_large_ones() -> None:
+    machine = load("coconet")
+    # LL: 4.4 us, twice 15 steps inside a node of 0.52 us x 1.8, and twice log2(16) of 5 us between nodes.
+    assert collective_ns(machine, "all-reduce", 0) == pytest.approx(4400 + 2 * (15 * 520 * 1.8 + 4 * 5000))
+    large = 1 << 40
+    assert collective_ns(machine, "all-reduce", large) == pytest.approx(2 * 255 / 256 * large / 96, rel=1e-4)
+    assert collective_ns(machine, "all-reduce", large, 16) == pytest.approx(
+        2 * 15 / 16 * large / 120, rel=1e-4
+    )
+
+
+@given(
+    st.sampled_from(names()), st.sampled_from(list(PHASES)), st.integers(2, 1 << 16), st.integers(0, 1 << 40)
+)
+def test_the_pieces_are_the_fastest_algorithm(name: str, kind: Kind, devices: int, size: int) -> None:
+    machine = load(name)
+    if machine.network.node_gb_per_s == 0 and machine.network.topology != "torus":
+        devices = min(devices, machine.network.node_devices)
+    expected = collective_ns(machine, kind, size, devices)
+    assert float(pieces(machine, kind, devices).exact(size)) == pytest.approx(expected, rel=1e-6, abs=1)
+
+
+def test_an_algorithm_that_is_never_the_fastest_has_no_piece() -> None:
+    lines = [Algorithm("a", 4.0, 0.0), Algorithm("b", 3.0, 1000.0), Algorithm("c", 1.0, 300.0)]
+    assert [(piece.from_bytes, piece.ns_per_byte) for piece in fastest(lines).lines] == [(0, 4.0), (100, 1.0)]
+
+
+def test_devices_that_cannot_be_are_refused() -> None:
+    with pytest.raises(DiscoError, match="one node of 4 devices, not 5"):
+        collective_ns(load("mi210-node"), "all-reduce", 1, 5)
+    with pytest.raises(DiscoError, match="expected 2 to"):
+        collective_ns(load("h100"), "all-reduce", 1, 1)
+
+
+def test_an_all_to_all_between_nodes_is_bound_by_their_ports() -> None:
+    machine = load("h200")
+    network = replace(machine.network, node_gb_per_s=10.0)
+    size = 1 << 30
+    # Each of 8 devices sends half of its bytes to the other node, over 10 GB/s in all.
+    expected = 8 * size / 2 / 10
+    assert collective_ns(replace(machine, network=network), "all-to-all", size, 16) == pytest.approx(
+        expected, rel=1e-3
+    )

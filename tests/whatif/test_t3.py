@@ -1,0 +1,116 @@
+"""T3: hand-solved runs of one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from disco_hlo.whatif.machine import Machine, load
+from disco_hlo.whatif.matmul import Matmul, Stages, memory_reads, stages
+from disco_hlo.whatif.t3 import (
+    AT_ITS_WORD,
+    Arbitration,
+    Contention,
+    all_gather_ns,
+    fused_ns,
+    reduce_scatter_ns,
+    sub_layer,
+)
+from disco_hlo.whatif.transformers import LARGER, SMALLER, Model, sliced
+
+FLUID = Contention(stall=0.0)
+
+
+def machine(link: float, memory: float, latency_us: float = 0.0) -> Machine:
+    t3 = load("t3")
+    network = replace(t3.network, link_gb_per_s=link, link_latency_us=latency_us)
+    return replace(t3, gpu=replace(t3.gpu, memory_gb_per_s=memory), network=network)
+
+
+def test_a_matmul_is_stages_of_tiles_with_bursts_of_writes() -> None:
+    gpu = replace(load("t3").gpu, compute_units=4, clock_ghz=1, flops_per_cycle=128, matmul_efficiency=0.5)
+    gpu = replace(gpu, memory_gb_per_s=1024, cache_mb=1000)
+    found = stages(gpu, Matmul(256, 256, 64))  # 4 tiles in one stage
+    assert found.count == 1
+    assert found.products_ns == 2 * 128 * 128 * 64 / 64
+    assert found.write_bytes == 2 * 256 * 256
+    assert found.write_ns == 128
+    assert found.read_bytes == 2 * 256 * 64 * 2
+    assert stages(gpu, Matmul(256, 256, 64), units=2).count == 2
+
+
+def test_what_the_cache_does_not_hold_is_read_again() -> None:
+    gpu = replace(load("t3").gpu, cache_mb=0.5)
+    matmul = Matmul(
+        1024, 1024, 1024
+    )  # operands of 2 MB; stages of 8 tiles are one row, so there are 8 sweeps
+    passed = 2 * 2**20 + 2**18
+    expected = 4 * 2**20 + 7 * (1 - 2**19 / passed) * 2 * 2**20
+    assert memory_reads(gpu, matmul, 8, around_cache=True) == pytest.approx(expected)
+    assert memory_reads(gpu, matmul, 8, around_cache=False) > expected
+
+
+def test_a_ring_s_reduce_scatter_adds_at_last_what_came() -> None:
+    # Chunks of 100 bytes: 3 steps of 10 ns and 1 us on the link; 300 bytes at 100 GB/s at the end.
+    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000) + 3)
+    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4, near_memory=True) == pytest.approx(3 * (10 + 1000))
+    assert all_gather_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000))
+
+
+@pytest.mark.parametrize("arbitration", Arbitration)
+def test_a_long_matmul_hides_all_but_the_last_piece(arbitration: Arbitration) -> None:
+    # 8 stages of 1000 ns, one piece each; a message takes 1 ns, memory next to nothing. The last chunk stays: at 8000
+    # only the matmul's last stage is waited for, all copies from the neighbour having come.
+    matmul = Stages(8, 1000.0, 0.0, 100.0, 0.0)
+    found = fused_ns(machine(100, 1e6), matmul, 2, arbitration, FLUID)
+    assert found == pytest.approx(8000, abs=5)
+
+
+def test_a_short_matmul_leaves_the_ring_alone() -> None:
+    # Two devices: each sends its first chunk of 400 bytes at 0.1 GB/s, begun with the first of 8 stages of 1 ns.
+    matmul = Stages(8, 1.0, 0.0, 100.0, 0.0)
+    assert fused_ns(machine(0.1, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, FLUID) == pytest.approx(
+        4001, abs=2
+    )
+
+
+def test_under_round_robin_a_stalled_matmul_waits_for_what_memory_serves() -> None:
+    # 16 stages of 1000 ns. The neighbour's copy of the second chunk: 8 pieces of 100 bytes at 1 byte a ns. The last
+    # comes when its own chunk is computed, so all 8 stall the matmul if they can.
+    matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0)
+    of = {
+        stall: fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, Contention(stall=stall))
+        for stall in (0.0, 1.0)
+    }
+    assert of[0.0] == pytest.approx(16_000, abs=5)
+    assert of[1.0] == pytest.approx(16_800, abs=5)
+    first = fused_ns(machine(1000, 1), matmul, 2, Arbitration.COMPUTE_FIRST, AT_ITS_WORD)
+    assert first == pytest.approx(16_000, abs=5)
+
+
+def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
+    matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
+    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, Contention(0.0, 2.0))
+    assert found == pytest.approx(8 * 1200, abs=5)
+
+
+@pytest.mark.parametrize("degree", [8, 16])
+def test_traffic_is_what_the_paper_counts(degree: int) -> None:
+    # Section 6.2: 2.5 and 2.2 times fewer reads of the reduce-scatter; 14 and 7 % fewer writes.
+    found = sub_layer(load("t3"), sliced(SMALLER[0], "FC-2", degree), degree)
+    before, after = found.sequential_traffic, found.fused_traffic
+    assert before.scatter_reads / after.scatter_reads == pytest.approx((2 * degree - 1) / (degree - 2))
+    written = (before.matmul_writes + before.scatter_writes) / (after.matmul_writes + after.scatter_writes)
+    assert written == pytest.approx(degree / (degree - 1))
+    assert before.gather_reads == after.gather_reads
+
+
+@pytest.mark.parametrize("model", [*SMALLER, *LARGER], ids=lambda model: model.name)
+def test_no_arbitration_beats_the_ideal_and_none_is_slower_than_one_after_the_other(model: Model) -> None:
+    degree = model.degrees[-1]
+    found = sub_layer(load("t3"), sliced(model, "OP", degree), degree)
+    slowest, fastest = (found.t3_ns(arbitration) for arbitration in Arbitration)
+    assert found.ideal_near_memory_ns <= fastest * 1.0001
+    assert fastest <= slowest * 1.0001
+    assert slowest < found.sequential_ns
