@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
+from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.cost_model import triton_emitter
 from disco_hlo.hlo.flatten import ModuleIndex
@@ -70,11 +71,14 @@ def keyed_times(
 
 
 def _origin_key(graph: Graph, origin: Origin) -> str | None:
-    nodes = [graph.nodes[node] for node in origin.nodes]
-    if any(node.kind is Kind.ALL_REDUCE for node in nodes):
+    if any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in origin.nodes):
+        return None
+    ops, results = as_kernel(graph, origin.nodes, origin.results)
+    if not ops:  # it only shows a value in another shape
         return None
     if origin.proto.fusion_kind == "kCustom" and custom_fusion_kind(origin.proto) == "__triton":
-        return group_key(graph, origin.nodes, origin.results, triton_emitter(triton_settings(origin.proto)))
-    if len(nodes) == 1:
-        return nodes[0].key
-    return group_key(graph, origin.nodes, origin.results)
+        emitter = triton_emitter(triton_settings(origin.proto))
+        return group_key(graph, kernel_nodes(graph, ops), results, emitter)
+    if len(ops) == 1:
+        return graph.nodes[ops[0]].key
+    return group_key(graph, kernel_nodes(graph, ops), results)

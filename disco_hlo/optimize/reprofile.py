@@ -40,7 +40,7 @@ class Reprofiled:
 
 def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
     """How many kernels of ``plan`` no trace has shown."""
-    return sum(key not in profile.ops for key in kernel_keys(graph, unit_graph(graph, plan).kernels))
+    return sum(key not in profile.ops for key in kernel_keys(graph, unit_graph(graph, plan).kernels(graph)))
 
 
 def with_kernels(
@@ -52,7 +52,7 @@ def with_kernels(
         costs: what the search went by; the profile is theirs.
     """
     profile = costs.profile
-    keys = kernel_keys(graph, unit_graph(graph, plan).kernels)
+    keys = kernel_keys(graph, unit_graph(graph, plan).kernels(graph))
     new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
     estimates = estimates_ns(costs, graph, plan)[new] if new else np.zeros(0, np.int64)
     found = Reprofiled(len(new), int(estimates.sum()), sum(times[keys[i]].median_ns for i in new))

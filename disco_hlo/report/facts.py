@@ -117,7 +117,7 @@ def group_facts(bundle: Bundle) -> list[GroupFacts]:
     graph = bundle.source.graph if bundle.source else None
     measured: Sequence[OpTime | None] = [None] * len(groups)
     if graph is not None and bundle.profile is not None:
-        keys = kernel_keys(graph, unit_graph(graph, bundle.strategy).kernels)
+        keys = kernel_keys(graph, unit_graph(graph, bundle.strategy).kernels(graph))
         measured = [bundle.profile.ops.get(key) for key in keys]
     facts = [
         _group(f"g{i}", group, graph, time)

@@ -31,7 +31,7 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     slower = {
         key: OpTime(round(1.2 * ns), 10, 5)
         for key, ns in zip(
-            kernel_keys(graph, unit_graph(graph, plan).kernels), estimates.tolist(), strict=True
+            kernel_keys(graph, unit_graph(graph, plan).kernels(graph)), estimates.tolist(), strict=True
         )
     }
     known, look = with_kernels(told, slower, graph, plan)

@@ -232,7 +232,7 @@ def test_measured_kernels_are_found_by_the_keys_that_a_cost_model_asks_for(
     measured under a key that nobody asked for, and Triton's all were."""
     names = [instruction.name for instruction in Entry(rewritten["XLA's own"]).instructions]
     times = {name: InstructionTimes(1000, 1, 6, 1000) for name in names}
-    kernels = unit_graph(default.graph, xla).kernels
+    kernels = unit_graph(default.graph, xla).kernels(default.graph)
     assert {*kernel_keys(default.graph, kernels)} == set(kernel_times(default.graph, kernels, times))
 
 

@@ -247,7 +247,7 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
         node.key for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     }  # fmt: skip
-    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels)}
+    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels(graph))}
 
 
 def transfer_sizes(source: CanonicalModule) -> list[int]:

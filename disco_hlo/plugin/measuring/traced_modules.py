@@ -293,7 +293,7 @@ def findings(
     found = keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     if trial.strategy is not None:
-        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels, times)
+        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels(graph), times)
     waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
     return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, computed=computed)
 
