@@ -5,7 +5,7 @@ A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
@@ -77,8 +77,12 @@ def _origin_key(graph: Graph, origin: Origin) -> str | None:
     if not ops:  # it only shows a value in another shape
         return None
     if origin.proto.fusion_kind == "kCustom" and custom_fusion_kind(origin.proto) == "__triton":
-        emitter = triton_emitter(triton_settings(origin.proto))
-        return group_key(graph, kernel_nodes(graph, ops), results, emitter)
-    if len(ops) == 1:
+        return kernel_key(graph, ops, results, triton_emitter(triton_settings(origin.proto)))
+    return kernel_key(graph, ops, results)
+
+
+def kernel_key(graph: Graph, ops: Sequence[int], results: Sequence[int], emitter: str = "") -> str:
+    """The key of the kernel that computes ``ops``, wherever bitcasts stand: of one op by itself that of the op."""
+    if len(ops) == 1 and not emitter:
         return graph.nodes[ops[0]].key
-    return group_key(graph, kernel_nodes(graph, ops), results)
+    return group_key(graph, kernel_nodes(graph, ops), results, emitter)

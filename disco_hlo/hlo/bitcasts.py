@@ -43,3 +43,20 @@ def as_kernel(
     shown = behind_bitcasts(graph)
     ops = [x for x in nodes if shown[x] == x]
     return tuple(sorted(ops)), tuple(sorted({shown[x] for x in results}))
+
+
+def readers(graph: Graph, node: int) -> tuple[int, ...]:
+    """The ops that read a node's value, bitcasts looked through; a bitcast nobody reads counts itself."""
+    found: dict[int, None] = {}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        users = graph.users[current]
+        if not users:
+            found[current] = None
+        for user in users:
+            if graph.nodes[user].opcode == "bitcast":
+                pending.append(user)
+            else:
+                found[user] = None
+    return tuple(found)

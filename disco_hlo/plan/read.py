@@ -79,9 +79,15 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
         group = kernels.groups.get(origin.name)
         if group is not None:
             following = group.nodes[0]
-        elif origin.role == "fusion" and (ops := computes(graph, origin)) and origin.name not in kernels.changed:
+        elif (
+            origin.role == "fusion"
+            and (ops := computes(graph, origin))
+            and origin.name not in kernels.changed
+        ):
             shown = behind_bitcasts(graph)
-            found.append(Repeat(ops, tuple(x for x in ops if x in {shown[y] for y in origin.results}), following))
+            found.append(
+                Repeat(ops, tuple(x for x in ops if x in {shown[y] for y in origin.results}), following)
+            )
         elif origin.role == "op" and (alone := _single(graph, origin)) is not None:
             following = alone
     cut = [Repeat((), (gradient,), _first_reader(graph, gradient)) for gradient in source.cut]

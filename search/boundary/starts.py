@@ -16,7 +16,7 @@ from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, State, new_scratch
 from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step, build_step
 from disco_hlo.search.boundary.cut_outs import with_uncut
-from disco_hlo.search.boundary.state import Given, Signature, from_strategy, given
+from disco_hlo.search.boundary.state import Given, from_strategy, given
 from disco_hlo.search.rules.legality import LARGE_KERNELS
 from disco_hlo.search.rules.results import count_results
 
@@ -43,11 +43,10 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     scratch = new_scratch(step, logs=False)
     for state in states:
         count_results(step, state, scratch)
-    hashes = kernel_digests([(*known, kept.results[known]) for known in kept.groups]).tolist()
-    rows: dict[int, tuple[int, bool]] = {}
-    digests: dict[Signature, int] = {}
-    for (known, group), (computed, returned) in zip(kept.groups.items(), hashes, strict=True):
-        rows[computed], digests[known] = (returned, group.kind == "triton"), computed + returned
+    hashes = kernel_digests([(*known, kept.results[known]) for known in kept.groups])
+    tiled = [group.kind == "triton" for group in kept.groups.values()]
+    rows = dict(zip(hashes[:, 0].tolist(), zip(hashes[:, 1].tolist(), tiled, strict=True), strict=True))
+    digests = dict(zip(kept.groups, hashes.sum(axis=1).tolist(), strict=True))
     large = {len(owned) for owned, _ in kept.groups if len(owned) > MAXIMUM_MEMBERS}
     limits = np.array([*step.limits[:LARGE_KERNELS], len(large), *sorted(large)], np.int64)
     step = with_uncut(graph, step, [unit_graph(graph, strategy) for strategy in strategies], digests)

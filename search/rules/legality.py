@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
 from disco_hlo.compiled import inner
 from disco_hlo.core.legality import kernel_refusal, results_refusal
 from disco_hlo.core.marks import fresh_stamp
@@ -136,11 +134,10 @@ def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
     stamp = fresh_stamp(w)
     for i in range(count):
         w.inside[w.members[i]] = stamp
-    total = count
-    i = np.int64(0)
-    while i < total:  # ends: a bitcast is added once
-        x = w.members[i]
-        i += 1
+    total, read = count, 0
+    while read < total:  # ends: a bitcast is added once
+        x = w.members[read]
+        read += 1
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if g.flags[operand] & BITCAST and w.inside[operand] != stamp:
