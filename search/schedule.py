@@ -21,14 +21,19 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import default_unit_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.units import UnitGraph
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.list_schedule import list_schedule
+from disco_hlo.simulator.prefetch import prefetched
 from disco_hlo.simulator.timeline import simulate
 
+MOST_AHEAD = (4, 16, 1 << 20)
+"""How many all-gathers may be ahead of their readers: orders with each of these are tried."""
 MOST_GRADIENTS = 1024
 """Of more of them not every run is looked at: that would be millions."""
 
@@ -43,7 +48,8 @@ class Scheduled:
 
 
 def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> Scheduled:
-    """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule.
+    """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule; and where
+    collectives overlap with kernels, its kernels as they come with collectives started early.
 
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
@@ -52,17 +58,25 @@ def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: Mach
     built = build(graph, replace(normal, order=()), costs, machine)
     durations, transfers = _unit_times(built)
     listed = list_schedule(built.units, durations, transfers, asynchronous=machine.asynchronous)
-    orders = [
-        listed,
-        default_unit_order(built.units, machine.asynchronous),
-        *([normal.order] if normal.order else []),
-    ]
+    own = normal.order or default_unit_order(built.units, machine.asynchronous)
+    orders = [listed, default_unit_order(built.units, machine.asynchronous), own]
+    if machine.asynchronous:
+        orders += _prefetching_orders(graph, built.units, own, durations, transfers)
     found = []
-    for order in orders:
+    for order in dict.fromkeys(orders):
         ordered = replace(normal, order=order)
         timeline = simulate(build(graph, ordered, costs, machine).problem)
         found.append(Scheduled(ordered, timeline.makespan_ns, timeline.peak_bytes))
     return min(found, key=lambda one: one.predicted_ns)
+
+
+def _prefetching_orders(
+    graph: Graph, units: UnitGraph, own: Sequence[str], durations: Sequence[int], collectives: Sequence[int]
+) -> list[tuple[str, ...]]:
+    kernels = [units.index[token] for token in own if token[0] != "b"]
+    gathers = [unit.is_bucket and graph.nodes[unit.nodes[0]].opcode == "all-gather" for unit in units.units]
+    windows = MOST_AHEAD if any(gathers) else MOST_AHEAD[-1:]
+    return [prefetched(units, kernels, durations, collectives, gathers, most) for most in windows]
 
 
 def best_buckets(
@@ -230,4 +244,4 @@ def _neighbours_together(
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
     runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce(), machine.pace().wait_ns)
-    return tuple(Bucket(tuple(ranked[i] for i in run), form if len(run) > 1 else "concat") for run in runs)
+    return tuple(bucket_of(graph, [ranked[i] for i in run], form) for run in runs)

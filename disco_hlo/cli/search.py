@@ -134,7 +134,7 @@ def _save(
         version=plans.VERSION,
         target=_target(opened, profile),
         versions={**opened.versions, "disco_hlo": __version__},
-        strategies=plans.in_entry(best.strategy),
+        strategies=plans.by_region(best.strategy),
         chosen=chosen,
         prediction=found.case.prediction(best),
         search=search_record(settings, [found.result]),

@@ -7,8 +7,9 @@ a strategy can make, so two compilations of a step that differ in those only hav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
@@ -25,13 +26,15 @@ from disco_hlo.hlo.flatten import (
 )
 from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.numbering import Body, ComputationDigests, Numbering, Structures, numbered
+from disco_hlo.hlo.numbering import Body, ComputationDigests, Numbering, Structures, has_side_effect, numbered
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, kind_of
 from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
+from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
 from disco_hlo.hlo.storage import SHOWING, in_place
 from disco_hlo.hlo.unpack import unpack_concatenated
 
+LOGGER = logging.getLogger("disco_hlo")
 _MOST_COPIES = 8
 """Each round gives buffers of their own to all values that need one; a second round is seldom needed."""
 
@@ -55,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class CanonicalModule:
-    """A module in canonical form, with what is needed to write it again."""
+    """A computation of a module in canonical form, with what is needed to write it again: the entry, or a region."""
 
     graph: Graph
     module: Message
@@ -68,10 +71,14 @@ class CanonicalModule:
     """All-reduces that a kernel which does nothing else cuts out of a packed one."""
     dropped_aliases: tuple[tuple[int, int], ...] = field(default=())
     """(parameter, output) pairs that cannot stay aliased once XLA's fusions are taken apart."""
+    computation: int = field(default=0)
+    """Id of the computation that this is."""
+    regions: tuple[Region, ...] = field(default=())
+    """Of the entry: the loop bodies, branches and called computations of the step."""
 
 
 def canonicalize(data: bytes) -> CanonicalModule:
-    """Canonical form of a serialized HloModuleProto.
+    """Canonical form of a serialized HloModuleProto: of its entry, with all other computations that have a schedule.
 
     Raises:
         ModuleError: the bytes are no HLO module, or it is inconsistent.
@@ -89,43 +96,97 @@ def canonicalize(data: bytes) -> CanonicalModule:
 
 def _canonical(module: Message) -> CanonicalModule:
     index = ModuleIndex(module)
-    flat = unpack_concatenated(flatten(index, index.computation(module.entry_computation_id)))
+    digests = ComputationDigests(index)
     backend = _backend(module)
+    forms: dict[int, _Form] = {}
+    for computation, kind in scheduled_computations(index):
+        try:
+            form = forms[computation] = _settled_form(index, computation, kind, digests)
+        except ModuleError as error:
+            if kind == ENTRY:
+                raise
+            LOGGER.debug("a %s stays as XLA compiled it: %s", kind, error)
+            continue
+        digests.know(computation, Body(form.structures, form.numbering))
+    modules = {
+        computation: _canonical_module(index, computation, form, digests, backend)
+        for computation, form in forms.items()
+    }
+    entry = modules[module.entry_computation_id]
+    return replace(entry, regions=_regions(entry, modules))
+
+
+def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: ComputationDigests) -> _Form:
+    """The form of a computation in which every value that needs a buffer of its own has one.
+
+    Raises:
+        ModuleError: no copy helps; or only copies do in a branch or called computation, where XLA did without.
+    """
+    flat = unpack_concatenated(flatten(index, index.computation(computation)))
     for _ in range(_MOST_COPIES):
-        form = _form(flat, module, index)
-        if not form.edges_to_copy:
+        form = _form(flat, index, kind, digests)
+        if not form.edges_to_copy or kind not in (ENTRY, "loop"):
             break
         flat = with_copies(flat, form.edges_to_copy)
     if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
         raise ModuleError(
-            f"module {module.name!r} overwrites values that are read later, and no copy helps: nodes "
-            f"{form.rules.too_soon}, results {form.rules.shared_results}"
+            f"{index.computation(computation).name} in module {index.module.name!r} overwrites values that are read "
+            f"later, and no copy helps: nodes {form.rules.too_soon}, results {form.rules.shared_results}"
         )
+    return form
+
+
+def _canonical_module(
+    index: ModuleIndex, computation: int, form: _Form, digests: ComputationDigests, backend: str
+) -> CanonicalModule:
     numbering, nodes, rules = form.numbering, form.nodes, form.rules
     kept = tuple(one[:2] for one in form.aliases if one[:2] not in rules.dropped_aliases)
-    entry = module.entry_computation_id
-    bodies = {**form.structures.digests.bodies, entry: Body(form.structures, numbering)}
-    program = Program(entry, bodies, kept, backend)
+    program = Program(computation, digests.bodies, kept, backend)
     graph = Graph(
         nodes=nodes,
         root=numbering.root,
         before=rules.before,
         backend=backend,
-        module_name=module.name,
+        module_name=index.module.name,
         fingerprint=program.identity,
         inplace=rules.inplace,
         shown=rules.shown,
         key=program.key,
     )
+    flat = form.structures.flat
     return CanonicalModule(
         graph,
-        module,
+        index.module,
         index,
         form.protos,
         _origins(flat, numbering, graph),
         _cut(flat, numbering, graph),
         rules.dropped_aliases,
+        computation,
     )
+
+
+def _regions(entry: CanonicalModule, modules: Mapping[int, CanonicalModule]) -> tuple[Region, ...]:
+    """The step's regions but for the entry, in the order in which ops call them, those alike as one."""
+    named: dict[tuple[str, str], str] = {}
+    calls: dict[str, list[Call]] = {}
+    sources: dict[str, list[CanonicalModule]] = {}
+    visited: set[int] = set()
+    pending = [(ENTRY, entry)]
+    while pending:
+        caller, source = pending.pop()
+        for node, proto in enumerate(source.protos):
+            for kind, computation in regions_called(proto):
+                if computation not in modules:
+                    continue
+                called = modules[computation]
+                name = named.setdefault((kind, called.graph.key), f"{kind}{len(named) + 1}")
+                calls.setdefault(name, []).append(Call(caller, node, trip_count(proto)))
+                if computation not in visited:
+                    visited.add(computation)
+                    sources.setdefault(name, []).append(called)
+                    pending.append((name, called))
+    return tuple(Region(name, tuple(calls[name]), tuple(sources[name])) for name in named.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +203,17 @@ class _Form:
     """(flat op, number of its operand) that need a copy, since nothing else keeps a value from being overwritten."""
 
 
-def _form(flat: FlatComputation, module: Message, index: ModuleIndex) -> _Form:
-    structures = Structures(flat, ComputationDigests(index))
+def _form(flat: FlatComputation, index: ModuleIndex, kind: str, digests: ComputationDigests) -> _Form:
+    structures = Structures(flat, digests)
     facts = _Facts(structures, index)
     apart: set[int] = set()
     while True:
         numbering = numbered(structures, apart)
         nodes = _nodes(flat, numbering, facts, apart)
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
-        aliases = _aliases(module, nodes, numbering.root)
-        control = _control_pairs(flat, numbering, nodes)
-        rules = overwrites(nodes, numbering.root, protos, aliases, control, index)
+        aliases = _aliases(index.module, nodes, numbering.root) if kind == ENTRY else ()
+        control = _control_pairs(flat, numbering)
+        rules = overwrites(nodes, numbering.root, protos, aliases, control, index, is_carried=kind == "loop")
         if _copy_first(flat, numbering, rules.needing_a_copy):
             continue
         edges = _endangered(flat, numbering, rules, index)
@@ -270,7 +331,7 @@ def _nodes(
                 flops=fact.counts.flops,
                 transcendentals=fact.counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
-                collective=_collective(op, node_id, fact.collective),
+                collective=fact.collective,
                 name=op.proto.name,
                 source=fact.source,
                 op_name=op.proto.metadata.op_name,
@@ -305,11 +366,6 @@ def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
 
 def _is_transfer(op: FlatOp) -> bool:
     return op.proto.opcode in TRANSFERS and len(op.operands) == 1
-
-
-def _collective(op: FlatOp, node_id: int, attributes: str) -> str:
-    """All but all-reduces are told apart by their number."""
-    return attributes if not attributes or op.proto.opcode == "all-reduce" else f"{attributes}/{node_id}"
 
 
 class _SourceLines:
@@ -364,19 +420,14 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
     return tuple(sorted(found))
 
 
-def _control_pairs(
-    flat: FlatComputation, numbering: Numbering, nodes: tuple[Node, ...]
-) -> list[tuple[int, int]]:
-    """Control dependencies between nodes; those of all-reduces are XLA's schedule, not the program's."""
+def _control_pairs(flat: FlatComputation, numbering: Numbering) -> list[tuple[int, int]]:
+    """Control dependencies of what acts beyond its results. All others are XLA's: those that keep a buffer until it is
+    read follow from the buffers, and the rest is its schedule."""
     pairs = []
     for before, after in flat.control:
-        first, then = (
-            _live_nodes(flat.sources[before], numbering),
-            _live_nodes(flat.sources[after], numbering),
-        )
-        if any(nodes[n].kind is Kind.ALL_REDUCE for n in (*first, *then)) or not first or not then:
-            continue
-        pairs += [(a, b) for a in first for b in then if a != b]
+        first, then = (_live_nodes(flat.sources[number], numbering) for number in (before, after))
+        if any(has_side_effect(flat.sources[number].proto) for number in (before, after)):
+            pairs += [(a, b) for a in first for b in then if a != b]
     return pairs
 
 

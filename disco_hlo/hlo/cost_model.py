@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -169,6 +169,10 @@ class CostModel(ABC):
     @abstractmethod
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         """Time of each kernel, ``[len(kernels)]``."""
+
+    def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
+        """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
+        return {}
 
     def all_reduce(self) -> LinearPieces:
         """Time of an all-reduce over its size.

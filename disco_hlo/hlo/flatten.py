@@ -1,7 +1,7 @@
 """First half of canonical form: a computation as one flat list of ops, fusions inlined.
 
 Every inlinable fusion is replaced by its body, tuples of fusion results by the values in them,
-variadic all-reduces by one all-reduce per operand, async pairs by the op inside. What came from
+variadic collectives by one collective per operand, async pairs by the op inside. What came from
 which instruction is kept: that is XLA's own plan, and ``plan.read`` turns it into a strategy.
 """
 
@@ -242,15 +242,13 @@ class _Flattener:
         if inner is not None:
             self.sources[-1].role = "start"
             self.started[instruction.id] = len(self.sources) - 1
-            if inner.opcode == "all-reduce":
-                return self._all_reduce(inner, operands)
-            return self._emit(inner, [self._as_op(operands[0], inner.name)])
+            return self._collective(inner, operands)
         if opcode in _DONES and instruction.operand_ids[0] in self.started:
             self.sources[-1].role = "done"
             self.sources[-1].ops = self.sources[self.started[instruction.operand_ids[0]]].ops
             return operands[0]
-        if opcode == "all-reduce":
-            return self._all_reduce(instruction, operands)
+        if opcode in TRANSFERS:
+            return self._collective(instruction, operands)
         return self._emit(instruction, [self._as_op(operand, instruction.name) for operand in operands])
 
     def _inline(self, fusion: Message, operands: list[Value]) -> Value:
@@ -285,19 +283,20 @@ class _Flattener:
         return self._emit(instruction, [operand])
 
     def _asynchronous(self, instruction: Message) -> Message | None:
-        """The transfer that an instruction starts; None where it starts none that a bucket could hold."""
+        """The collective that an instruction starts; None where it starts none that a bucket could hold."""
         if instruction.opcode in ("all-reduce-start", "all-gather-start"):
             inner = Instruction()
             inner.CopyFrom(instruction)
             inner.opcode = instruction.opcode.removesuffix("-start")
             if inner.opcode == "all-gather":
                 inner.shape.CopyFrom(instruction.shape.tuple_shapes[1])
-            return inner if may_travel(inner) else None
+            return inner
         if instruction.opcode != "async-start":
             return None
-        body = self.index.computation(instruction.called_computation_ids[0])
-        inner = next((found for found in body.instructions if found.opcode in TRANSFERS), None)
-        if inner is None or not may_travel(inner):
+        *parameters, inner = self.index.computation(instruction.called_computation_ids[0]).instructions
+        by_number = sorted(parameters, key=lambda one: int(one.parameter_number))
+        is_plain = inner.opcode in TRANSFERS and all(one.opcode == "parameter" for one in parameters)
+        if not is_plain or [one.id for one in by_number] != list(inner.operand_ids):
             return None
         named = Instruction()
         named.CopyFrom(inner)
@@ -305,16 +304,18 @@ class _Flattener:
             named.metadata.CopyFrom(instruction.metadata)
         return named
 
-    def _all_reduce(self, proto: Message, operands: list[Value]) -> Value:
-        members = [self._as_op(operand, proto.name) for operand in operands]
-        reduced: list[Value] = []
-        for member in members:
-            single = Instruction()
-            single.CopyFrom(proto)
-            single.shape.CopyFrom(self.ops[member].proto.shape)
-            del single.operand_shapes_with_layout[:]
-            reduced.append(self._emit(single, [member]))
-        return reduced[0] if len(reduced) == 1 else reduced
+    def _collective(self, proto: Message, operands: list[Value]) -> Value:
+        """A collective as one of each of its arrays."""
+        shapes = proto.shape.tuple_shapes if len(operands) > 1 else [proto.shape]
+        single: list[Value] = []
+        for operand, shape in zip(operands, shapes, strict=True):
+            member = self._as_op(operand, proto.name)
+            one = Instruction()
+            one.CopyFrom(proto)
+            one.shape.CopyFrom(shape)
+            del one.operand_shapes_with_layout[:]
+            single.append(self._emit(one, [member]))
+        return single[0] if len(single) == 1 else single
 
 
 def _is_in_place(update: Message, body: Message) -> bool:
@@ -327,11 +328,6 @@ def _is_in_place(update: Message, body: Message) -> bool:
     if updated.opcode == "bitcast":
         updated = by_id[updated.operand_ids[0]]
     return update.id in returned and updated.opcode == "parameter"
-
-
-def may_travel(transfer: Message) -> bool:
-    """Of the collectives other than all-reduces only those of one array are taken up."""
-    return transfer.opcode == "all-reduce" or len(transfer.operand_ids) == 1
 
 
 def emitter_of(instruction: Message) -> str:

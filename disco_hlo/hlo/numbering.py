@@ -78,9 +78,15 @@ class ComputationDigests:
         if found is None:
             flat = unpack_concatenated(flatten(self.index, self.index.computation(computation_id)))
             structures = Structures(flat, self)
-            body = Body(structures, numbered(structures))
-            found = computation_digest(body, lambda node: body.structure(node).all_bytes)
-            self.bodies[computation_id], self._known[computation_id] = body, found
+            found = self.know(computation_id, Body(structures, numbered(structures)))
+        return found
+
+    def know(self, computation_id: int, body: Body) -> str:
+        """Let this be the canonical form of a computation; its digest."""
+        self.bodies[computation_id] = body
+        found = self._known[computation_id] = computation_digest(
+            body, lambda node: body.structure(node).all_bytes
+        )
         return found
 
 
@@ -148,7 +154,7 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
         (position for position, op in enumerate(flat.ops) if op.proto.opcode == "parameter"),
         key=lambda position: flat.ops[position].proto.parameter_number,
     )
-    effects = [position for position, op in enumerate(flat.ops) if _has_side_effect(op.proto)]
+    effects = [position for position, op in enumerate(flat.ops) if has_side_effect(op.proto)]
     ordered: list[int] = []
     number: dict[int, int] = {}
     for start in (*parameters, merged[flat.root], *effects):
@@ -157,7 +163,8 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
     return Numbering(node_of, ordered, number[merged[flat.root]])
 
 
-def _has_side_effect(proto: Message) -> bool:
+def has_side_effect(proto: Message) -> bool:
+    """Whether an op does more than compute its result."""
     return proto.opcode in SIDE_EFFECTS or (
         proto.opcode == "custom-call" and (proto.custom_call_has_side_effect or is_callback(proto))
     )

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Kind, Node
 from disco_hlo.hlo.opcodes import reads_own_element
@@ -50,6 +51,8 @@ def overwrites(
     aliases: Sequence[tuple[int, int, int]],
     control: Sequence[Pair],
     index: ModuleIndex,
+    *,
+    is_carried: bool = False,
 ) -> Overwrites:
     """Derive the rules of a graph.
 
@@ -58,8 +61,25 @@ def overwrites(
         aliases: donated arguments as (parameter node, output index, node of that output).
         control: control dependencies between nodes.
         index: the module's computations.
+        is_carried: of a loop's body: each array of the parameter shares its buffer with the one that the root has in
+            its place.
     """
-    return _Rules(nodes, root, protos, index).found(aliases, control)
+    rules = _Rules(nodes, root, protos, index)
+    if is_carried:
+        return rules.found(rules.carried(), control, may_drop=False)
+    return rules.found(rules.donated(aliases), control, may_drop=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alias:
+    """A result that takes the buffer of an argument."""
+
+    parameter: int
+    output: int
+    given: int
+    """Value of the argument."""
+    result: int
+    """And of the result."""
 
 
 class _Rules:
@@ -83,25 +103,44 @@ class _Rules:
         self.before: set[Pair] = set()
         self.inplace: set[Pair] = set()
 
-    def found(self, aliases: Sequence[tuple[int, int, int]], control: Sequence[Pair]) -> Overwrites:
+    def carried(self) -> list[_Alias]:
+        """What a loop's body carries from turn to turn.
+
+        Raises:
+            ModuleError: it carries tuples within tuples.
+        """
+        parameters = [node.id for node in self.nodes if node.kind is Kind.PARAMETER]
+        is_flat = self.root.opcode == "tuple" and len(self.root.operands) == len(self.results)
+        if len(parameters) != 1 or not is_flat:
+            raise ModuleError("the loop carries tuples within tuples")
+        pairs = zip(self.storage.of_op[parameters[0]], self.results, strict=True)
+        return [_Alias(parameters[0], place, *pair) for place, pair in enumerate(pairs)]
+
+    def donated(self, aliases: Iterable[tuple[int, int, int]]) -> list[_Alias]:
+        """Donated arguments, from (parameter node, output index, node of that output)."""
+        of_op = self.storage.of_op
+        return [_Alias(parameter, output, of_op[parameter][0], of_op[result][0]) for parameter, output, result in aliases]
+
+    def found(self, aliases: Sequence[_Alias], control: Sequence[Pair], *, may_drop: bool) -> Overwrites:
+        """The rules, where each of these results takes the buffer of an argument. Where that cannot be, the alias is
+        given up; or, where it may not, the result gets a copy, written when all have read the argument."""
         for pair in sorted(control):
             if self.order.add(*pair):
                 self.before.add(pair)
-        shared_results = self._shared_results(aliases)
+        shared_results = self._shared_results({(alias.given, alias.output) for alias in aliases})
         needing_a_copy = self._updates_of_shared_arrays()
-        donated = frozenset(parameter for parameter, _, _ in aliases)
-        too_soon = self._order_buffers(donated)
-        dropped = tuple(
-            (parameter, output)
-            for parameter, output, result in aliases
-            if not self._is_kept(parameter, self.storage.of_op[result][0])
-        )
-        too_soon += self._overwritten_arguments(parameter for parameter, _ in dropped)
+        too_soon = self._order_buffers(frozenset(alias.parameter for alias in aliases))
+        copied = set(shared_results) if not may_drop else set()
+        lost = [alias for alias in aliases if alias.output not in copied and not self._is_kept(alias)]
+        if may_drop:
+            too_soon += self._overwritten_arguments(alias.parameter for alias in lost)
+        else:
+            shared_results += tuple(alias.output for alias in lost)
         return Overwrites(
             tuple(sorted(self.before)),
             tuple(sorted(self.inplace)),
             tuple(map(self._shown, range(len(self.nodes)))),
-            dropped,
+            tuple((alias.parameter, alias.output) for alias in lost) if may_drop else (),
             tuple(sorted(too_soon)),
             shared_results,
             needing_a_copy,
@@ -179,10 +218,9 @@ class _Rules:
             "async-"
         )  # matmuls, sorts, collectives: no order of elements is known
 
-    def _is_kept(self, parameter: int, result: int) -> bool:
-        """Let a result share the buffer of a donated argument, where that can be."""
-        storage = self.storage
-        given = storage.of_op[parameter][0]
+    def _is_kept(self, alias: _Alias) -> bool:
+        """Let a result share the buffer of an argument, where that can be."""
+        storage, given, result = self.storage, alias.given, alias.result
         if storage.buffer(given) == storage.buffer(result):
             return True
         values = [*self.of_buffer[storage.buffer(given)], *self.of_buffer[storage.buffer(result)]]
@@ -201,11 +239,12 @@ class _Rules:
         self.of_buffer[storage.buffer(given)] = values
         return True
 
-    def _shared_results(self, aliases: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
+    def _shared_results(self, donated: Collection[Pair]) -> tuple[int, ...]:
+        """Places of results that another result, or an argument, has as well; ``donated``: values and the places that
+        take their buffers."""
         members = [self.nodes[x] for x in self.root.operands] if self.root.opcode == "tuple" else [self.root]
         if any(member.shape.dtype == "tuple" for member in members):
             return ()  # as XLA left it: nothing of it is merged
-        donated = {(self.storage.of_op[parameter][0], output) for parameter, output, _ in aliases}
         kept: dict[int, int] = {}
         for place, value in enumerate(self.results):
             kind = self.nodes[self.storage.made_by[value]].kind

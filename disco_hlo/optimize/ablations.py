@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.optimize.pipeline import Case, Optimized
+from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.optimize.pipeline import Case, Optimized, Regions
+from disco_hlo.optimize.regions import regions_callees_first, step_times
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
@@ -27,6 +29,8 @@ ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
 OUR_ORDER = "our order, XLA's op fusion and buckets"
 """Where collectives overlap with kernels their order alone gains, and nothing but it is changed."""
+LOOPS_IN_OUR_ORDER = "plan, loops with XLA's op fusion and buckets"
+"""Of the plan the entry alone: loops and branches have XLA's kernels in our order."""
 OUR_KERNELS = "our op fusion, XLA's buckets and order"
 """Its collectives overlap with about what XLA's do: for what the simulator does not know of contention."""
 
@@ -53,21 +57,25 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
         finalists: most plans of the search.
     """
     case, best = found.case, found.best
-    graph, xla, costs = case.source.graph, case.xla, case.costs
+    graph, xla = case.source.graph, case.xla
+    ordered = regions_in_our_order(case)
     named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
     ]
-    if costs.machine.asynchronous:
-        in_our_order.insert(0, (OUR_ORDER, replace(xla, order=())))
+    if case.costs.machine.asynchronous:
+        in_our_order.insert(0, (OUR_ORDER, xla))
     else:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
     for name, strategy in in_our_order:
         with contextlib.suppress(IllegalStrategyError):
-            ordered = with_order(graph, strategy, costs, costs.machine)
-            named.append(Candidate(name, ordered.strategy, ordered.predicted_ns))
-    if costs.machine.asynchronous:
+            one = with_order(graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine)
+            named.append(Candidate(name, one.strategy, one.predicted_ns))
+    if ordered and ordered != best.strategy.regions:
+        other = replace(best.strategy, regions=ordered)
+        named.append(Candidate(LOOPS_IN_OUR_ORDER, other, case.simulated(other).predicted_ns))
+    if case.costs.machine.asynchronous:
         tried = _our_kernels(case, best.strategy)
         if tried is not None and tried.predicted_ns < case.default.makespan_ns:
             named.append(Candidate(OUR_KERNELS, tried.strategy, tried.predicted_ns))
@@ -77,11 +85,22 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     return tuple(named)
 
 
+def regions_in_our_order(case: Case) -> Regions:
+    """XLA's kernels and buckets in each of the step's regions, in our order."""
+    found: dict[str, Strategy] = {}
+    for name, source in regions_callees_first(case.source):
+        if name != ENTRY:
+            regions = tuple(sorted(found.items()))
+            costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+            found[name] = with_order(source.graph, dict(case.xla.regions)[name], costs, costs.machine).strategy
+    return tuple(sorted(found.items()))
+
+
 def _our_kernels(case: Case, plan: Strategy) -> Scheduled | None:
     """The plan's kernels with XLA's buckets in XLA's order; None where that needs too much memory."""
     graph, source = case.source.graph, case.source
     with contextlib.suppress(IllegalStrategyError):
-        kernels = without_unfit(source, Strategy(plan.groups, case.xla.buckets))
+        kernels = without_unfit(source, Strategy(plan.groups, case.xla.buckets, regions=plan.regions))
         in_order = in_the_order_of(graph, kernels, case.xla, case.costs.machine.asynchronous)
         strategy = normal_form(graph, in_order)
         check_strategy(graph, strategy, unit_graph(graph, strategy), attested_groups(source))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
@@ -60,6 +66,14 @@ CONSTANTS = {
 CPU's are of the right order only, since CPUs differ by more than any constant could say."""
 
 
+class Inner(NamedTuple):
+    """What an op takes that runs a region: a loop, conditional or call."""
+
+    takes_ns: int
+    temporary_bytes: int
+    """Of memory beside what it is given and returns."""
+
+
 class Costs(MeasuredCosts):
     """A profile's cost model with the machine it was taken on, for plugin, command line and benchmarks alike.
 
@@ -74,6 +88,30 @@ class Costs(MeasuredCosts):
         self.machine = machine_of(profile)
         self.lines: tuple[str, ...] = ()
         """What a reader must know of these costs, one sentence each."""
+
+        self._around: tuple[ref[Graph], Mapping[int, Inner]] | None = None
+
+    def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
+        """These costs where some ops of a graph run regions, and take what these take."""
+        if not inner:
+            return self
+        found = copy(self)
+        found._around = (ref(graph), inner)
+        return found
+
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
+        times = super().op_ns(graph)
+        if self._around is not None and self._around[0]() is graph:
+            for node, one in self._around[1].items():
+                times[node] = one.takes_ns
+        return times
+
+    def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
+        """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
+        if self._around is None or self._around[0]() is not graph:
+            return {}
+        return {node: one.temporary_bytes for node, one in self._around[1].items()}
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""

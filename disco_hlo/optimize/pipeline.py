@@ -18,14 +18,14 @@ from msgspec import UNSET
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import lower_bound, predict
+from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
 from disco_hlo.optimize.start import starting_point
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
-from disco_hlo.plan.read import repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, SearchResult, SearchSettings
@@ -46,6 +46,10 @@ _AFTER_RANKING: Final = 0.6
 """This share of it comes behind the ranking: predicting and writing the plan."""
 _MOST_SHARE: Final = 0.6
 """Of what is left, kept for that: the search gets the rest at least."""
+LEAST_SHARE: Final = 0.02
+"""A loop or branch that takes less of the step is left as XLA compiled it."""
+Regions = tuple[tuple[str, Strategy], ...]
+"""Strategies of regions, as ``Strategy.regions`` has them."""
 _ALGORITHM_1: Final = ("alpha", "beta", "moves", "tries")
 """Settings that the joint search does not read."""
 
@@ -99,16 +103,26 @@ class Case:
     """What each device has left for a plan (CPU); None where nobody knows."""
 
     @functools.cached_property
+    def times(self) -> StepTimes:
+        """The step as XLA compiled it, region by region."""
+        return step_times(self.source, self.xla, self.costs, as_compiled=True)
+
+    @property
     def default(self) -> Timeline:
         """The simulated step as XLA compiled it."""
-        again = repeats(self.source)
-        return predict(self.source.graph, self.xla, self.costs, again).timeline
+        return self.times.predicted[ENTRY].timeline
 
     @functools.cached_property
     def unfused(self) -> Scheduled:
         """The step without any fusion, in our order."""
         graph = self.source.graph
-        return with_order(graph, unfused(graph), self.costs, self.costs.machine)
+        return with_order(graph, unfused(graph), self.times.costs[ENTRY], self.costs.machine)
+
+    def costs_with(self, regions: Regions) -> Costs:
+        """The costs of the entry where the step's regions have these strategies."""
+        if not regions:
+            return self.times.costs[ENTRY]
+        return step_times(self.source, replace(self.xla, regions=regions), self.costs).costs[ENTRY]
 
     @functools.cached_property
     def limit_bytes(self) -> int | None:
@@ -119,7 +133,7 @@ class Case:
         graph, machine = self.source.graph, self.costs.machine
         if not machine.asynchronous and self.room_bytes is None:
             return None
-        needed_bytes = with_order(graph, self.xla, self.costs, machine).peak_bytes
+        needed_bytes = with_order(graph, self.xla, self.times.costs[ENTRY], machine).peak_bytes
         if machine.asynchronous or self.room_bytes is None:
             return int(needed_bytes * (1 + MEMORY_SHARE))
         return max(needed_bytes, resident_bytes(graph) + self.room_bytes)
@@ -130,12 +144,12 @@ class Case:
         Raises:
             IllegalStrategyError: it does not fit the step.
         """
-        timeline = predict(self.source.graph, strategy, self.costs).timeline
+        timeline = step_times(self.source, strategy, self.costs).predicted[ENTRY].timeline
         return Scheduled(strategy, timeline.makespan_ns, timeline.peak_bytes)
 
     def prediction(self, plan: Scheduled) -> Prediction:
         """What ``plan`` says of itself: its step, XLA's, one without fusion, and what none could beat."""
-        limit = lower_bound(self.source.graph, [self.xla, plan.strategy], self.costs)
+        limit = lower_bound(self.source, [self.xla, plan.strategy], self.costs)
         return Prediction(
             plan_ns=plan.predicted_ns,
             default_ns=self.default.makespan_ns,
@@ -143,6 +157,28 @@ class Case:
             full_overlap_ns=limit.full_overlap_ns,
             bound_ns=limit.makespan_ns,
             peak_memory_bytes=plan.peak_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFound:
+    """What a search found for a loop body, branch or called computation."""
+
+    name: str
+    executions: float
+    """A step, as far as that is known."""
+    default_ns: int
+    """One execution as XLA compiled it, predicted."""
+    plan_ns: int
+    """And with what was found: no longer."""
+    evaluations: int
+    strategy: Strategy | None
+    """None: nothing is predicted to be faster than XLA's own."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}, {self.executions:g} times a step: {self.plan_ns / 1e6:.2f} ms predicted, XLA's default "
+            f"{self.default_ns / 1e6:.2f} ms ({self.evaluations} candidates)"
         )
 
 
@@ -158,6 +194,13 @@ class Optimized:
     """What it took, but for compiling its code."""
     notes: tuple[str, ...] = ()
     """What to tell the user, one line each."""
+    regions: tuple[RegionFound, ...] = ()
+    """The regions that were searched, callees first."""
+
+    @property
+    def evaluations(self) -> int:
+        """Candidates of the entry and of all regions."""
+        return self.result.evaluations + sum(one.evaluations for one in self.regions)
 
     @property
     def best(self) -> Scheduled:
@@ -194,7 +237,9 @@ def optimize(
         also: plans to be ranked with those of this search.
         stop: asked now and then; what was found so far is ranked once it answers True.
     """
-    graph, costs, xla = case.source.graph, case.costs, case.xla
+    found = _optimize_regions(case, settings, budget, stop)
+    regions = tuple(sorted((one.name, one.strategy) for one in found if one.strategy is not None))
+    graph, costs, xla = case.source.graph, case.costs_with(regions), case.xla
     if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, case):
         spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
         rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
@@ -221,13 +266,51 @@ def optimize(
     )  # fmt: skip
     if stop():
         until = time.monotonic()
-    plans, dropped = ranked(case, result, also, until=until)
+    plans, dropped = ranked(case, result, also, until=until, regions=regions)
     notes = tuple(one.sentence() for one in (result.dropped, dropped) if one.count)
-    return Optimized(case, result, tuple(plans), budget.spent_s, notes)
+    return Optimized(case, result, tuple(plans), budget.spent_s, notes, found)
+
+
+def _optimize_regions(
+    case: Case, settings: SearchSettings, budget: Budget, stop: Callable[[], bool]
+) -> tuple[RegionFound, ...]:
+    """Search the regions that take a part of the step's time worth it, each with that part of the budget."""
+    shares = {name: case.times.share(name) for name in case.times.predicted if name != ENTRY}
+    of_regions: dict[str, Strategy] = {}
+    found: list[RegionFound] = []
+    for name, source in regions_callees_first(case.source):
+        if name == ENTRY or shares[name] < LEAST_SHARE or stop():
+            continue
+        regions = tuple(sorted(of_regions.items()))
+        costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+        alone = Case(source, dict(case.xla.regions)[name], costs)
+        left_s = budget.left_s
+        within = Budget.of(None if left_s is None else left_s * min(1.0, shares[name]), budget.compiling_s)
+        one = optimize(alone, settings, within, stop=stop)
+        is_faster = one.best.predicted_ns < alone.default.makespan_ns
+        if is_faster:
+            of_regions[name] = one.best.strategy
+        found.append(
+            RegionFound(
+                name,
+                case.times.executions[name],
+                alone.default.makespan_ns,
+                min(one.best.predicted_ns, alone.default.makespan_ns),
+                one.result.evaluations,
+                one.best.strategy if is_faster else None,
+            )
+        )
+        LOGGER.debug("%s", found[-1])
+    return tuple(found)
 
 
 def ranked(
-    case: Case, result: SearchResult, also: Sequence[Strategy] = (), *, until: float | None = None
+    case: Case,
+    result: SearchResult,
+    also: Sequence[Strategy] = (),
+    *,
+    until: float | None = None,
+    regions: Regions = (),
 ) -> tuple[list[Scheduled], Dropped]:
     """Plans worth measuring, best first, and what of the search is no plan of this step.
 
@@ -236,8 +319,9 @@ def ranked(
 
     Args:
         until: when the time is up (``time.monotonic``): then what was looked at is ranked, one plan at least.
+        regions: what all of them do in the step's regions.
     """
-    graph, attested, costs = case.source.graph, attested_groups(case.source), case.costs
+    graph, attested, costs = case.source.graph, attested_groups(case.source), case.costs_with(regions)
     found: dict[Strategy, Scheduled] = {}
     dropped = Dropped()
     longest_s, of_search = 0.0, len(result.finalists) + len(also)
@@ -264,9 +348,13 @@ def ranked(
         finally:
             longest_s = max(longest_s, time.monotonic() - began)
         if case.limit_bytes is None or one.peak_bytes <= case.limit_bytes:
-            found.setdefault(one.strategy, one)
+            whole = replace(one, strategy=replace(one.strategy, regions=regions))
+            found.setdefault(whole.strategy, whole)
     plans = sorted(found.values(), key=lambda one: one.predicted_ns)
-    return plans or [with_order(graph, case.xla, costs, costs.machine)], dropped
+    if not plans:
+        one = with_order(graph, case.xla, costs, costs.machine)
+        plans = [replace(one, strategy=replace(one.strategy, regions=regions))]
+    return plans, dropped
 
 
 def search_record(settings: SearchSettings, results: Sequence[SearchResult]) -> SearchRecord:

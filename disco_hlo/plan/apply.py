@@ -1,9 +1,10 @@
 """Rewrite a module so that XLA executes exactly one strategy (DisCo, section 4.1: the Activator's input).
 
-The entry computation is written anew, unit by unit in the strategy's order, and the module gets
-that order as its schedule. Instruction names start with the unit's token (``g3_``, ``b2_``,
-``n17_``), so a profile of the step reads in terms of the plan. Loop bodies, library kernels and
-everything else that is called stay as XLA compiled them.
+The entry computation, and each loop body, branch and called computation that the strategy names, is written anew, unit
+by unit in the strategy's order, and the module gets that order as its schedule. Instruction names start with the
+unit's token (``g3_``, ``b2_``, ``n17_``), behind the region's name where it is not the entry (``loop1_g3_``), so a
+profile of the step reads in terms of the plan. Library kernels and everything else that is called stay as XLA compiled
+them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     """The module of ``source`` rewritten to execute ``strategy``.
 
     Args:
-        strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step.
+        strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step, with its loops as
+            XLA compiled them.
         source: the module in canonical form.
         parallelism: threads of XLA:CPU's pool; by default what this process may run on.
 
@@ -50,13 +52,51 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     Raises:
         IllegalStrategyError: the strategy is not legal on this module.
     """
+    numbers = _Numbers(source.module)
+    threads = parallelism or _available_cores()
+    regions = {region.name: region for region in source.regions}
+    written: list[Message] = []
+    for name, of_region in strategy.regions:
+        if name not in regions:
+            known = ", ".join(regions) or "none"
+            raise IllegalStrategyError(f"The strategy names region {name!r}; the step has {known}.")
+        for number, computation in enumerate(regions[name].sources):
+            prefix = f"{name}_" if number == 0 else f"{name}_{number + 1}_"
+            written += _rewritten(of_region, computation, numbers, threads, prefix)
+    written += _rewritten(strategy, source, numbers, threads, "")
+    return assembled(source, written)
+
+
+def _rewritten(
+    strategy: Strategy, source: CanonicalModule, numbers: _Numbers, parallelism: int, prefix: str
+) -> list[Message]:
+    """A computation as the strategy says, with the new ones that it calls."""
     graph = source.graph
     units = unit_graph(graph, strategy)
     asynchronous = graph.backend == "gpu"
     order = strategy.order or default_unit_order(units, asynchronous)
     check_order(units, order, asynchronous)
     check_strategy(graph, strategy, units, attested_groups(source))
-    return _ModuleWriter(strategy, source, units, parallelism or _available_cores()).write(order)
+    return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
+
+
+class _Numbers:
+    """Numbers that no computation and no collective of a module has yet."""
+
+    def __init__(self, module: Message) -> None:
+        instructions = (i for computation in module.computations for i in computation.instructions)
+        self._computation: int = max(computation.id for computation in module.computations)
+        self._channel: int = max((i.channel_id for i in instructions), default=0)
+
+    def computation(self) -> int:
+        """Of a new computation."""
+        self._computation += 1
+        return self._computation
+
+    def channel(self) -> int:
+        """Of a collective."""
+        self._channel += 1
+        return self._channel
 
 
 def attested_groups(source: CanonicalModule) -> set[Kernel]:
@@ -89,27 +129,27 @@ class _Packed:
 
 
 @dataclass
-class _ModuleWriter:
+class _Rewriter:
     strategy: Strategy
     source: CanonicalModule
     units: UnitGraph
+    numbers: _Numbers
     parallelism: int
+    prefix: str
+    """Of the names of all instructions."""
     entry: ComputationWriter = field(init=False)
+    """The computation that is written anew."""
     written: dict[int, Message] = field(default_factory=dict)
-    """Entry instruction that holds each node's value."""
+    """Its instruction that holds each node's value."""
     packed: dict[int, _Packed] = field(default_factory=dict)
-    fused: list[Message] = field(default_factory=list)
+    called: list[Message] = field(default_factory=list)
+    """New computations that it calls."""
     in_flight: dict[str, Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph = self.source.graph
-        module = self.source.module
-        self.next_id: int = 1 + max(computation.id for computation in module.computations)
-        self.next_channel: int = 1 + max(
-            (i.channel_id for computation in module.computations for i in computation.instructions), default=0
-        )
-        old_entry = self.source.index.computation(module.entry_computation_id)
-        self.entry = ComputationWriter(self._new_id(), old_entry.name)
+        old = self.source.index.computation(self.source.computation)
+        self.entry = ComputationWriter(old.id, old.name, self.prefix)
         self.results: dict[int, list[int]] = {}
         """What each unit computes for others, by its position."""
         for value in self.units.values:
@@ -120,11 +160,10 @@ class _ModuleWriter:
         self.in_kernels = {node for kernel in kernels for node in kernel.nodes}
         """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
-    def _new_id(self) -> int:
-        self.next_id += 1
-        return self.next_id - 1
+    def _computation(self, name: str) -> ComputationWriter:
+        return ComputationWriter(self.numbers.computation(), f"{self.prefix}{name}", self.prefix)
 
-    def write(self, order: Sequence[str]) -> bytes:
+    def write(self, order: Sequence[str]) -> list[Message]:
         for node in self.graph.nodes:
             if node.kind is Kind.PARAMETER:
                 self.written[node.id] = self.entry.copy(
@@ -132,8 +171,8 @@ class _ModuleWriter:
                 )
         for token in order:
             self._write_unit(token)
-        root = self._value(self.graph.root)
-        return assembled(self.source, self.fused, self.entry.finish(root, is_fusion=False))
+        finished = self.entry.finish(self._value(self.graph.root), is_fusion=False)
+        return [*self.called, finished]
 
     def _write_unit(self, token: str) -> None:
         if token[0] == "g":
@@ -166,7 +205,7 @@ class _ModuleWriter:
     def _unpack(self, node_id: int) -> Message:
         """Cut a member of a bucket out of the bucket's vector with a kernel of its own."""
         packed = self.packed[node_id]
-        body = ComputationWriter(self._new_id(), f"n{node_id}_unpack_computation")
+        body = self._computation(f"n{node_id}_unpack_computation")
         vector = body.parameter(0, packed.vector.shape, f"n{node_id}_unpack.vector")
         root = self._cut(body, vector, node_id, f"n{node_id}_unpack")
         return self._fusion(f"n{node_id}_unpack", Group((node_id,)), body, root, [packed.vector], KernelWork(
@@ -205,7 +244,7 @@ class _ModuleWriter:
         inside = set(members)
         results = self.results[self.units.index[token]]
         main = self.graph.nodes[results[0]].opcode
-        body = ComputationWriter(self._new_id(), f"{token}_computation")
+        body = self._computation(f"{token}_computation")
         # What is updated in place must be an operand of the kernel itself.
         updates = any(self.graph.nodes[member].opcode in _KERNELS_ON_GPU for member in members)
         cut_inside = group.kind in ("loop", "input") and not updates
@@ -284,7 +323,7 @@ class _ModuleWriter:
         operands: Sequence[Message],
         work: KernelWork,
     ) -> Message:
-        self.fused.append(body.finish(root, is_fusion=True))
+        self.called.append(body.finish(root, is_fusion=True))
         kernel = self.entry.add(name, "fusion", root.shape, operands)
         kernel.fusion_kind = FUSION_KINDS[group.kind]
         kernel.called_computation_ids.append(body.proto.id)
@@ -304,11 +343,14 @@ class _ModuleWriter:
     def _write_bucket(self, token: str) -> None:
         bucket = self.strategy.buckets[int(token[1:])]
         members = bucket.all_reduces
+        like = self.source.protos[members[0]]
         if len(members) == 1 or bucket.form == "variadic":
             operands = [self._value(self.graph.nodes[member].operands[0]) for member in members]
+            results = [self.source.protos[member].shape for member in members]
         else:
             operands = [self._concatenate(token, members)]
-        issued = self._all_reduce(token, self.source.protos[members[0]], operands)
+            results = [operands[0].shape]
+        issued = self._collective(token, like, operands, results)
         if self.graph.backend != "gpu":
             self._publish(token, issued)
             return
@@ -352,7 +394,7 @@ class _ModuleWriter:
         """
         if self.graph.backend == "cpu":
             return self._joined(token, members)
-        body = ComputationWriter(self._new_id(), f"{token}_pack_computation")
+        body = self._computation(f"{token}_pack_computation")
         gradients = [self.graph.nodes[member].operands[0] for member in members]
         operands = [self._value(self._before_bitcast(gradient)) for gradient in gradients]
         vectors: list[Message] = []
@@ -397,27 +439,25 @@ class _ModuleWriter:
         joined.dimensions.append(0)
         return joined
 
-    def _all_reduce(self, token: str, like: Message, operands: Sequence[Message]) -> Message:
-        """The transfer itself: synchronous on CPU, the start of an async pair on GPU."""
+    def _collective(
+        self, token: str, like: Message, operands: Sequence[Message], results: Sequence[Message]
+    ) -> Message:
+        """The collective itself: synchronous on CPU, the start of an async pair on GPU."""
         opcode = like.opcode
-        result = (
-            operands[0].shape if len(operands) == 1 else tuple_shape(operand.shape for operand in operands)
-        )
-        if opcode != "all-reduce":
-            result = like.shape
+        result = results[0] if len(results) == 1 else tuple_shape(results)
         if self.graph.backend != "gpu":
             reduced = self.entry.copy(like, f"{token}_{opcode}", operands)
             reduced.shape.CopyFrom(result)
             self._renew_channel(reduced)
             return reduced
-        body = ComputationWriter(self._new_id(), f"{token}_async_computation")
+        body = self._computation(f"{token}_async_computation")
         parameters = [
             body.parameter(i, operand.shape, f"{token}.param_{i}") for i, operand in enumerate(operands)
         ]
         inner = body.copy(like, f"{token}.{opcode}", parameters)
         inner.shape.CopyFrom(result)
         self._renew_channel(inner)
-        self.fused.append(body.finish(inner, is_fusion=False))
+        self.called.append(body.finish(inner, is_fusion=False))
         shape = tuple_shape([tuple_shape(operand.shape for operand in operands), result])
         start = self.entry.add(f"{token}_{opcode}-start", "async-start", shape, operands)
         start.metadata.CopyFrom(like.metadata)
@@ -427,5 +467,4 @@ class _ModuleWriter:
     def _renew_channel(self, all_reduce: Message) -> None:
         """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if all_reduce.channel_id > 0:
-            all_reduce.channel_id = self.next_channel
-            self.next_channel += 1
+            all_reduce.channel_id = self.numbers.channel()

@@ -1,31 +1,34 @@
-"""A whole module around a new entry computation: what is still called, its schedule, what its outputs take over."""
+"""A whole module with some computations written anew: what is still called, its schedule, its donated arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.proto import Message
 
 
-def assembled(source: CanonicalModule, called: Sequence[Message], entry: Message) -> bytes:
-    """The module of ``source`` with another entry computation, serialized.
+def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
+    """The module of ``source``, serialized, with these computations: those that it has by the same id, and new ones.
 
-    Args:
-        called: new computations that the entry calls, each before what calls it.
-        entry: the new entry; the order of its instructions is the module's schedule.
+    The order of their instructions is the module's schedule.
     """
     module = hlo_proto.Module()
     module.CopyFrom(source.module)
-    retained = _retained(source, [*called, entry])
-    old_entry_id = source.module.entry_computation_id
-    kept = [c for c in source.module.computations if c.id in retained and c.id != old_entry_id]
+    new = {computation.id: computation for computation in written}
+    called = _callees_first(module.entry_computation_id, {**source.index.by_id, **new})
     del module.computations[:]
-    module.computations.extend([*kept, *called, entry])
-    module.entry_computation_id = entry.id
-    module.entry_computation_name = entry.name
-    _schedule(module, [*called, entry], retained)
+    module.computations.extend(called)
+    module.schedule.sequences.clear()
+    for computation in called:
+        if computation.id in new:
+            scheduled = not computation.is_fusion_computation
+            ids = [instruction.id for instruction in computation.instructions] if scheduled else []
+        else:
+            ids = _scheduled(source.module, computation.id)
+        if ids:
+            module.schedule.sequences[computation.id].instruction_ids.extend(ids)
     dropped = set(source.dropped_aliases)
     aliases = [
         alias
@@ -37,34 +40,23 @@ def assembled(source: CanonicalModule, called: Sequence[Message], entry: Message
     return hlo_proto.serialize(module)
 
 
-def _retained(source: CanonicalModule, new: Sequence[Message]) -> set[int]:
-    """Ids of the source's computations that are still called."""
-    known = source.index.by_id
-    pending = [i for computation in new for i in _calls(computation)]
-    found: set[int] = set()
+def _scheduled(module: Message, computation: int) -> list[int]:
+    sequences = module.schedule.sequences
+    return list(sequences[computation].instruction_ids) if computation in sequences else []
+
+
+def _callees_first(entry: int, by_id: Mapping[int, Message]) -> list[Message]:
+    """The computations that run, each after those that it calls, as XLA wants them."""
+    found: dict[int, Message] = {}
+    pending = [(entry, False)]
     while pending:
-        computation_id = pending.pop()
-        if computation_id in found or computation_id not in known:
+        here, are_callees_found = pending.pop()
+        if here in found:
             continue
-        found.add(computation_id)
-        pending += _calls(known[computation_id])
-    return found
-
-
-def _calls(computation: Message) -> list[int]:
-    return [i for instruction in computation.instructions for i in instruction.called_computation_ids]
-
-
-def _schedule(module: Message, new: Sequence[Message], retained: set[int]) -> None:
-    """The order in which each computation that is no kernel runs: as it was, or as it was written."""
-    kept = {
-        key: list(sequence.instruction_ids)
-        for key, sequence in module.schedule.sequences.items()
-        if key in retained
-    }
-    module.schedule.sequences.clear()
-    for computation in new:
-        if not computation.is_fusion_computation:
-            kept[computation.id] = [instruction.id for instruction in computation.instructions]
-    for key, ids in kept.items():
-        module.schedule.sequences[key].instruction_ids.extend(ids)
+        if are_callees_found:
+            found[here] = by_id[here]
+            continue
+        pending.append((here, True))
+        calls = (i for instruction in by_id[here].instructions for i in instruction.called_computation_ids)
+        pending += [(called, False) for called in calls if called not in found]
+    return list(found.values())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.order import default_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
@@ -25,7 +26,7 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
         return graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]
 
     lots = [tuple(members) for _, members in groupby(sorted(graph.all_reduces, key=lot), key=lot)]
-    buckets = tuple(Bucket(members, form if len(members) > 1 else "concat") for members in lots)
+    buckets = tuple(bucket_of(graph, members, form) for members in lots)
     return Strategy(tuple(groups), buckets)
 
 

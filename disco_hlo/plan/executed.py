@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.flatten import ModuleIndex, may_travel
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS
 from disco_hlo.hlo.proto import Message
@@ -125,7 +125,7 @@ def _unmoved(start: Message, wait: Message, index: ModuleIndex) -> Message | Non
             return None
         found.CopyFrom(work[0])
         found.operand_ids[:] = [start.operand_ids[number_of[value]] for value in found.operand_ids]
-    if found.opcode not in COLLECTIVES or (found.opcode in TRANSFERS and may_travel(found)):
+    if found.opcode not in COLLECTIVES - TRANSFERS:
         return None
     found.id, found.name, found.backend_config = wait.id, wait.name, start.backend_config
     found.shape.CopyFrom(wait.shape)

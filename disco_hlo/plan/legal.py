@@ -6,7 +6,7 @@ the backend: what may share a kernel, and what may share a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from disco_hlo.core.kernels import group_refusal
 from disco_hlo.errors import IllegalStrategyError
@@ -61,11 +61,22 @@ def refused_groups(
             yield number, reason
 
 
+def bucket_of(graph: Graph, members: Sequence[int], form: str = "concat") -> Bucket:
+    """The bucket of these collectives, in the wanted form where they can have it: only all-reduces can be concatenated,
+    whatever else travels together is one instruction with several operands."""
+    if len(members) == 1:
+        return Bucket(tuple(members))
+    is_concatenable = graph.nodes[members[0]].opcode == "all-reduce"
+    return Bucket(tuple(members), form if is_concatenable else "variadic")
+
+
 def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
     """Why these all-reduces may not travel together, or None where they may."""
     if bucket.form not in FORMS:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
     first = graph.nodes[bucket.all_reduces[0]]
+    if bucket != bucket_of(graph, bucket.all_reduces, bucket.form):
+        return f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
     for number in bucket.all_reduces[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:

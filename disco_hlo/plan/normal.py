@@ -11,7 +11,7 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
     """The same strategy with ownership settled, and groups and buckets numbered by their nodes.
 
     An op that several groups compute and none returns could be owned by any of them: it goes to
-    the group whose ops come first.
+    the group whose ops come first. Strategies of regions are sorted by name, and each stands as it is.
 
     Raises:
         IllegalStrategyError: as :func:`~disco_hlo.plan.units.unit_graph`.
@@ -30,6 +30,7 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
         tuple(groups[i] for i in group_rank),
         tuple(strategy.buckets[i] for i in bucket_rank),
         tuple(map(token, strategy.order)),
+        tuple(sorted(strategy.regions)),
     )
 
 

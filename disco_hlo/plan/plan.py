@@ -13,6 +13,7 @@ whether its strategy is legal on a module is judged when it is applied.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.cost_model import Line
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 FORMAT = "disco-hlo plan"
@@ -31,8 +33,6 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
 Text = Annotated[str, Meta(max_length=4096)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-ENTRY = "entry"
-"""Name of the region that every step has: its entry computation."""
 
 
 class Target(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,29 +150,34 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Strategies(Struct, frozen=True, forbid_unknown_fields=True):
-    """A strategy for each region of a step; as yet there is one region, the entry computation."""
+    """A strategy for each region of a step, that of the entry computation first."""
 
-    regions: tuple[Region, ...]
+    regions: Annotated[tuple[Region, ...], Meta(min_length=1, max_length=1 << 16)]
 
     def __post_init__(self) -> None:
-        """Refuse regions other than the entry."""
-        names = [region.computation for region in self.regions]
-        if names != [ENTRY]:
+        """Refuse regions that come twice or in another order."""
+        first, *others = [region.computation for region in self.regions]
+        if first != ENTRY or others != sorted(set(others)) or ENTRY in others:
             raise ValueError(
-                f'expected one region, "{ENTRY}", since this disco-hlo plans the entry computation alone; found '
-                f"{', '.join(names[:8]) or 'none'}"
+                f'expected the region "{ENTRY}", then others in ascending order, each once; found '
+                f"{', '.join([first, *others][:8])}"
             )
 
     @property
-    def entry(self) -> Strategy:
-        """Of the entry computation."""
-        (region,) = self.regions
-        return Strategy(region.groups, region.buckets, region.order)
+    def strategy(self) -> Strategy:
+        """As one value."""
+        entry, *inner = (
+            (region.computation, Strategy(region.groups, region.buckets, region.order)) for region in self.regions
+        )
+        return replace(entry[1], regions=tuple(inner))
 
 
-def in_entry(strategy: Strategy) -> Strategies:
-    """A strategy of the entry computation, as a plan holds it."""
-    return Strategies((Region(ENTRY, strategy.groups, strategy.buckets, strategy.order),))
+def by_region(strategy: Strategy) -> Strategies:
+    """A strategy as a plan holds it."""
+    return Strategies(tuple(
+        Region(name, one.groups, one.buckets, one.order)
+        for name, one in ((ENTRY, strategy), *strategy.regions)
+    ))  # fmt: skip
 
 
 class Searched(Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,8 +220,8 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def strategy(self) -> Strategy:
-        """Of the step's entry computation."""
-        return self.strategies.entry
+        """What the plan says of the step."""
+        return self.strategies.strategy
 
     @property
     def ops_key(self) -> str:

@@ -9,6 +9,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, source_kernels
@@ -17,13 +18,18 @@ from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def read(source: CanonicalModule) -> Strategy:
-    """The strategy of a module in canonical form: its kernels, buckets and schedule.
+    """The strategy of a module in canonical form: its kernels, buckets and schedule, in its entry and in its regions.
 
     What of its kernels a strategy can hold is said in :func:`~disco_hlo.plan.source_kernels.source_kernels`. Kernels of
     one op are no groups, unless Triton emits them, since its tiles are part of the plan.
 
     The order is left open where it runs something before what it must wait for.
     """
+    regions = tuple(sorted((region.name, read(region.source)) for region in source.regions))
+    return replace(_read(source), regions=regions)
+
+
+def _read(source: CanonicalModule) -> Strategy:
     graph = source.graph
     buckets, bucket_of = _buckets(graph, source)
     kernels = source_kernels(source, buckets)
@@ -118,8 +124,8 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
             continue
         seen.update(members)
         token_of[origin.name] = f"b{len(buckets)}"
-        operands = origin.proto.operand_ids
-        buckets.append(Bucket(members, "variadic" if len(members) > 1 and len(operands) > 1 else "concat"))
+        form = "variadic" if len(origin.proto.operand_ids) > 1 else "concat"
+        buckets.append(bucket_of(graph, members, form))
     return tuple(buckets), token_of
 
 

@@ -49,10 +49,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Op groups, all-reduce buckets and the order of their execution."""
+    """Op groups, buckets and the order of their execution, in the entry of a step and in its regions."""
 
     groups: tuple[Group, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     """Every all-reduce of the graph is in exactly one bucket."""
     order: tuple[str, ...] = ()
     """Every unit once, in execution order; empty means the deterministic default order of ``apply``."""
+    regions: tuple[tuple[str, Strategy], ...] = ()
+    """Of the entry: the strategies of loop bodies, branches and called computations, ascending by name
+    (:class:`disco_hlo.hlo.regions.Region`). A region that is not named stays as XLA compiled it."""

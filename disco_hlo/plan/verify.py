@@ -40,24 +40,36 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
         raise PlanError(
             f"the optimized module adds {', '.join(sorted(added))}, which its source does not have"
         )
-    otherwise = held_otherwise(written)
+    if [region.name for region in written.regions] != [region.name for region in source.regions]:
+        raise PlanError("the optimized module does not have the loops and branches of its source")
+    _compare(source, written, strategy, "its entry")
+    planned = dict(strategy.regions)
+    for mine, theirs in zip(source.regions, written.regions, strict=True):
+        for original, rewritten in zip(mine.sources, theirs.sources, strict=True):
+            _compare(original, rewritten, planned.get(mine.name), mine.name)
+    check_module(optimized, source.graph.backend)
+
+
+def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strategy | None, where: str) -> None:
+    """Refuse a rewritten computation that does not do what a strategy says, or what the source does where there is
+    none."""
+    otherwise = held_otherwise(written) if strategy is not None else ()
     if otherwise:
         raise PlanError(
-            f"the optimized module does not execute its plan: {', '.join(otherwise[:3])} would wait for itself, read "
-            "what is overwritten before it runs, or be what no rule allows"
+            f"the optimized module does not execute its plan: in {where} {', '.join(otherwise[:3])} would wait for "
+            "itself, read what is overwritten before it runs, or be what no rule allows"
         )
-    difference = describe_difference(source.graph, read(written), strategy)
+    difference = describe_difference(source.graph, read(written), read(source) if strategy is None else strategy)
     if difference:
-        raise PlanError(f"the optimized module does not execute its plan: {difference}")
-    check_module(optimized, source.graph.backend)
+        raise PlanError(f"the optimized module does not execute its plan: in {where}, {difference}")
 
 
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
-    An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
+    Their regions are not looked at. An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
     """
-    wanted = normal_form(graph, wanted)
+    wanted, found = replace(normal_form(graph, wanted), regions=()), replace(found, regions=())
     if not found.order and any(
         node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE) for node in graph.nodes
     ):

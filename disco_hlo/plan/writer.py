@@ -13,8 +13,10 @@ _STRUCTURAL_FIELDS = ("id", "operand_ids", "control_predecessor_ids")
 class ComputationWriter:
     """Appends instructions to a new computation. Instructions are referred to by their messages."""
 
-    def __init__(self, computation_id: int, name: str) -> None:
+    def __init__(self, computation_id: int, name: str, prefix: str = "") -> None:
+        """``prefix``: what the names of all instructions begin with."""
         self.proto = Computation(id=computation_id, name=name)
+        self.prefix = prefix
         self.names: set[str] = set()
 
     def add(self, name: str, opcode: str, shape: Message, operands: Sequence[Message] = ()) -> Message:
@@ -101,6 +103,7 @@ class ComputationWriter:
         return instruction
 
     def _unique(self, name: str) -> str:
+        name = f"{self.prefix}{name}"
         candidate, number = name, 0
         while candidate in self.names:
             number += 1

@@ -11,7 +11,7 @@ reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,7 +92,7 @@ def build(
         hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
         transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
         order=_entries(tasks, units, order),
-        buffers=_buffers(graph, units, tasks),
+        buffers=_buffers(graph, units, tasks, cost_model.temporary_bytes(graph)),
         resident_bytes=resident_bytes(graph),
         unit_ns=unit_ns,
     )
@@ -323,8 +323,8 @@ def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[n
     return np.array([*entries, *packed.values()], np.int32)
 
 
-def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
-    """Buffers of all values, one for those that share storage, and of the packed buckets."""
+def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Mapping[int, int]) -> Buffers:
+    """Buffers of all values, one for those that share storage, of the packed buckets, and of what runs other regions."""
     rows: dict[int, tuple[int, int, set[int], bool]] = {}
     storage = _storage(graph, {value.node for value in units.values})
     in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}
@@ -345,6 +345,9 @@ def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks) -> Buffers:
             size_bytes, first, others, returned = rows[place]
             rows[place] = (size_bytes, first, others | readers | {producer}, returned or value.returned)
     listed = list(rows.values())
+    for unit, one in enumerate(units.units):
+        if (needed := temporary_bytes.get(one.nodes[0], 0)) > 0:
+            listed.append((needed, tasks.main[unit], set(), False))
     for unit, pack in tasks.pack.items():
         size_bytes = sum(graph.nodes[node].shape.size_bytes for node in units.units[unit].nodes)
         main = tasks.main[unit]

@@ -77,6 +77,8 @@ MUST_BE_RETURNED: Final = 1 << 22
 """``core.legality_gpu.must_be_returned``"""
 PRODUCT: Final = 1 << 23
 """A matrix product, a convolution or what else libraries compute."""
+VARIADIC: Final = 1 << 24
+"""A collective that shares a bucket only as one operand of several: no kernel packs or unpacks it."""
 
 # State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
 OWNER: Final = 0

@@ -21,6 +21,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
 from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import mixed
 from disco_hlo.search.arrays.views import GraphView
@@ -248,7 +249,8 @@ def _flags(
         (at.PRODUCT, np.array([node.opcode in PRODUCTS for node in graph.nodes], np.bool_)),
     ):  # fmt: skip
         flags |= np.where(holds, bit, 0)
-    flags[list(graph.all_reduces)] |= at.ALL_REDUCE
+    for x in graph.all_reduces:
+        flags[x] |= at.ALL_REDUCE | (at.VARIADIC if bucket_of(graph, (x, x)).form == "variadic" else 0)
     return flags
 
 

@@ -13,6 +13,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.flat_graph import flat_lists
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays import layout as at
@@ -152,7 +153,7 @@ def to_strategy(
         owned, copies = members_of(state, head)
         if step.node[at.FLAGS, head] & at.ALL_REDUCE:
             tokens[head] = f"b{len(buckets)}"
-            buckets.append(_bucket(step, owned, kept))
+            buckets.append(_bucket(graph, step, owned, kept))
         elif len(owned) > 1 or copies or (owned, copies) in kept.groups:
             tokens[head] = f"g{len(groups)}"
             groups.append(Group(owned, copies))
@@ -213,7 +214,7 @@ def members_of(state: State, head: int) -> Signature:
     return tuple(owned), tuple(copies)
 
 
-def _bucket(step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
+def _bucket(graph: Graph, step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
     if all_reduces in kept.forms:
         return kept.forms[all_reduces]
-    return Bucket(tuple(sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x]))))
+    return bucket_of(graph, sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x])))

@@ -172,25 +172,34 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 @inner
 def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
-    """Times of concatenated gradients, by the rules of ``bucket_times`` (simulator.costs), which has all forms."""
-    moved_bytes = np.int64(0)
+    """Times of a bucket in the form that :func:`~disco_hlo.plan.legal.bucket_of` gives it, by the rules of
+    ``bucket_times`` (simulator.costs)."""
+    moved_bytes = one_by_one_ns = np.int64(0)
     x = bucket
     while x != -1:  # ends with the list
         moved_bytes += g.moved_bytes[x]
+        one_by_one_ns += _collective_ns(unknown, g.moved_bytes[x])
         x = s.next[x]
-    pieces, launch_ns, rate, one_shot = unknown.pieces, unknown.wire[0], unknown.wire[1], unknown.wire[2]
-    piece = 0
-    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
-        piece += 1
-    main_ns = np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
-    on_channel = unknown.wire[3] != 0 and moved_bytes > one_shot
+    launch_ns, rate, asynchronous = unknown.wire[0], unknown.wire[1], unknown.wire[3] != 0
+    on_channel = asynchronous and moved_bytes > unknown.wire[2]
+    is_variadic = g.flags[bucket] & at.VARIADIC != 0
+    main_ns = one_by_one_ns if is_variadic and not asynchronous else _collective_ns(unknown, moved_bytes)
     if not on_channel:
         main_ns += launch_ns
-    if s.count[bucket] == 1:
+    if s.count[bucket] == 1 or is_variadic:
         _set_times(s, w, bucket, -1, main_ns, 0, on_channel)
         return
     pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
     _set_times(s, w, bucket, pack_ns, main_ns, _cut_ns(g, s, bucket), on_channel)
+
+
+@inner
+def _collective_ns(unknown: Any, moved_bytes: Any) -> Any:
+    """Time of an all-reduce of this size on the line."""
+    pieces, piece = unknown.pieces, 0
+    while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
+        piece += 1
+    return np.int64(np.rint(pieces[1, piece] * np.float64(moved_bytes) + pieces[2, piece]))
 
 
 @inner

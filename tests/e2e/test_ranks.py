@@ -18,7 +18,7 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.locks import OwnedFile
-from disco_hlo.plan.plan import in_entry
+from disco_hlo.plan.plan import by_region
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.e2e.conftest import new_job
@@ -94,7 +94,7 @@ def older(slot: Path) -> None:
     source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
     module = apply(read(source), source)
     plan = json.loads((slot / "plan.json").read_text())
-    plan["strategy"] = msgspec.to_builtins(in_entry(read(source)))
+    plan["strategy"] = msgspec.to_builtins(by_region(read(source)))
     plan["module_sha256"] = hashlib.sha256(module).hexdigest()
     (slot / "plan.json").write_text(json.dumps(plan))
     (slot / "module.hlo.pb").write_bytes(module)

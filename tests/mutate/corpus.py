@@ -23,8 +23,8 @@ from disco_hlo.plan.plan import (
     Prediction,
     SearchRecord,
     Target,
+    by_region,
     encode,
-    in_entry,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
@@ -74,7 +74,7 @@ def _plan_folder(folder: Path, data: bytes) -> None:
         version=VERSION,
         target=_target(source),
         versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategies=in_entry(strategy),
+        strategies=by_region(strategy),
         chosen="plan",
         prediction=Prediction(98_000, 122_000, 215_000, 96_000, 97_000, 1 << 24),
         search=SearchRecord("joint", {"alpha": 1.05, "seed": 0}, 2000, ((1, 122_000), (900, 98_000))),

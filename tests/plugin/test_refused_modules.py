@@ -97,7 +97,7 @@ def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
             version=plans.VERSION,
             target=target(step.source.graph, session.facts),
             versions={},
-            strategies=plans.in_entry(strategy),
+            strategies=plans.by_region(strategy),
             chosen="no fusion",
             prediction=plans.Prediction(1, 2, 3, 1, 1),
             search=plans.SearchRecord("none", {}, 0, ()),

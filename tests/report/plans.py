@@ -24,9 +24,9 @@ from disco_hlo.plan.plan import (
     SearchRecord,
     Structure,
     Target,
+    by_region,
     decode,
     encode,
-    in_entry,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -87,7 +87,7 @@ def made_plan(
         version=VERSION,
         target=Target(graph.key, graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
         versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategies=in_entry(normal_form(graph, strategy)),
+        strategies=by_region(normal_form(graph, strategy)),
         chosen="plan",
         prediction=Prediction(98_000_000, 122_000_000, 215_000_000, 96_000_000, 97_000_000, 1 << 34),
         search=SearchRecord(

@@ -46,7 +46,7 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
         version=plans.VERSION,
         target=plans.Target("ab" * 32, "ab" * 32, "jit_train_step", "cpu", "cpu", 2, 2),
         versions={"jax": "0.12.0"},
-        strategies=plans.in_entry(Strategy()),
+        strategies=plans.by_region(Strategy()),
         chosen=chosen,
         prediction=plans.Prediction(49_000_001, 98_000_000, 120_000_000, 40_000_000, 45_000_000),
         search=plans.SearchRecord("backtracking", {}, 6561, ()),

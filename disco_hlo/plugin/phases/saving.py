@@ -114,7 +114,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         version=plans.VERSION,
         target=target(source.graph, facts),
         versions=versions(facts),
-        strategies=plans.in_entry(strategy),
+        strategies=plans.by_region(strategy),
         chosen=winner.name,
         prediction=found.last.prediction,
         search=search_record(
@@ -144,7 +144,7 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
     own = _searched(trials)
     if own is winner or own.strategy is None or not own.module:
         return None
-    return plans.Searched(plans.in_entry(own.strategy), hashlib.sha256(own.module).hexdigest())
+    return plans.Searched(plans.by_region(own.strategy), hashlib.sha256(own.module).hexdigest())
 
 
 def _measured(outcome: Outcome) -> plans.Measured:

@@ -1,0 +1,96 @@
+"""The regions of a step: the computations that XLA schedules.
+
+A step is more than its entry. Each loop body, each branch of a conditional and each called computation has a schedule
+of its own, so each can have its own kernels, buckets and order. A loop costs its caller as many executions of the body
+as it has turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from disco_hlo.hlo.attributes import backend_config
+from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.proto import Message
+
+if TYPE_CHECKING:
+    from disco_hlo.hlo.canonical import CanonicalModule
+
+ENTRY = "entry"
+"""Name of the region that every step has: its entry computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op that runs a region."""
+
+    caller: str
+    """Name of the region that the op is in."""
+    node: int
+    """The op there."""
+    trips: int | None
+    """How often it runs the region; None where only a measurement can tell."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A loop body, branch or called computation in canonical form."""
+
+    name: str
+    """``loop1``, ``branch2`` or ``call3``: numbered in the order in which the step's ops call them."""
+    calls: tuple[Call, ...]
+    """The ops that run it: all those whose computations are alike."""
+    sources: tuple[CanonicalModule, ...]
+    """The computations, which are alike: one strategy fits all of them."""
+
+    @property
+    def source(self) -> CanonicalModule:
+        """The first of the computations."""
+        return self.sources[0]
+
+
+def regions_called(instruction: Message) -> list[tuple[str, int]]:
+    """The computations that an instruction runs by their own schedules: what they are (``loop``, ``branch``, ``call``)
+    and their ids. The condition of a loop holds no time and is none of them."""
+    called = instruction.called_computation_ids
+    if instruction.opcode == "while":
+        return [("loop", called[0])]
+    if instruction.opcode == "conditional":
+        return [("branch", one) for one in called]
+    return [("call", one) for one in called] if instruction.opcode == "call" else []
+
+
+def scheduled_computations(index: ModuleIndex) -> Iterator[tuple[int, str]]:
+    """Ids of the computations that run by their own schedules and what they are, each after those that it calls; the
+    entry last. What is called in two ways is a branch."""
+    kinds: dict[int, str] = {}
+    order: dict[int, None] = {}
+    pending = [(index.module.entry_computation_id, ENTRY, False)]
+    while pending:
+        here, kind, is_done = pending.pop()
+        if is_done:
+            order.setdefault(here)
+            continue
+        is_known = here in kinds
+        kinds[here] = kind if kinds.get(here, kind) == kind else "branch"
+        if is_known:
+            continue
+        pending.append((here, kind, True))
+        for instruction in index.computation(here).instructions:
+            pending += [(called, what, False) for what, called in regions_called(instruction)]
+    for here in order:
+        yield here, kinds[here]
+
+
+def trip_count(instruction: Message) -> int | None:
+    """How often an op runs what it calls; None where that is not known before it runs.
+
+    Branches count once each: which of them runs is not known either.
+    """
+    if instruction.opcode != "while":
+        return 1
+    known = backend_config(instruction).get("known_trip_count")
+    count = known.get("n") if isinstance(known, dict) else None
+    return int(count) if isinstance(count, str) and count.isdecimal() else None

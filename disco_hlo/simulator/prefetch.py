@@ -1,0 +1,143 @@
+"""An order that keeps the kernels where they are and starts each collective as early as its operand allows.
+
+XLA's schedule keeps one collective in flight, right before its reader. Here collectives are issued in the order in
+which they are needed, and each waits for its first reader. Kernels that only prepare a collective, such as the
+conversion of a weight that is gathered, run before it. How many all-gathers may be ahead of their readers bounds the
+memory that gathered weights take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disco_hlo.plan.units import UnitGraph
+
+_LIGHT: float = 0.25
+"""What prepares a collective runs early where it takes no more than this share of the collective's time."""
+
+
+def prefetched(
+    units: UnitGraph,
+    kernels: Sequence[int],
+    durations_ns: Sequence[int],
+    collectives_ns: Sequence[int],
+    is_prefetched: Sequence[bool],
+    most_ahead: int,
+) -> tuple[str, ...]:
+    """An order for ``units``, where collectives have a start and a done.
+
+    Args:
+        kernels: the units that are no buckets, in an order in which they can run.
+        durations_ns: time each unit takes on the compute stream.
+        collectives_ns: time each bucket takes; 0 for other units.
+        is_prefetched: whether a bucket counts against ``most_ahead``.
+        most_ahead: how many such buckets may be in flight at once.
+    """
+    return _Prefetch(units, kernels, durations_ns, collectives_ns, is_prefetched, most_ahead).run()
+
+
+class _Prefetch:
+    def __init__(
+        self,
+        units: UnitGraph,
+        kernels: Sequence[int],
+        durations_ns: Sequence[int],
+        collectives_ns: Sequence[int],
+        is_prefetched: Sequence[bool],
+        most_ahead: int,
+    ) -> None:
+        self.units, self.kernels, self.most_ahead = units, kernels, most_ahead
+        self.durations_ns, self.is_prefetched = durations_ns, is_prefetched
+        self.buckets = [i for i, unit in enumerate(units.units) if unit.is_bucket]
+        self.place = {i: place for place, i in enumerate(kernels)}
+        self.before = {bucket: self._ancestors(bucket) for bucket in self.buckets}
+        self.waiting_for: dict[int, list[int]] = {}
+        for bucket, ancestors in self.before.items():
+            for i in ancestors:
+                self.waiting_for.setdefault(i, []).append(bucket)
+        self.left_ns = {b: sum(durations_ns[i] for i in self.before[b]) for b in self.buckets}
+        self.left_buckets = {b: sum(i in self.before for i in self.before[b]) for b in self.buckets}
+        self.light_ns = {b: _LIGHT * collectives_ns[b] for b in self.buckets}
+        needed = self._needed()
+        self.unissued = sorted(self.buckets, key=lambda b: (needed[b], b))
+        self.in_flight: dict[int, None] = {}
+        self.finished: set[int] = set()
+        """Kernels that ran and buckets that were waited for."""
+        self.order: list[str] = []
+
+    def run(self) -> tuple[str, ...]:
+        self._issue_ready()
+        for kernel in self.kernels:
+            self._run(kernel)
+            self._issue_ready()
+        for bucket in list(self.unissued):
+            self._issue(bucket)
+        for bucket in list(self.in_flight):
+            self._wait(bucket)
+        return tuple(self.order)
+
+    def _ancestors(self, bucket: int) -> set[int]:
+        found: set[int] = set()
+        pending = list(self.units.dependencies[bucket])
+        while pending:
+            i = pending.pop()
+            if i not in found:
+                found.add(i)
+                pending += self.units.dependencies[i]
+        return found
+
+    def _needed(self) -> dict[int, int]:
+        """For each bucket the place of the first kernel that waits for it, through other buckets too."""
+        last = len(self.kernels)
+        needed: dict[int, int] = {}
+        for bucket in sorted(self.buckets, key=lambda b: -len(self.before[b])):  # dependents first
+            readers = self.units.dependents[bucket]
+            places = (needed.get(i, last) if i in self.before else self.place[i] for i in readers)
+            needed[bucket] = min(places, default=last)
+        return needed
+
+    def _issue_ready(self) -> None:
+        ahead = sum(self.is_prefetched[b] for b in self.in_flight)
+        for bucket in list(self.unissued):
+            if self.is_prefetched[bucket] and ahead >= self.most_ahead:
+                continue
+            if self.left_buckets[bucket] or self.left_ns[bucket] > self.light_ns[bucket]:
+                continue
+            ahead += self.is_prefetched[bucket]
+            self._issue(bucket)
+
+    def _issue(self, bucket: int) -> None:
+        for kernel in sorted(self.before[bucket] - self.finished - self.before.keys(), key=self.place.__getitem__):
+            self._run(kernel)
+        for other in self.units.dependencies[bucket]:
+            if other in self.before:
+                self._wait(other)
+        if bucket in self.in_flight or bucket in self.finished:  # a kernel that ran just now waited for it
+            return
+        self.unissued.remove(bucket)
+        self.in_flight[bucket] = None
+        self.order.append(self.units.units[bucket].start_token(True))
+
+    def _wait(self, bucket: int) -> None:
+        if bucket in self.finished:
+            return
+        if bucket not in self.in_flight:
+            self._issue(bucket)
+        del self.in_flight[bucket]
+        self.order.append(self.units.units[bucket].done_token(True))
+        self._finish(bucket)
+
+    def _run(self, kernel: int) -> None:
+        if kernel in self.finished:
+            return
+        for other in self.units.dependencies[kernel]:
+            if other in self.before:
+                self._wait(other)
+        self.order.append(self.units.units[kernel].start_token(True))
+        self._finish(kernel)
+
+    def _finish(self, unit: int) -> None:
+        self.finished.add(unit)
+        for bucket in self.waiting_for.get(unit, ()):
+            self.left_ns[bucket] -= self.durations_ns[unit]
+            self.left_buckets[bucket] -= unit in self.before
