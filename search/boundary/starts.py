@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, State, new_scratch
 from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step, build_step
 from disco_hlo.search.boundary.cut_outs import with_uncut
-from disco_hlo.search.boundary.state import Given, from_strategy, given
+from disco_hlo.search.boundary.state import Given, from_strategy, given, with_owners
 from disco_hlo.search.rules.legality import LARGE_KERNELS
 from disco_hlo.search.rules.results import count_results
 
@@ -37,7 +36,7 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     Raises:
         IllegalStrategyError: a strategy does not fit the graph.
     """
-    strategies = [normal_form(graph, strategy) for strategy in strategies]
+    strategies = [with_owners(graph, strategy) for strategy in strategies]
     step, kept = build_step(graph), given(graph, strategies)
     states = tuple(from_strategy(graph, step, strategy) for strategy in strategies)
     scratch = new_scratch(step, logs=False)

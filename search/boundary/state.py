@@ -57,8 +57,23 @@ def signature(group: Group) -> Signature:
     return group.nodes, group.duplicates
 
 
+def with_owners(graph: Graph, strategy: Strategy) -> Strategy:
+    """The same strategy, in which an op that all its readers recompute, so that nobody runs it, belongs to the first of
+    them."""
+    owned = {x for group in strategy.groups for x in group.nodes}.union(
+        unit_graph(graph, strategy).alone.tolist()
+    )
+    groups: list[Group] = []
+    for group in strategy.groups:
+        adopted = {*group.duplicates} - owned
+        owned |= adopted
+        nodes, copies = {*group.nodes} | adopted, {*group.duplicates} - adopted
+        groups.append(replace(group, nodes=tuple(sorted(nodes)), duplicates=tuple(sorted(copies))))
+    return replace(strategy, groups=tuple(groups))
+
+
 def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
-    """The state that stands for ``strategy``, which is in normal form; its order becomes the order of the units.
+    """The state that stands for ``strategy`` (:func:`with_owners`); its order becomes the order of the units.
 
     Raises:
         IllegalStrategyError: as :func:`unit_graph`, or units wait for each other in a circle.

@@ -231,8 +231,8 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
 def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
-    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read what is the same to
-    the cost model (row ``READ``): the layers of a model share their costs.
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, hold the same constants, and read
+    what is the same to the cost model (row ``READ``): the layers of a model share their costs.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))
@@ -246,7 +246,7 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if g.flags[operand] & rows.CLONED:
-                total = mix(total ^ np.uint64(_CLONED))
+                total = mix(total ^ np.uint64(_CLONED + g.key[operand]))
                 continue
             fresh = w.mark[operand] != stamp
             if fresh:

@@ -209,7 +209,7 @@ def test_the_clock_is_the_simulators_for_xlas_plan_and_plans_near_it(model: str)
         if moves:
             climber.climb(moves, 1500, allowed_loss_ns, ordered=ordered)
         built = build(graph, climber.strategy(climber.state), costs, costs.machine)
-        assert len(cut_outs(built)) > 30
+        assert (len(cut_outs(built)) > 30) == (model == "bert")  # it has Triton kernels that read gradients
         assert simulate(built.problem).makespan_ns == climber.makespan_ns()
 
 
@@ -219,6 +219,6 @@ def test_the_clock_is_the_simulators_for_the_plan_of_a_search(model: str) -> Non
     chosen = SearchSettings(evaluations=6000, seeds=1, finalists=1)
     found = search(graph, costs, costs.machine, start=default, settings=chosen)
     built = build(graph, found.strategy, costs, costs.machine)
-    assert cut_outs(built)
+    assert bool(cut_outs(built)) == (model == "bert")
     assert found.predicted_ns == simulate(built.problem).makespan_ns
     assert found.trace[-1].cost_ns == found.predicted_ns

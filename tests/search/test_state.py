@@ -180,6 +180,7 @@ def test_a_kernel_takes_along_the_bitcasts_through_which_it_reads() -> None:
     graph = chain("param\nnegate 0\nbitcast 1\nexponential 2\ndot 2\ntuple 3 4")
     bench = Bench(graph)
     assert bench.move(0, 3, 1)
+    bench.costs.price_changed(bench.state, bench.scratch)
     assert normal_form(graph, bench.strategy()).groups == (Group((1, 3)),)
     check_legal(bench)
     check_consistent(bench)
