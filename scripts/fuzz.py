@@ -48,6 +48,9 @@ def main() -> int:
     parser.add_argument(
         "--by-hand-every", type=int, default=1, help="evaluate one program of so many op by op"
     )
+    parser.add_argument(
+        "--regions", action="store_true", help="leave out programs without loops and branches"
+    )
     parser.add_argument("--past-gate", action="store_true", help="run what the last gate refuses, too")
     parser.add_argument(
         "--add-to", type=Path, help="JSON file that adds up counts; its programs are left out"
@@ -64,6 +67,7 @@ def main() -> int:
         platform=arguments.platform, devices=arguments.devices, strategies=arguments.strategies,
         searched=not (arguments.no_search or arguments.defaults), keep=arguments.keep, folder=arguments.found or FOUND,
         pair_limit_s=arguments.pair_limit, by_hand_every=arguments.by_hand_every, past_gate=arguments.past_gate,
+        regions=arguments.regions,
     )  # fmt: skip
     return run(settings, arguments.add_to, lambda line: print(line, file=sys.stderr))
 

@@ -24,7 +24,7 @@ from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
 from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
-from disco_hlo.plan.legal import Kernel, check_strategy
+from disco_hlo.plan.legal import Kernel, check_strategy, planned_regions
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
@@ -54,15 +54,12 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     """
     numbers = _Numbers(source.module)
     threads = parallelism or _available_cores()
-    regions = {region.name: region for region in source.regions}
+    planned = planned_regions(source, strategy)
     written: list[Message] = []
-    for name, of_region in strategy.regions:
-        if name not in regions:
-            known = ", ".join(regions) or "none"
-            raise IllegalStrategyError(f"The strategy names region {name!r}; the step has {known}.")
-        for number, computation in enumerate(regions[name].sources):
-            prefix = f"{name}_" if number == 0 else f"{name}_{number + 1}_"
-            written += _rewritten(of_region, computation, numbers, threads, prefix)
+    for region in source.regions:
+        for number, computation in enumerate(region.sources if region.name in planned else ()):
+            prefix = f"{region.name}_" if number == 0 else f"{region.name}_{number + 1}_"
+            written += _rewritten(planned[region.name], computation, numbers, threads, prefix)
     written += _rewritten(strategy, source, numbers, threads, "")
     return assembled(source, written)
 
@@ -270,7 +267,9 @@ class _Rewriter:
         self, body: ComputationWriter, token: str, member: int, reads: list[Message]
     ) -> Message:
         proto, opcode = self.source.protos[member], self.graph.nodes[member].opcode
-        if opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type:
+        # XLA:GPU lowers any bitcast, and only through a bitcast does it update an operand in place.
+        is_reshaped = opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type
+        if is_reshaped and self.graph.backend == "cpu":
             return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
         return body.copy(proto, f"{token}.{opcode}", reads)
 

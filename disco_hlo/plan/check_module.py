@@ -176,7 +176,8 @@ class _Check:
         self._define_all(step.results, step)
 
     def _branches(self, step: Step, block: Block) -> None:
-        """Branches exclude each other: what one writes, another one does not see."""
+        """Branches exclude each other: what one writes, another one does not see. XLA keeps the operands until all are
+        done, so no kernel inside gets the buffer of one."""
         for operand in step.operands:
             self._read(operand, step.runs, block)
         before, written = self._holds, dict[int, int]()
@@ -187,6 +188,8 @@ class _Check:
             self._read(branch.ends_with, branch.body.root, branch)
             written.update(self._holds.items() - before.items())
         self._holds = before | written
+        self._now += 1
+        self._last_read |= dict.fromkeys((self._itself[value] for value in step.starts), self._now)
         self._define_all(step.results, step)
 
     def _read(self, values: Leaves, reader: Message, block: Block) -> None:

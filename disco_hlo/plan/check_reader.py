@@ -305,7 +305,8 @@ class Reader:
         if not blocks or any(len(one.ends_with) != len(results) for one in blocks):
             raise MalformedError(f"{instruction.name} does not return what its branches give")
         self.values.choose(results, [one.ends_with for one in blocks])
-        block.steps.append(Step(instruction, "conditional", operands[:1], results, (), blocks))
+        given = [value for leaves in operands[1:] for value in leaves]
+        block.steps.append(Step(instruction, "conditional", operands[:1], results, (), blocks, given))
         return results
 
 

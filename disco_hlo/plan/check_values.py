@@ -39,7 +39,8 @@ class Step:
     blocks: tuple[Block, ...] = ()
     """What it calls: a while its condition and body, in this order."""
     starts: Leaves = ()
-    """The values that a while's condition and body begin with and its body writes anew."""
+    """The values that a while's condition and body begin with and its body writes anew; those that a conditional's
+    branches begin with."""
     caller: Message | None = None
     """The async start that wraps the instruction."""
 

@@ -6,11 +6,12 @@ the backend: what may share a kernel, and what may share a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from disco_hlo.core.kernels import group_refusal
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import kernel_nodes
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.kernels import FUSION_KINDS
 from disco_hlo.plan.strategy import Bucket, Strategy
@@ -38,6 +39,21 @@ def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested:
         reason = bucket_refusal(graph, bucket)
         if reason:
             raise IllegalStrategyError(f"b{number}: {reason}")
+
+
+def planned_regions(source: CanonicalModule, strategy: Strategy) -> Mapping[str, Strategy]:
+    """The strategies of a step's loop bodies, branches and calls, by their names.
+
+    Raises:
+        IllegalStrategyError: it names one that the step does not have.
+    """
+    known = [region.name for region in source.regions]
+    for name, _ in strategy.regions:
+        if name not in known:
+            raise IllegalStrategyError(
+                f"the strategy names region {name!r}; the step has {', '.join(known) or 'none'}"
+            )
+    return dict(strategy.regions)
 
 
 def refused_groups(
@@ -76,7 +92,9 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
     first = graph.nodes[bucket.all_reduces[0]]
     if bucket != bucket_of(graph, bucket.all_reduces, bucket.form):
-        return f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+        return (
+            f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+        )
     for number in bucket.all_reduces[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:

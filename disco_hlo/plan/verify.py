@@ -16,6 +16,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.check_module import check_module
+from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import held_otherwise, read
 from disco_hlo.plan.strategy import Strategy
@@ -43,14 +44,16 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     if [region.name for region in written.regions] != [region.name for region in source.regions]:
         raise PlanError("the optimized module does not have the loops and branches of its source")
     _compare(source, written, strategy, "its entry")
-    planned = dict(strategy.regions)
+    planned = planned_regions(source, strategy)
     for mine, theirs in zip(source.regions, written.regions, strict=True):
         for original, rewritten in zip(mine.sources, theirs.sources, strict=True):
             _compare(original, rewritten, planned.get(mine.name), mine.name)
     check_module(optimized, source.graph.backend)
 
 
-def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strategy | None, where: str) -> None:
+def _compare(
+    source: CanonicalModule, written: CanonicalModule, strategy: Strategy | None, where: str
+) -> None:
     """Refuse a rewritten computation that does not do what a strategy says, or what the source does where there is
     none."""
     otherwise = held_otherwise(written) if strategy is not None else ()
@@ -59,7 +62,9 @@ def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strate
             f"the optimized module does not execute its plan: in {where} {', '.join(otherwise[:3])} would wait for "
             "itself, read what is overwritten before it runs, or be what no rule allows"
         )
-    difference = describe_difference(source.graph, read(written), read(source) if strategy is None else strategy)
+    difference = describe_difference(
+        source.graph, read(written), read(source) if strategy is None else strategy
+    )
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: in {where}, {difference}")
 
@@ -67,7 +72,8 @@ def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strate
 def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str | None:
     """How a module's strategy differs from the one wanted, in one clause; None where it does not.
 
-    Their regions are not looked at. An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves one open that is not.
+    Their regions are not looked at. An empty order of ``wanted`` stands for any that is possible; :func:`read` leaves
+    one open that is not.
     """
     wanted, found = replace(normal_form(graph, wanted), regions=()), replace(found, regions=())
     if not found.order and any(

@@ -231,8 +231,8 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
 def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
-    Equal for kernels in which the same ops feed each other, and leave, in the same way, hold the same constants, and read
-    what is the same to the cost model (row ``READ``): the layers of a model share their costs.
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, that hold the same constants
+    and read what is the same to the cost model (row ``READ``): the layers of a model share their costs.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))

@@ -155,9 +155,10 @@ def task(
     devices: int = 4,
     past_gate: bool = False,
     until: str = "",
+    regions: bool = False,
 ) -> dict[str, Any]:
     """What a worker is asked to do; a program is given as data or by its seed. No pair is tried behind one whose
-    outcome is ``until``."""
+    outcome is ``until``; with ``regions`` no program without loops and branches that can be written anew."""
     return {
         "do": "pairs",
         "program": program if isinstance(program, int) else to_json(program),
@@ -166,6 +167,7 @@ def task(
         "by_hand": by_hand,
         "past_gate": past_gate,
         "until": until,
+        "regions": regions,
     }
 
 

@@ -114,7 +114,7 @@ def generate(seed: int, max_devices: int = 4) -> Program:
 
 
 def _generate(dice: random.Random, seed: int, max_devices: int) -> Program:
-    from tests.fuzz.nested import COLLECTIVE
+    from tests.fuzz.nested import COLLECTIVE, layers
     from tests.fuzz.sharing import finish
 
     devices = dice.choice((1, 1, 1, 1, 2, 2, 2, 3, 4)) if max_devices > 1 else 1
@@ -126,6 +126,8 @@ def _generate(dice: random.Random, seed: int, max_devices: int) -> Program:
     grow(scope, weighted, dice.choice((2, 4, 6, 9, 13)))
     if scope.devices > 1 and not any(op.name == "psum" for op in scope.ops_made):
         grow(scope, [(1, one) for _, one in COLLECTIVE], 1)
+    if dice.random() < 0.3:
+        grow(scope, [(1, layers)], 1)
     results = finish(scope)
     body = scope.body(*results)
     sharded = tuple(_result_is_sharded(scope, body.types[x], devices) for x in results)
@@ -133,7 +135,8 @@ def _generate(dice: random.Random, seed: int, max_devices: int) -> Program:
         sharded = tuple(
             one and _divides(body.types[x], devices) for one, x in zip(sharded, results, strict=True)
         )
-    return Program(body, tuple(scope.arguments), devices, mode, sharded, seed)
+    small_calls = dice.random() < 0.25
+    return Program(body, tuple(scope.arguments), devices, mode, sharded, seed, small_calls)
 
 
 def productions_of(scope: Scope) -> list[tuple[int, Production]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fuzz.build import inner_exact
 from tests.fuzz.grammar import Production, Scope, grow, productions_of
-from tests.fuzz.program import Body, Op, Type
+from tests.fuzz.program import Body, Op, ProgramError, Type
 from tests.fuzz.sharing import moved, viewed, viewed_back
 
 
@@ -130,7 +130,74 @@ def _carried_on(inner: Scope, count: int, first: int = 0) -> list[int]:
     return results
 
 
-NESTED: list[tuple[int, Production]] = [(6, cond), (5, scan), (5, loop)]
+def layers(s: Scope) -> None:
+    """A scan as trainers write it: a state, the weights of each layer, states saved in an array that is updated in
+    place, and something that all layers read. Several collectives of a layer may travel together."""
+    length = s.dice.choice((2, 3, 4))
+    x = s.array(most=2)
+    shape, dtype = list(s.types[x].shape), s.types[x].dtype
+    if s.types[x].elements * length > 1024:
+        raise ProgramError("too large")
+    wide = [length, *shape]
+    rows = s.op("broadcast", s.like(x), shape=wide, axes=[*range(1, len(wide))])
+    ramp = s.op("convert", s.op("iota", shape=wide, axis=0), to=dtype)
+    saved = s.op("full", shape=wide, value=1, dtype=dtype)
+    counter = s.op("full", shape=[], value=0, dtype="s32")
+    carried = [x, s.like(x), saved, counter]
+    operands = [*carried, s.op("add", rows, ramp), s.op("sub", rows, ramp), s.array()]
+    attributes: dict[str, Any] = {
+        "carried": 4, "sliced": 2, "length": length, "reverse": s.dice.random() < 0.3, "unroll": 1,
+    }  # fmt: skip
+    types = [s.types[y] for y in operands]
+    types[4:6] = [Type(dtype, tuple(shape))] * 2
+    inner = _inside(s, Op("scan", tuple(operands), (), attributes), operands, types, collectives=True)
+    results = _layer(inner)
+    s.results += s.ops("scan", operands, attributes, (inner.body(*results),))[: s.dice.choice((1, 3))]
+
+
+def _layer(s: Scope) -> list[int]:
+    """The body of :func:`layers`: what it carries on, and what it stacks."""
+    x, other, saved, counter, weight, bias = range(6)
+    if s.devices > 1:
+        weight, bias = _gathered(s, weight, bias)
+    if s.dice.random() < 0.6:
+        grow(s, productions_of(s), s.dice.choice((1, 2, 3)))
+    y = s.op(s.of(("mul", "add", "sub")), changed(s, x), weight)
+    z = s.op(s.of(("add", "sub", "max")), y, bias)
+    part = s.op(
+        "broadcast",
+        s.dice.choice((x, z)),
+        shape=[1, *s.types[x].shape],
+        axes=[*range(1, len(s.types[x].shape) + 1)],
+    )
+    zero = s.op("full", shape=[], value=0, dtype="s32")
+    updated = s.op("dynamic_update_slice", saved, part, counter, *[zero] * len(s.types[x].shape))
+    late = s.op(s.of(("sub", "add")), z, x)
+    read = s.op("dynamic_slice", s.dice.choice((saved, updated)), zero, *[zero] * len(s.types[x].shape),
+                size=[1, *s.types[x].shape])  # fmt: skip
+    stacked = s.dice.sample((late, y, x, read), s.dice.choice((0, 1, 2)))
+    state = (z, s.dice.choice((other, late, y, x)))
+    if s.dice.random() < 0.4:
+        state = state[::-1]
+    return [*state, updated, s.op("scale", counter, by=1, plus=1), *stacked]
+
+
+def _gathered(s: Scope, *parts: int) -> list[int]:
+    """These values as a collective over all devices changes them; all in one way, so that XLA may combine them."""
+    how = s.of(("psum", "psum", "all_gather", "psum_scatter", "none"))
+    if how == "psum":
+        return [s.ops("psum", [x])[0] for x in parts]
+    shape = list(s.types[parts[0]].shape)
+    if how == "all_gather":
+        wide = [s.op("all_gather", x, axis=0) for x in parts]
+        start = [0] * len(shape)
+        return [s.op("slice", x, start=start, limit=shape, stride=[1] * len(shape)) for x in wide]
+    if how == "psum_scatter" and shape[0] % s.devices == 0:
+        return [s.op("all_gather", s.op("psum_scatter", x, axis=0), axis=0) for x in parts]
+    return list(parts)
+
+
+NESTED: list[tuple[int, Production]] = [(6, cond), (5, scan), (5, loop), (3, layers)]
 
 
 # Collectives -------------------------------------------------------------------------------------

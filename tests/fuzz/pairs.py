@@ -36,6 +36,7 @@ LOOSER = 4.0
 """The default may lie so many times further from what is computed op by op than a strategy from the default."""
 _GATE = "check_module.py"
 _UNFUSED = {"xla_disable_hlo_passes": "fusion,multi_output_fusion"}
+_NO_SMALL_CALLS = {"xla_disable_hlo_passes": "small-while-loop-hoisting"}
 _numbers = itertools.count()
 
 
@@ -203,9 +204,10 @@ def _request_of(program: Program) -> CompileRequest:
             raise Stop
 
     lowered = step_of(program, name).lower(*abstract_arguments(program))
+    options = {} if program.small_calls else _NO_SMALL_CALLS
     jaxlink.install(handler)
     try:
-        lowered.compile()
+        lowered.compile(options)
     except Stop:
         return found[0]
     finally:

@@ -96,6 +96,8 @@ class Program:
     """Of each result."""
     seed: int = 0
     """Of the values of the arguments."""
+    small_calls: bool = True
+    """XLA:CPU moves each small loop into a call of its own; else all loops stay where they are."""
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -118,6 +120,7 @@ def to_json(program: Program) -> dict[str, Any]:
         "devices": program.devices,
         "mode": program.mode,
         "seed": program.seed,
+        "small_calls": program.small_calls,
         "arguments": [
             {"role": a.role, "donated": a.donated, "sharded": a.sharded, "limit": a.limit}
             for a in program.arguments
@@ -125,6 +128,11 @@ def to_json(program: Program) -> dict[str, Any]:
         "sharded": list(program.sharded),
         "body": _body_to_json(program.body),
     }
+
+
+def has_regions(program: Program) -> bool:
+    """Whether it has loops or branches."""
+    return any(op.bodies for op in program.body.ops)
 
 
 def _body_to_json(body: Body) -> dict[str, Any]:
@@ -163,6 +171,7 @@ def from_json(raw: Any) -> Program:
             mode=_one_of(raw["mode"], MODES),
             sharded=tuple(bool(one) for one in raw["sharded"]),
             seed=int(raw["seed"]),
+            small_calls=bool(raw.get("small_calls", True)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProgramError(f"no program: {type(error).__name__}: {error}") from None

@@ -48,6 +48,8 @@ class Settings:
     """One of so many programs is evaluated op by op whatever comes of it; any other is where a strategy differs."""
     past_gate: bool = False
     """Run what the last gate refuses, too: how often is it right?"""
+    regions: bool = False
+    """Leave out programs without loops and branches that can be written anew."""
 
     @property
     def subject(self) -> str:
@@ -166,7 +168,7 @@ class Run:
         by_hand = seed % settings.by_hand_every == 0
         heard, skipped = findings.outcomes(
             worker, seed, left, self.deadline,
-            by_hand=by_hand, devices=settings.devices, past_gate=settings.past_gate,
+            by_hand=by_hand, devices=settings.devices, past_gate=settings.past_gate, regions=settings.regions,
         )  # fmt: skip
         if time.monotonic() >= self.deadline or self.ended.is_set():
             return
@@ -175,7 +177,8 @@ class Run:
             self.counts.note_done(seed)
             if skipped:
                 self.counts.skipped[skipped.partition(":")[0]] += 1
-                self.say(f"skipped: program {seed}: {skipped[:300]}")
+                if not skipped.startswith("plain"):
+                    self.say(f"skipped: program {seed}: {skipped[:300]}")
 
     def _count(self, seed: int, heard: list[tuple[Wanted, str, str]]) -> None:
         with self.lock:

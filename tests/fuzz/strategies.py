@@ -21,6 +21,8 @@ from tests.steps.strategies import random_strategy
 
 KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
 """``default`` is none: XLA's module as it is, before the last gate."""
+PLAIN = ("xla", "unfused", "one-kernel", "one-bucket")
+"""Kinds of which there is one."""
 SEARCHED = ("moves", "search")
 """Kinds that need the search's compiled code."""
 
@@ -52,15 +54,26 @@ def wanted(seed: int, count: int, searched: bool) -> list[Wanted]:
 
 
 def strategy_of(source: CanonicalModule, one: Wanted) -> Strategy:
-    """The strategy that is meant, on this module.
+    """The strategy that is meant, on this module: in its entry, and in its loop bodies, branches and calls. Where there
+    are many of a kind, one region of six stays as XLA compiled it.
 
     Raises:
         LostError: the search came to a state that is no strategy.
         DiscoError: the module cannot be read.
     """
-    graph = source.graph
     if one.kind == "xla":
         return read(source)
+    dice = random.Random(one.seed)
+    regions = []
+    for number, region in enumerate(source.regions):
+        if one.kind in PLAIN or dice.random() < 5 / 6:
+            within = Wanted(one.kind, one.seed + number + 1)
+            regions.append((region.name, _strategy_of_region(region.source, within)))
+    return replace(_strategy_of_region(source, one), regions=tuple(sorted(regions)))
+
+
+def _strategy_of_region(source: CanonicalModule, one: Wanted) -> Strategy:
+    graph = source.graph
     if one.kind == "unfused":
         return unfused(graph)
     if one.kind == "one-bucket":

@@ -53,7 +53,7 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
 
     from tests.fuzz.grammar import generate
     from tests.fuzz.pairs import Case, SkippedError
-    from tests.fuzz.program import from_json
+    from tests.fuzz.program import from_json, has_regions
     from tests.fuzz.strategies import Wanted
 
     def past_gate(one: Wanted) -> None:
@@ -72,11 +72,17 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
         say({"trying": WRITING})
         given = task["program"]
         program = generate(given, task["devices"]) if isinstance(given, int) else from_json(given)
+        if task["regions"] and not has_regions(program):
+            say({"skipped": "plain: it has no loop and no branch"})
+            say({"done": True})
+            continue
         wanted = [Wanted(kind, seed) for kind, seed in task["strategies"]]
         began = time.perf_counter()
         try:
             say({"trying": DEFAULT})
             case = Case(program, task["by_hand"], past_gate if task["past_gate"] else None)
+            if task["regions"] and not case.source.regions:
+                raise SkippedError("plain: XLA left no loop and no branch, or none that can be written anew")
             for one in wanted:
                 say({"trying": str(one)})
                 outcome = case.attempt(one)

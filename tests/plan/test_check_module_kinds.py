@@ -395,6 +395,21 @@ def test_two_names_are_no_matter_to_a_kernel_whose_result_takes_no_operands_plac
     assert "by two names" in said(module(TWO_NAMES, {"sum": only_one}))
 
 
+def test_a_branch_has_its_operands_by_as_many_names_as_it_likes_since_they_outlive_it() -> None:
+    """Run on XLA:CPU: 2048 of 4096 elements are wrong where the kernel stands in the entry, none in a branch."""
+    text = """
+        p = s32[] parameter
+        x = f32[4,4] parameter number=1
+        y = f32[4,4] negate x
+        c = f32[4,4] conditional p y y calls=one,two
+    """
+    one = TWO_NAMES.replace("g = f32[4,4] negate x\n", "").replace("g", "x")
+    called = {"one": one, "two": "v = f32[4,4] parameter\ne = f32[4,4] exponential v", "sum": SUM}
+    assert said(module(text, called)) == ""
+    made_inside = {**called, "one": TWO_NAMES}
+    assert said(module(text, made_inside)) == "f reads g by two names and may write f over it, in one"
+
+
 @pytest.mark.parametrize(
     ("name", "of_g", "of_h", "is_right"),
     [
