@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from disco_hlo.core.kernels import emitter_kind, group_refusal
 from disco_hlo.core.rows import is_joinable
+from disco_hlo.hlo.bitcasts import as_kernel, behind_bitcasts, kernel_nodes, readers
 from disco_hlo.hlo.graph import Graph, Kind, external_reads, is_cloned
 
 
@@ -81,15 +82,16 @@ class Grower:
                 continue
             group = grown
         members, results = group.written(self.graph)
-        if sum(self.graph.nodes[m].opcode != "bitcast" for m in members) < 2:
+        if len(group.inside) < 2:
             return None
         return FusedOp(members, results, emitter_kind(self.graph, members, results))
 
     def _seed_group(self) -> _Group:
         if self.own and self.dice.random() < self.growth.from_xla:
             op = self.dice.choice(self.own)
-            nodes = frozenset(m for m in op.members if self.graph.nodes[m].opcode != "bitcast")
-            owned = frozenset(m for m in nodes if self._is_private(m, nodes) or m in op.results)
+            ops, results = as_kernel(self.graph, op.members, op.results)
+            nodes = frozenset(ops)
+            owned = frozenset(m for m in nodes if self._is_private(m, nodes) or m in results)
             group = _Group(owned, nodes - owned)
             if owned and not self._refusal(group):
                 return group
@@ -110,7 +112,7 @@ class Grower:
         found = sorted(
             p
             for member in group.inside
-            for p in map(self._source, self.graph.nodes[member].operands)
+            for p in map(behind_bitcasts(self.graph).__getitem__, self.graph.nodes[member].operands)
             if p not in group.inside and self.graph.nodes[p].kind is Kind.FUSIBLE
         )
         if not found:
@@ -128,11 +130,6 @@ class Grower:
             if reader not in group.inside and self.graph.nodes[reader].kind is Kind.FUSIBLE
         )
         return _Group(group.owned | {self.dice.choice(found)}, group.copied) if found else None
-
-    def _source(self, node: int) -> int:
-        while self.graph.nodes[node].opcode == "bitcast":
-            node = self.graph.nodes[node].operands[0]
-        return node
 
     def _refusal(self, group: _Group) -> str | None:
         members, results = group.written(self.graph)
@@ -156,36 +153,10 @@ class _Group:
         return self.owned | self.copied
 
     def written(self, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(members, results): with the bitcasts between members, and what is read outside."""
+        """(members, results): with the bitcasts, and what is read outside."""
         inside = self.inside
-        bitcasts: set[int] = set()
-        for member in inside:
-            for operand in graph.nodes[member].operands:
-                chain = []
-                while graph.nodes[operand].opcode == "bitcast":
-                    chain.append(operand)
-                    operand = graph.nodes[operand].operands[0]
-                if operand in inside:
-                    bitcasts.update(chain)
         results = [n for n in self.owned if any(reader not in inside for reader in readers(graph, n))]
-        return tuple(sorted(inside | bitcasts)), tuple(sorted(results))
-
-
-def readers(graph: Graph, node: int) -> tuple[int, ...]:
-    """The ops that read a node's value, bitcasts looked through; a bitcast nobody reads counts itself."""
-    found: dict[int, None] = {}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        users = graph.users[current]
-        if not users:
-            found[current] = None
-        for user in users:
-            if graph.nodes[user].opcode == "bitcast":
-                pending.append(user)
-            else:
-                found[user] = None
-    return tuple(found)
+        return kernel_nodes(graph, inside), tuple(sorted(results))
 
 
 def is_plain(graph: Graph, members: Iterable[int], results: Iterable[int]) -> bool:

@@ -6,10 +6,11 @@ A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
+from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.cost_model import triton_emitter
 from disco_hlo.hlo.flatten import ModuleIndex
@@ -85,13 +86,18 @@ def keyed_times(
 def origin_key(graph: Graph, origin: Origin) -> str | None:
     """Under which the time of an instruction is known; None for what follows a line, and for the ends of what has a
     start."""
-    if origin.role == "done":
+    if origin.role == "done" or any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in origin.nodes):
         return None
-    nodes = [graph.nodes[node] for node in origin.nodes]
-    if any(node.kind is Kind.ALL_REDUCE for node in nodes):
+    ops, results = as_kernel(graph, origin.nodes, origin.results)
+    if not ops:  # it only shows a value in another shape
         return None
     if origin.proto.fusion_kind == "kCustom" and custom_fusion_kind(origin.proto) == "__triton":
-        return group_key(graph, origin.nodes, origin.results, triton_emitter(triton_settings(origin.proto)))
-    if len(nodes) == 1:
-        return nodes[0].key
-    return group_key(graph, origin.nodes, origin.results)
+        return kernel_key(graph, ops, results, triton_emitter(triton_settings(origin.proto)))
+    return kernel_key(graph, ops, results)
+
+
+def kernel_key(graph: Graph, ops: Sequence[int], results: Sequence[int], emitter: str = "") -> str:
+    """The key of the kernel that computes ``ops``, wherever bitcasts stand: of one op by itself that of the op."""
+    if len(ops) == 1 and not emitter:
+        return graph.nodes[ops[0]].key
+    return group_key(graph, kernel_nodes(graph, ops), results, emitter)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.profiler.instructions import Span, spans
@@ -75,7 +76,8 @@ def measured_step(name: str, trace: Trace, executed: bytes) -> MeasuredStep:
     device = min(span.device for span in found)
     kept = _outermost([span for span in found if span.device == device])
     talks = _collectives(module, owner)
-    computed = {one.name: (*one.results, *one.nodes)[:1] for one in module.origins}
+    shown = behind_bitcasts(module.graph)
+    computed = {one.name: shown[(*one.results, *one.nodes)[0]] for one in module.origins if one.nodes}
     lanes: list[tuple[Lane, int]] = []
     numbers: dict[str, int] = {}
     rows = []
@@ -85,7 +87,7 @@ def measured_step(name: str, trace: Trace, executed: bytes) -> MeasuredStep:
         lane = _free_lane(lanes, kind, span)
         number = numbers.setdefault(span.owner, len(numbers))
         rows.append((number, span.start_ns - first, span.end_ns - span.start_ns, lane))
-    named = tuple((op[:4096], (computed.get(op) or (-1,))[0]) for op in numbers)
+    named = tuple((op[:4096], computed.get(op, -1)) for op in numbers)
     last = max(span.end_ns for span in kept)
     return MeasuredStep(name, last - first, tuple(kind for kind, _ in lanes), named, tuple(rows))
 

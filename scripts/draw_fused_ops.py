@@ -26,12 +26,13 @@ from disco_hlo.estimator.dataset import Dataset  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
+from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
-from disco_hlo.profiler.kernel_keys import group_key  # noqa: E402
+from disco_hlo.profiler.keys import kernel_key  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
@@ -165,10 +166,8 @@ def _lowered(step: StepConfig) -> Any:
 
 def key_of(source: CanonicalModule, op: FusedOp) -> str:
     """The cost key under which a profile would store the kernel's time."""
-    if len(op.members) == 1 and op.kind != "triton":
-        return source.graph.nodes[op.members[0]].key
-    emitter = triton_emitter(op.config) if op.kind == "triton" else ""
-    return group_key(source.graph, op.members, op.results, emitter)
+    ops, results = as_kernel(source.graph, op.members, op.results)
+    return kernel_key(source.graph, ops, results, triton_emitter(op.config) if op.kind == "triton" else "")
 
 
 def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
@@ -181,7 +180,9 @@ def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
         if kind == "triton":
             settings = backend_config(origin.proto)["fusion_backend_config"]
             config = msgspec.json.encode(settings, order="deterministic").decode()
-        found.append(FusedOp(origin.nodes, origin.results, kind, config))
+        ops, results = as_kernel(source.graph, origin.nodes, origin.results)
+        if ops:
+            found.append(FusedOp(kernel_nodes(source.graph, ops), results, kind, config))
     return found
 
 

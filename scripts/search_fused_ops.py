@@ -17,6 +17,7 @@ from checkout import ROOT
 
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.estimator.samples import FusedOp
+from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs, costs_for
@@ -64,8 +65,8 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
 
 def kernels_in(graph: Graph, plan: Strategy) -> Iterator[FusedOp]:
     """The op groups of a plan as they would be measured, in the order of their results."""
-    groups = {frozenset((*group.nodes, *group.duplicates)): group for group in plan.groups}
-    for members, results in sorted(kernels_of(graph, plan), key=lambda kernel: kernel[1]):
-        group = groups[members]
+    groups = {frozenset(group.ops): group for group in plan.groups}
+    for ops, results in sorted(kernels_of(graph, plan), key=lambda kernel: kernel[1]):
+        group = groups[ops]
         if group.kind != "triton":
-            yield FusedOp(tuple(sorted(members)), tuple(results), group.kind, group.config)
+            yield FusedOp(kernel_nodes(graph, ops), results, group.kind, group.config)

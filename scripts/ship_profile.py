@@ -65,7 +65,9 @@ def known_shares(profile: Profile, module: bytes) -> tuple[float, float]:
         for node in graph.nodes
         if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
     ]
-    kernels = [key in profile.ops for key in kernel_keys(graph, unit_graph(graph, read(source)).kernels)]
+    kernels = [
+        key in profile.ops for key in kernel_keys(graph, unit_graph(graph, read(source)).kernels(graph))
+    ]
     return sum(singles) / max(1, len(singles)), sum(kernels) / max(1, len(kernels))
 
 

@@ -57,4 +57,4 @@ def listed(kernels: Kernels) -> list[tuple[set[int], list[int]]]:
 
 def kernels_of(graph: Graph, groups: Sequence[Group]) -> Kernels:
     """Groups that may stand in one strategy as what a cost model is asked for."""
-    return unit_graph(graph, unfused(graph, groups)).kernels
+    return unit_graph(graph, unfused(graph, groups)).kernels(graph)

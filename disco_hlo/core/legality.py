@@ -94,7 +94,6 @@ def _mark_results(w: Any, count: Any, results: Any) -> None:
 
 def _member_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any, tiled: Any) -> Any:
     _mark_results(w, count, results)
-    bitcasts = 0
     for i in range(count):
         x = w.members[i]
         used, e = w.value[x] != 0, g.users_at[x]
@@ -110,9 +109,7 @@ def _member_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any, tiled:
             return refuse(w, why.OWN_BUFFER_COPY, x, 0, 0)
         if flags & at.NOT_GENERATED and not tiled:
             return refuse(w, why.NO_GENERATOR, x, 0, 0)
-        if flags & at.BITCAST:
-            bitcasts += 1
-    return refuse(w, why.ONLY_BITCASTS, 0, 0, 0) if bitcasts == count else LEGAL
+    return LEGAL
 
 
 def _size_refusal(g: Any, w: Any, count: Any, results: Any, stamp: Any) -> Any:

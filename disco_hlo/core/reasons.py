@@ -16,24 +16,23 @@ DEAD_MEMBER: Final = 4
 NOT_FUSIBLE: Final = 5
 OWN_BUFFER_COPY: Final = 6
 NO_GENERATOR: Final = 7
-ONLY_BITCASTS: Final = 8
-TOO_MANY_OPERANDS: Final = 9
-TOO_MANY_REDUCTIONS: Final = 10
-TOO_MANY_EMISSIONS: Final = 11
-TOO_MANY_EVALUATIONS: Final = 12
-SHARED_BUFFER: Final = 13
-TUPLE_BESIDE: Final = 14
-SCATTER_BESIDE: Final = 15
-SCATTERED_INSIDE: Final = 16
-REDUCED_BESIDE: Final = 17
-TRANSPOSED_BESIDE: Final = 18
-REDUCED_INSIDE: Final = 19
-OTHER_LOOPS: Final = 20
-OTHER_ORDER: Final = 21
-NO_LOOP: Final = 22
-MOVED_BEFORE: Final = 23
-REDUCED_TWICE: Final = 24
-SHARED_MEMORY: Final = 25
+TOO_MANY_OPERANDS: Final = 8
+TOO_MANY_REDUCTIONS: Final = 9
+TOO_MANY_EMISSIONS: Final = 10
+TOO_MANY_EVALUATIONS: Final = 11
+SHARED_BUFFER: Final = 12
+TUPLE_BESIDE: Final = 13
+SCATTER_BESIDE: Final = 14
+SCATTERED_INSIDE: Final = 15
+REDUCED_BESIDE: Final = 16
+TRANSPOSED_BESIDE: Final = 17
+REDUCED_INSIDE: Final = 18
+OTHER_LOOPS: Final = 19
+OTHER_ORDER: Final = 20
+NO_LOOP: Final = 21
+MOVED_BEFORE: Final = 22
+REDUCED_TWICE: Final = 23
+SHARED_MEMORY: Final = 24
 
 REASONS: dict[int, str] = {
     NO_RESULT: "the group has no result: nothing outside reads it",
@@ -43,7 +42,6 @@ REASONS: dict[int, str] = {
     NOT_FUSIBLE: "{0:op} cannot be fused",
     OWN_BUFFER_COPY: "{0:node} is a copy that gives its value a buffer of its own",
     NO_GENERATOR: "{0:op} has no code generator",
-    ONLY_BITCASTS: "the group computes nothing: there are only bitcasts in it",
     TOO_MANY_OPERANDS: "{0} operands and results, more than {1}",
     TOO_MANY_REDUCTIONS: "{0} reductions, more than {1}",
     TOO_MANY_EMISSIONS: "{0:op} would be written {1} times into one kernel, more than {2}",

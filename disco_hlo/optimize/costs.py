@@ -260,11 +260,10 @@ def seen_kernels(
     found: dict[str, Seen] = {}
     for number, plan in enumerate(plans):
         units = unit_graph(graph, plan)
-        estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels)
+        estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels(graph))
         for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
-            ops = tuple(x for x in group.nodes + group.duplicates if graph.nodes[x].opcode != "bitcast")
-            if key in profile.ops and key not in found and len(ops) > 1:
-                found[key] = Seen(ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
+            if key in profile.ops and key not in found and len(group.ops) > 1:
+                found[key] = Seen(group.ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
     return list(found.values())
 
 

@@ -44,7 +44,7 @@ def unknown_kernels(source: CanonicalModule, profile: Profile, plan: Strategy) -
     return sum(
         key not in profile.ops
         for graph, one in by_graph(source, plan)
-        for key in kernel_keys(graph, unit_graph(graph, one).kernels)
+        for key in kernel_keys(graph, unit_graph(graph, one).kernels(graph))
     )
 
 
@@ -65,7 +65,7 @@ def with_kernels(
     profile = costs.profile
     found = Reprofiled(0, 0, 0)
     for graph, one in by_graph(source, plan):
-        keys = kernel_keys(graph, unit_graph(graph, one).kernels)
+        keys = kernel_keys(graph, unit_graph(graph, one).kernels(graph))
         new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
         if new:
             found = Reprofiled(

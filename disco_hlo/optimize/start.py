@@ -12,7 +12,6 @@ from disco_hlo.plan.legal import Kernel, refused_groups
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.search.boundary.finalists import kernels_of
-from disco_hlo.search.boundary.state import as_searched, kept_as_given, signatures
 from disco_hlo.simulator.costs import MachineModel
 
 LOGGER = logging.getLogger("disco_hlo")
@@ -26,12 +25,11 @@ def starting_point(graph: Graph, xla: Strategy, machine: MachineModel, method: s
 
 def searchable(graph: Graph, xla: Strategy) -> Strategy:
     """XLA's plan as the search can take it up: without the kernels whose place in the order it would misjudge, and
-    without those that then wait for themselves or return what no rule allows; no fusion where XLA's kernels cannot be
-    told apart in its terms."""
+    without those that then wait for themselves or return what no rule allows."""
     start = _without(xla, groups_with_own_copies(graph, xla.groups))
     try:
         known = kernels_of(graph, xla)
-        while unfit := _circle_as_searched(graph, start) or _illegal(graph, start, known):
+        while unfit := _unfit(graph, start, known):
             start = _without(start, unfit)
     except IllegalStrategyError as error:
         LOGGER.debug("the search starts without XLA's kernels: %s", error)
@@ -46,28 +44,14 @@ def _without(strategy: Strategy, groups: Collection[int]) -> Strategy:
     return Strategy(kept, strategy.buckets)
 
 
-def _circle_as_searched(graph: Graph, strategy: Strategy) -> frozenset[int]:
-    """Positions of groups that wait for each other, as they are or in the terms of the search."""
-    positions = list(range(len(strategy.groups)))
+def _unfit(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> frozenset[int]:
+    """Positions of groups that wait for each other; where none do, of those that are no legal kernels and none of XLA's
+    any more, since others read more of them."""
     try:
-        unit_graph(graph, strategy)
-        positions = [i for i, (owned, _) in enumerate(signatures(graph, strategy)) if owned]
-        unit_graph(graph, as_searched(graph, strategy))
+        units = unit_graph(graph, strategy)
     except CircleError as error:
-        waiting = frozenset(positions[int(token[1:])] for token in error.tokens if token[0] == "g")
+        waiting = frozenset(int(token[1:]) for token in error.tokens if token[0] == "g")
         if not waiting:
             raise
         return waiting
-    return frozenset()
-
-
-def _illegal(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> frozenset[int]:
-    """Positions of groups that are no legal kernels and none of XLA's any more: others read more of them, or the search
-    writes them in another way."""
-    found = {i for i, _ in refused_groups(graph, strategy, unit_graph(graph, strategy), known)}
-    searched = as_searched(graph, strategy)
-    positions = [i for i, (owned, _) in enumerate(signatures(graph, strategy)) if owned]
-    refused = [positions[i] for i, _ in refused_groups(graph, searched, unit_graph(graph, searched), known)]
-    if refused:
-        found.update(set(refused) - kept_as_given(graph, strategy))
-    return frozenset(found)
+    return frozenset(i for i, _ in refused_groups(graph, strategy, units, known))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from disco_hlo.core.kernels import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
@@ -24,7 +25,6 @@ from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
 from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
 from disco_hlo.plan.legal import Kernel, check_strategy, planned_regions
-from disco_hlo.plan.names import has_two_names, named_once
 from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
@@ -69,7 +69,6 @@ def _rewritten(
 ) -> list[Message]:
     """A computation as the strategy says, with the new ones that it calls."""
     graph = source.graph
-    strategy = named_once(graph, strategy)
     units = unit_graph(graph, strategy)
     asynchronous = graph.backend == "gpu"
     order = strategy.order or default_unit_order(units, asynchronous)
@@ -98,12 +97,19 @@ class _Numbers:
 
 
 def attested_groups(source: CanonicalModule) -> set[Kernel]:
-    """The kernels that XLA itself runs in the source module, on the same buffers."""
-    return {
-        (frozenset(origin.nodes), origin.results)
-        for origin in source.origins
-        if origin.role == "fusion" and not has_two_names(source.graph, set(origin.nodes))
-    }
+    """The kernels that XLA itself runs in the source module, on the same buffers.
+
+    Those with other bitcasts inside than ours are left out, but for one behind the only result, which we write outside:
+    several results may have one shape by their bitcasts alone.
+    """
+    graph, found = source.graph, set[Kernel]()
+    for origin in source.origins:
+        if origin.role == "fusion":
+            ops, results = as_kernel(graph, origin.nodes, origin.results)
+            same_results = results == origin.results or len(results) == 1
+            if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
+                found.add((frozenset(ops), results))
+    return found
 
 
 def _available_cores() -> int:
@@ -146,7 +152,8 @@ class _Rewriter:
         for value in self.units.values:
             self.results.setdefault(value.producer, []).append(value.node)
         kernels = [origin for origin in self.source.origins if origin.role == "fusion"]
-        self.wrapped = {kernel.nodes[0]: kernel for kernel in kernels if len(kernel.nodes) == 1}
+        lone = ((as_kernel(self.graph, kernel.nodes, ())[0], kernel) for kernel in kernels)
+        self.wrapped = {ops[0]: kernel for ops, kernel in lone if len(ops) == 1}
         self.in_kernels = {node for kernel in kernels for node in kernel.nodes}
         """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
@@ -228,7 +235,9 @@ class _Rewriter:
         self.written[node_id] = self.entry.copy(proto, f"{token}_{node.opcode}", operands)
 
     def _write_group(self, token: str, group: Group) -> None:
-        members = sorted((*group.nodes, *group.duplicates))
+        # An op that is no fusible node may want what it reads, when alone, as it lies in memory.
+        is_plain = len(group.ops) > 1 or self.graph.nodes[group.ops[0]].kind is Kind.FUSIBLE
+        members = kernel_nodes(self.graph, group.ops) if is_plain else group.ops
         inside = set(members)
         results = self.results[self.units.index[token]]
         main = self.graph.nodes[results[0]].opcode
@@ -245,7 +254,7 @@ class _Rewriter:
         outputs = [local[result] for result in results]
         root = outputs[0] if len(outputs) == 1 else body.tuple(f"{token}.tuple", outputs)
         work = self._work(members, results, inside)
-        name = f"{token}_wrapped_{main}" if len(members) == 1 else f"{token}_{main}_fusion"
+        name = f"{token}_wrapped_{main}" if len(group.ops) == 1 else f"{token}_{main}_fusion"
         kernel = self._fusion(name, group, body, root, operands, work)
         kernel.metadata.CopyFrom(self.source.protos[results[0]].metadata)
         if len(results) == 1:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from disco_hlo.core.kernels import group_refusal
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.kernels import FUSION_KINDS
@@ -19,8 +20,8 @@ from disco_hlo.plan.units import UnitGraph
 FORMS = ("concat", "variadic")
 
 Kernel = tuple[frozenset[int], tuple[int, ...]]
-"""What one kernel computes, and which of it it returns (ascending). The results matter: the same
-nodes with one result more can be a kernel that crashes XLA."""
+"""The ops that one kernel computes, and which of them it returns (ascending). The results matter: the same
+ops with one result more can be a kernel that crashes XLA."""
 
 
 def check_strategy(graph: Graph, strategy: Strategy, units: UnitGraph, attested: Iterable[Kernel]) -> None:
@@ -65,14 +66,13 @@ def refused_groups(
     for value in units.values:
         results.setdefault(value.producer, []).append(value.node)
     for number, group in enumerate(strategy.groups):
-        members = frozenset((*group.nodes, *group.duplicates))
         returned = results.get(units.index[f"g{number}"], [])
         if group.kind not in FUSION_KINDS:
             yield number, f"kind {group.kind!r} is none of {', '.join(FUSION_KINDS)}"
             continue
-        if (members, tuple(returned)) in known:
+        if (frozenset(group.ops), tuple(returned)) in known:
             continue
-        reason = group_refusal(graph, members, returned, group.kind)
+        reason = group_refusal(graph, kernel_nodes(graph, group.ops), returned, group.kind)
         if reason:
             yield number, reason
 

@@ -7,7 +7,7 @@ owned at most once and every all-reduce carried once. What follows from it, who 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,6 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.flat_graph import flat_graph, flat_lists
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.strategy import Strategy
-
-_NEVER_GROUPED: Final = ("tuple", "get-tuple-element", "opt-barrier")
 
 
 class Members(NamedTuple):
@@ -82,11 +80,12 @@ def _check_kinds(
     kind = flat_graph(graph).kind[node]
     for place in np.flatnonzero(is_grouped & (kind != Kind.FUSIBLE) & (kind != Kind.FIXED)).tolist():
         named = graph.nodes[node[place]]
-        if named.kind is not Kind.FREE or named.opcode in _NEVER_GROUPED:
-            raise IllegalStrategyError(
-                f"{token_of(strategy, unit[place])} holds {name_of(graph, named.id)}, which cannot be part of a "
-                f"kernel ({named.kind.name.lower()})."
-            )
+        why = f"which cannot be part of a kernel ({named.kind.name.lower()})"
+        if named.opcode == "bitcast":
+            why = "and strategies name no bitcasts: each belongs to whatever reads it. Search again"
+        raise IllegalStrategyError(
+            f"{token_of(strategy, unit[place])} holds {name_of(graph, named.id)}, {why}."
+        )
     for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
         token, name = token_of(strategy, unit[place]), name_of(graph, int(node[place]))
         raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import bucket_of
-from disco_hlo.plan.names import named_once
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
-from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, runs, source_kernels
+from disco_hlo.plan.source_kernels import SourceKernels, computes, is_listed, source_kernels
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
@@ -39,12 +39,12 @@ def _read(source: CanonicalModule) -> Strategy:
         token_of[name] = f"g{len(groups)}" if is_listed(group) else f"n{group.nodes[0]}"
         groups += [group] if is_listed(group) else []
     asynchronous = graph.backend == "gpu"
-    order = _order(source, kernels, token_of, bucket_of)
-    named = named_once(graph, Strategy(tuple(groups), buckets, order))
-    if kernels.changed or named.groups != tuple(groups):
-        order = _in_time(unit_graph(graph, named), named.order, asynchronous)
-        named = replace(named, order=order)
-    found = normal_form(graph, named)
+    strategy = Strategy(tuple(groups), buckets, _order(source, kernels, token_of, bucket_of))
+    if kernels.changed:
+        strategy = replace(
+            strategy, order=_in_time(unit_graph(graph, strategy), strategy.order, asynchronous)
+        )
+    found = normal_form(graph, strategy)
     try:
         check_order(unit_graph(graph, found), found.order, asynchronous)
     except IllegalStrategyError:
@@ -68,7 +68,7 @@ class Repeat:
     """
 
     members: tuple[int, ...]
-    """Nodes that it computes, ascending; empty where it only copies."""
+    """Ops that it computes, ascending; empty where it only copies."""
     results: tuple[int, ...]
     """Those that leave it, ascending."""
     before: int
@@ -85,8 +85,15 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
         group = kernels.groups.get(origin.name)
         if group is not None:
             following = group.nodes[0]
-        elif origin.role == "fusion" and runs(graph, origin) and origin.name not in kernels.changed:
-            found.append(Repeat(computes(graph, origin), origin.results, following))
+        elif (
+            origin.role == "fusion"
+            and (ops := computes(graph, origin))
+            and origin.name not in kernels.changed
+        ):
+            shown = behind_bitcasts(graph)
+            found.append(
+                Repeat(ops, tuple(x for x in ops if x in {shown[y] for y in origin.results}), following)
+            )
         elif origin.role == "op" and (alone := _single(graph, origin)) is not None:
             following = alone
     cut = [Repeat((), (gradient,), _first_reader(graph, gradient)) for gradient in source.cut]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from disco_hlo.errors import CircleError
 from disco_hlo.hlo.attributes import triton_settings
+from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind
@@ -36,8 +37,7 @@ class SourceKernels:
     """From which instruction a node is taken; "" where it runs by itself although no instruction of the module is it
     alone."""
     groups: Mapping[str, Group]
-    """By instruction, its ops, in the order of the module. Missing are kernels that own nothing, or of which
-    others need no more than a bitcast."""
+    """By instruction, its ops, in the order of the module. Missing are kernels that own nothing."""
     changed: tuple[str, ...] = ()
     """Instructions that no strategy can hold as they are: they recompute less, or their ops run by themselves."""
 
@@ -54,7 +54,7 @@ def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> Sour
     whole: Computed = {
         origin.name: frozenset(computes(graph, origin))
         for origin in source.origins
-        if origin.role == "fusion" and runs(graph, origin)
+        if origin.role == "fusion" and computes(graph, origin)
     }
     computed: Computed = {
         name: frozenset() if _updates_what_it_recomputes(graph, nodes) else nodes
@@ -70,15 +70,8 @@ def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> Sour
 
 
 def computes(graph: Graph, origin: Origin) -> tuple[int, ...]:
-    """The ops of a kernel, ascending."""
-    return tuple(
-        n for n in origin.nodes if graph.nodes[n].kind not in (Kind.PARAMETER, Kind.CONSTANT, Kind.ALL_REDUCE)
-    )
-
-
-def runs(graph: Graph, origin: Origin) -> bool:
-    """Whether a kernel does anything; one that only renames dimensions is a bitcast in canonical form."""
-    return any(graph.nodes[node].kind is not Kind.FREE for node in computes(graph, origin))
+    """The ops of a kernel, ascending; none of one that only renames dimensions."""
+    return tuple(n for n in origin.nodes if graph.nodes[n].kind in (Kind.FUSIBLE, Kind.FIXED))
 
 
 def _updates_what_it_recomputes(graph: Graph, inside: frozenset[int]) -> bool:
@@ -98,10 +91,13 @@ def is_listed(group: Group) -> bool:
 
 
 def _settled(source: CanonicalModule, computed: Computed) -> SourceKernels:
+    shown = behind_bitcasts(source.graph)
     maker: dict[int, str] = {}
     for origin in source.origins:
         for node in origin.results:
-            maker.setdefault(node, origin.name if node in computed.get(origin.name, origin.results) else "")
+            if shown[node] in origin.nodes:
+                is_in = shown[node] in computed.get(origin.name, origin.nodes)
+                maker.setdefault(shown[node], origin.name if is_in else "")
     read, inside = _needed(source.graph, computed, maker)
     owner = {node: maker.get(node, "") for node in read}
     groups: dict[str, Group] = {}
@@ -110,7 +106,7 @@ def _settled(source: CanonicalModule, computed: Computed) -> SourceKernels:
         for node in members:
             owner.setdefault(node, origin.name)
         nodes = tuple(node for node in members if owner[node] == origin.name)
-        if any(source.graph.nodes[node].kind is not Kind.FREE for node in members) and nodes:
+        if nodes:
             duplicates = tuple(node for node in members if owner[node] != origin.name)
             kind = emitter_of(origin.proto)
             config = triton_settings(origin.proto) if kind == "triton" else ""
@@ -123,7 +119,7 @@ def _needed(
 ) -> tuple[set[int], dict[str, set[int]]]:
     """The nodes that are read from memory, from the root back; and what each kernel computes for those that are taken
     from it."""
-    fused = frozenset().union(*computed.values())
+    fused, shown = frozenset().union(*computed.values()), behind_bitcasts(graph)
     inside: dict[str, set[int]] = {name: set() for name in computed}
     read: set[int] = set()
     pending = [graph.root]
@@ -143,7 +139,7 @@ def _needed(
             member = wanted.pop()
             if member not in inside[name]:
                 inside[name].add(member)
-                for operand in graph.nodes[member].operands:
+                for operand in map(shown.__getitem__, graph.nodes[member].operands):
                     (wanted if operand in computed[name] else pending).append(operand)
     return read, inside
 
@@ -166,7 +162,7 @@ def _reading_in_time(source: CanonicalModule, computed: Computed, found: SourceK
         group = found.groups.get(origin.name)
         if group is None:
             continue
-        members = {*group.nodes, *group.duplicates}
+        members = {*group.ops}
         late = {
             node
             for node in members.intersection(later)

@@ -7,7 +7,8 @@ complete: ``apply(strategy, module)`` leaves XLA nothing to decide. Its executio
 * ``b2``  all-reduce bucket 2; where collectives are asynchronous ``b2.start`` and ``b2.done``,
 * ``n17`` a single node that is in no group (wrapped as a one-op kernel where the backend needs it).
 
-Parameters, constants, tuples, get-tuple-elements and bitcasts outside groups are not units.
+A strategy names ops only. Parameters, constants, tuples, get-tuple-elements and bitcasts are not units; the bitcasts
+through which the ops of a group read are in its kernel, unnamed (:mod:`disco_hlo.hlo.bitcasts`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ class Group:
     """Ops that run as one kernel."""
 
     nodes: tuple[int, ...]
-    """Nodes this group owns, ascending. A node has at most one owner. The group's results are
-    the owned nodes that anything outside reads (or the entry root returns)."""
+    """Ops this group owns, ascending. An op has at most one owner. The group's results are
+    the owned ops that anything outside reads (or the entry root returns)."""
     duplicates: tuple[int, ...] = ()
-    """Nodes recomputed inside, ascending; what else needs their value takes it from their owner."""
+    """Ops recomputed inside, ascending; what else needs their value takes it from their owner."""
     kind: str = "loop"
     """Emitter: ``loop`` (kLoop), ``input`` (kInput), ``output`` (kOutput, CPU), ``triton`` (GPU)."""
     config: str = ""
     """Emitter settings as canonical JSON (Triton tiles); empty where the emitter has none."""
+
+    @property
+    def ops(self) -> tuple[int, ...]:
+        """All that it computes, ascending."""
+        return tuple(sorted((*self.nodes, *self.duplicates)))
 
 
 @dataclass(frozen=True, slots=True)

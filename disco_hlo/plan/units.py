@@ -8,7 +8,7 @@ simulator and the search all take units, dependencies and order from here, so th
 
 A unit reads a value from the unit that owns it. Nodes that are no units hand reads through:
 a parameter or constant is there from the start; a free node (tuple, get-tuple-element, bitcast)
-outside groups stands for what its operands stand for. A duplicated op is recomputed by its
+stands for what its operands stand for. A duplicated op is recomputed by its
 reader, so the reader waits for the op's operands and not for its owner; a single op that every
 reader recomputes is not executed at all.
 """
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
+from disco_hlo.hlo.bitcasts import behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
 from disco_hlo.hlo.graph import Graph, Kind, Shape, rewriting
@@ -146,12 +147,11 @@ class UnitGraph:
         """The nodes that each group leaves in memory, ascending."""
         return _cut(self.result_at[: len(self.strategy.groups) + 1], self.result)
 
-    @cached_property
-    def kernels(self) -> Kernels:
-        """The op groups as a cost model is asked for them."""
+    def kernels(self, graph: Graph) -> Kernels:
+        """The op groups, of this graph, as a cost model is asked for them."""
         groups = self.strategy.groups
         return Kernels.of_lists(
-            [sorted((*group.nodes, *group.duplicates)) for group in groups],
+            [kernel_nodes(graph, group.ops) for group in groups],
             self.results_of_groups,
             [triton_emitter(group.config) if group.kind == "triton" else "" for group in groups],
         )
@@ -261,7 +261,7 @@ def _reads(
     node = np.concatenate([members.own_node, members.copy_node])
     begin = flat.operand_at[node]
     operands = flat.operand_at[node + 1] - begin
-    reader, operand = np.repeat(unit, operands), flat.operand[stretches(begin, operands)]
+    reader, operand = np.repeat(unit, operands), flat.shown[flat.operand[stretches(begin, operands)]]
     # A bucket's members travel at once: one that reads another waits for its own bucket, a cycle.
     is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.ALL_REDUCE)
     if members.copy_node.size:
@@ -370,18 +370,9 @@ def reads_own_copies(graph: Graph, group: Group, reader: int, overwritten: Colle
     after that unit. (A loop overwrites several arrays, and few read all of them.)"""
     if not group.duplicates:
         return False
-    inside, found = {*group.nodes, *group.duplicates}, False
-    for read in graph.nodes[reader].operands:
-        value = graph.shown[read]
-        if value not in overwritten:
-            continue
-        names = [read]
-        while graph.nodes[names[-1]].opcode == "bitcast":
-            names.append(graph.nodes[names[-1]].operands[0])
-        if names[-1] != value or value not in group.duplicates or not inside.issuperset(names):
-            return False
-        found = True
-    return found
+    shown = behind_bitcasts(graph)
+    read = [x for x in graph.nodes[reader].operands if graph.shown[x] in overwritten]
+    return bool(read) and all(shown[x] in group.duplicates for x in read)
 
 
 def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
@@ -399,7 +390,7 @@ def groups_with_own_copies(graph: Graph, groups: Sequence[Group]) -> frozenset[i
         if not recomputed.isdisjoint(group.duplicates)
         or any(
             reads_own_copies(graph, group, node, buffers.get(second, ()))
-            for node in (*group.nodes, *group.duplicates)
+            for node in group.ops
             for second in writers.get(node, ())
         )
     )

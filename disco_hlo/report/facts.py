@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Graph, Kind, Node, is_cloned
+from disco_hlo.hlo.bitcasts import kernel_nodes, readers
+from disco_hlo.hlo.graph import Graph, Node, external_reads
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
@@ -117,7 +118,7 @@ def group_facts(bundle: Bundle) -> list[GroupFacts]:
     graph = bundle.source.graph if bundle.source else None
     measured: Sequence[OpTime | None] = [None] * len(groups)
     if graph is not None and bundle.profile is not None:
-        keys = kernel_keys(graph, unit_graph(graph, bundle.strategy).kernels)
+        keys = kernel_keys(graph, unit_graph(graph, bundle.strategy).kernels(graph))
         measured = [bundle.profile.ops.get(key) for key in keys]
     facts = [
         _group(f"g{i}", group, graph, time)
@@ -155,18 +156,13 @@ def bytes_saved(graph: Graph, group: Group) -> int:
     Traffic is distinct reads plus results. Duplicated ops have a kernel of their own either way, so
     what they cost inside the group counts against it.
     """
-    inside = {*group.nodes, *group.duplicates}
     apart = sum(_traffic(graph, (node,), (node,)) for node in group.nodes)
-    results = [n for n in group.nodes if n == graph.root or any(u not in inside for u in graph.users[n])]
-    return apart - _traffic(graph, sorted(inside), results)
+    results = [n for n in group.nodes if n == graph.root or not {*readers(graph, n)}.issubset(group.ops)]
+    return apart - _traffic(graph, group.ops, results)
 
 
-def _traffic(graph: Graph, nodes: Sequence[int], results: Sequence[int]) -> int:
-    inside = set(nodes)
-    if all(graph.nodes[node].kind is Kind.FREE for node in nodes):
-        return 0
-    reads = {operand for node in nodes for operand in graph.nodes[node].operands} - inside
-    moved = [*results, *(read for read in reads if not is_cloned(graph.nodes[read]))]
+def _traffic(graph: Graph, ops: Sequence[int], results: Sequence[int]) -> int:
+    moved = [*results, *external_reads(graph, kernel_nodes(graph, ops))]
     return sum(graph.nodes[node].shape.size_bytes for node in moved)
 
 

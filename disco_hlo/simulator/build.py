@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.bitcasts import behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.cost_model import AsAllReduces, CostModel, Kernels, as_all_reduces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import PRODUCTS
@@ -192,14 +193,14 @@ def _add_repeats(
     last = max(kernels, key=lambda number: max(units.units[number].nodes))
     shortest_ns = min((ns for ns in nodes_ns.tolist() if ns > 0), default=0)
     for one in repeats:
-        ops = [x for x in one.members if graph.nodes[x].opcode != "bitcast"]
-        if not ops:
+        if not one.members:
             copied_bytes = sum(graph.nodes[x].shape.size_bytes for x in one.results)
             times = np.array([max(machine.copy_ns(copied_bytes) - machine.launch_ns, shortest_ns)])
-        elif len(ops) == 1:
-            times = nodes_ns[ops]
+        elif len(one.members) == 1:
+            times = nodes_ns[[*one.members]]
         else:
-            times = cost_model.kernels_ns(graph, Kernels.of_lists([one.members], [one.results]))
+            members = kernel_nodes(graph, one.members)
+            times = cost_model.kernels_ns(graph, Kernels.of_lists([members], [one.results]))
         again_ns = checked(times, 1, lambda _: "a kernel of XLA's that computes something again")
         following = unit_of.get(one.before, last)
         tasks.duration_ns[tasks.main[following]] += int(again_ns[0]) + machine.launch_ns
@@ -215,23 +216,20 @@ def groups_ns(
 ) -> NDArray[np.int64]:
     """Times of the strategy's groups, ``[groups]``.
 
-    A generated kernel of one op, whatever bitcasts it takes along, costs what the op costs (``nodes_ns``, of all
-    nodes).
+    A kernel of one op costs what the op costs (``nodes_ns``, of all nodes), unless Triton emits it.
 
     Raises:
         DiscoError: as :func:`build` of a wrong time.
     """
-    kernels = units.kernels
-    times = np.zeros(len(kernels), np.int64)
+    times = np.zeros(len(units.strategy.groups), np.int64)
     asked: list[int] = []
     for i, group in enumerate(units.strategy.groups):
-        ops = [x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"]
-        if group.kind != "triton" and len(ops) == 1 and graph.nodes[ops[0]].kind is Kind.FUSIBLE:
-            times[i] = nodes_ns[ops[0]]
+        if group.kind != "triton" and len(group.ops) == 1:
+            times[i] = nodes_ns[group.ops[0]]
         else:
             asked.append(i)
     if asked:
-        found = costs.kernels_ns(graph, kernels.chosen(np.array(asked)))
+        found = costs.kernels_ns(graph, units.kernels(graph).chosen(np.array(asked)))
         times[asked] = checked(found, len(asked), lambda i: f"g{asked[i]}")
     return times
 
@@ -281,10 +279,11 @@ def _kernel(strategy: Strategy, unit: Unit) -> Group | int:
 def cuts_gradient(graph: Graph, kernel: Group | int, gradient: int) -> bool:
     """Whether the kernel of a group, or of an op by itself, finds a gradient in its bucket by itself."""
     if isinstance(kernel, Group):
-        generated, members = kernel.kind in CUTS_GRADIENTS, {*kernel.nodes, *kernel.duplicates}
+        generated, ops = kernel.kind in CUTS_GRADIENTS, kernel.ops
     else:
-        generated, members = graph.nodes[kernel].kind is Kind.FUSIBLE, {kernel}
-    return generated and not members.isdisjoint(graph.users[gradient])
+        generated, ops = graph.nodes[kernel].kind is Kind.FUSIBLE, (kernel,)
+    shown = behind_bitcasts(graph)
+    return generated and any(shown[x] == gradient for op in ops for x in graph.nodes[op].operands)
 
 
 def _spread_over_channels(tasks: _Tasks, units: UnitGraph, order: Sequence[str], channels: int) -> None:

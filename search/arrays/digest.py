@@ -48,21 +48,27 @@ def lone_digest(x: Any, is_result: Any) -> Any:
     return NOTHING + owned_share(x) + (result_share(x) if is_result else 0)
 
 
-def signature_digests(units: Collection[tuple[Sequence[int], Sequence[int]]]) -> NDArray[np.int64]:
-    """The hashes of what units that own and duplicate these nodes compute."""
-    flat = *flat_lists([owned for owned, _ in units]), *flat_lists([copies for _, copies in units])
-    found: NDArray[np.int64] = _digests_of(*flat)
+def kernel_digests(
+    kernels: Collection[tuple[Sequence[int], Sequence[int], Sequence[int]]],
+) -> NDArray[np.int64]:
+    """``[kernels, 2]``: the hashes of what units compute that own and duplicate the nodes of the first two lists, and
+    of what they return: the third list."""
+    lists = (flat_lists([kernel[part] for kernel in kernels]) for part in range(3))
+    found: NDArray[np.int64] = _digests_of(*(array for one in lists for array in one))
     return found
 
 
 @compiled
-def _digests_of(owned_at: Any, owned: Any, copy_at: Any, copies: Any) -> Any:
-    found = np.full(owned_at.size - 1, NOTHING)
-    for i in range(found.size):
+def _digests_of(owned_at: Any, owned: Any, copy_at: Any, copies: Any, result_at: Any, results: Any) -> Any:
+    found = np.zeros((owned_at.size - 1, 2), np.int64)
+    for i in range(owned_at.size - 1):
+        found[i, 0] = NOTHING
         for x in owned[owned_at[i] : owned_at[i + 1]]:
-            found[i] += owned_share(x)
+            found[i, 0] += owned_share(x)
         for x in copies[copy_at[i] : copy_at[i + 1]]:
-            found[i] += copy_share(x)
+            found[i, 0] += copy_share(x)
+        for x in results[result_at[i] : result_at[i + 1]]:
+            found[i, 1] += result_share(x)
     return found
 
 

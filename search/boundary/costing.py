@@ -6,18 +6,18 @@ these members and results turns up, and never again.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
+from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
-from disco_hlo.hlo.flat_graph import ascending, flat_graph
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
-from disco_hlo.search.arrays.digest import result_share, signature_digests
+from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.arrays.table import Table, claim, find, new_table, with_room
 from disco_hlo.search.boundary.entries import look_up
@@ -70,7 +70,7 @@ class UnitCosts:
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph), self.collectives.line.array, _wire(machine))
         self._learn_given_buckets()
-        self._given_kernels, self._given = _given_kernels(graph, kept)
+        self._tiled_kernels, self._tiled = _tiled_kernels(graph, kept)
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -93,11 +93,11 @@ class UnitCosts:
         if not count:
             return
         self.prices = with_room(self.prices, count)
-        plain, given, number = _told_apart(self.unknown, count, self._given)
+        plain, tiled, number = _told_apart(self.unknown.key, count, self._tiled)
         if plain.size:
             self._learn_kernels(plain, Kernels.of_arrays(*listed(self.unknown, plain)))
-        if given.size:
-            self._learn_kernels(given, self._given_kernels.chosen(number))
+        if tiled.size:
+            self._learn_kernels(tiled, self._tiled_kernels.chosen(number))
 
     def _learn_kernels(self, rows: NDArray[np.int64], kernels: Kernels) -> None:
         times = checked(self.model.kernels_ns(self.graph, kernels), rows.size, lambda _: "a kernel")
@@ -108,7 +108,7 @@ class UnitCosts:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
         given = [members for members, bucket in self.kept.forms.items() if bucket.form == "variadic"]
         self.prices = with_room(self.prices, len(given))
-        keys = signature_digests([(members, ()) for members in given])
+        keys = kernel_digests([(members, (), ()) for members in given])[:, 0]
         times = np.array([self._variadic_ns(members) for members in given], np.int64)
         learn(
             self.prices,
@@ -124,47 +124,27 @@ class UnitCosts:
         return -1, times.main_ns, 0, int(times.on_channel)
 
 
-class _Given(NamedTuple):
-    """How the kernels of the starts are known again."""
-
-    shown: NDArray[np.int64]
-    """``[kernels]``: hash of what each returns, looked at through bitcasts."""
-    number: Table
-    """From the hash of what each owns and recomputes to its number."""
-
-
-def _given_kernels(graph: Graph, kept: Given) -> tuple[Kernels, _Given]:
-    """The kernels of the starts as they came, bitcasts included."""
-    count, groups = len(graph), kept.groups.values()
-    results = [kept.results[signature] for signature in kept.groups]
+def _tiled_kernels(graph: Graph, kept: Given) -> tuple[Kernels, Table]:
+    """The Triton kernels of the starts, with their tiles, and the number of each by the key of its price."""
+    tiled = {known: group for known, group in kept.groups.items() if group.kind == "triton"}
+    results = [kept.results[known] for known in tiled]
     kernels = Kernels.of_lists(
-        [sorted(group.nodes + group.duplicates) for group in groups],
+        [kernel_nodes(graph, group.ops) for group in tiled.values()],
         results,
-        [triton_emitter(group.config) if group.kind == "triton" else "" for group in groups],
+        [triton_emitter(group.config) for group in tiled.values()],
     )
-    result_at, result = kernels.flat.result_at, kernels.flat.results
-    kernel = np.repeat(np.arange(len(kernels)), np.diff(result_at))
-    shown_by, shown = np.divmod(ascending(kernel * count + flat_graph(graph).shown[result]), count)
     number = with_room(new_table(1), len(kernels))
-    _put_all(number, signature_digests(kept.groups))
-    return kernels, _Given(_result_digests(len(kernels), shown_by, shown), number)
+    keys = kernel_digests([(*known, returned) for known, returned in zip(tiled, results, strict=True)])
+    _put_all(number, keys.sum(axis=1))
+    return kernels, number
 
 
 @compiled
-def _result_digests(count: Any, kernel: Any, result: Any) -> Any:
-    found = np.zeros(count, np.int64)
-    for i in range(kernel.size):
-        found[kernel[i]] += result_share(result[i])
-    return found
-
-
-@compiled
-def _told_apart(unknown: Any, count: Any, given: Any) -> Any:
-    """Entries that are kernels like any other, and kernels of a start, with the numbers of these.
+def _told_apart(key: Any, count: Any, tiled: Any) -> Any:
+    """Entries that are kernels like any other, and Triton kernels of a start, with the numbers of these.
 
     Several moves of one batch may have listed the same kernel: the last of these stands for all.
     """
-    key, digest, member_at, member = unknown.key, unknown.digest, unknown.member_at, unknown.member
     slots = 4
     while slots < 2 * count:  # ends: it doubles
         slots *= 2
@@ -177,15 +157,10 @@ def _told_apart(unknown: Any, count: Any, given: Any) -> Any:
         if taken[slot] >= 0:
             continue
         taken[slot] = row
-        sort, known = 0, find(given.number, digest[row])
+        known = find(tiled, key[row])
+        sort = 1 if known >= 0 else 0
         if known >= 0:
-            shown = np.int64(0)
-            for k in range(member_at[row], member_at[row + 1]):
-                if unknown.returned[k]:
-                    shown += result_share(member[k])
-            if shown == given.shown[given.number.value[known, 0]]:
-                sort = 1
-                numbers[filled[1]] = given.number.value[known, 0]
+            numbers[filled[1]] = tiled.value[known, 0]
         rows[sort, filled[sort]] = row
         filled[sort] += 1
     return rows[0, : filled[0]], rows[1, : filled[1]], numbers[: filled[1]]

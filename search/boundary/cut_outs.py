@@ -1,8 +1,7 @@
 """Who reads a gradient and cannot find it inside a shared bucket, so that a kernel must cut it out (``UNCUT_AT``).
 
-``simulator.build`` decides it for strategies. To a state it comes down to which kernels stand as they came with a start
-(they may read a gradient through a bitcast that is not in them, and Triton's read what they were made for): every
-kernel that the search makes itself has the bitcasts in it through which it reads gradients (``state.written_group``).
+``simulator.build`` decides it for strategies. To a state it comes down to the kernels that stand as they came with a
+start (Triton's read what they were made for), to the entry root, and to ops that no kernel holds.
 """
 
 from __future__ import annotations
@@ -17,13 +16,7 @@ from disco_hlo.plan.units import UnitGraph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import lone_digest
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.boundary.state import (
-    Given,
-    Signature,
-    gradients_behind_bitcasts,
-    is_lone,
-    written_group,
-)
+from disco_hlo.search.boundary.state import Signature, signature
 from disco_hlo.simulator.build import cuts_gradient
 
 Uncut = tuple[int, int, int]
@@ -32,39 +25,14 @@ _WHATEVER_UNIT = 0
 _ROOT = -1
 
 
-def uncut_by_given(
-    graph: Graph,
-    kept: Given,
-    units: UnitGraph,
-    memberships: Sequence[Signature],
-    digests: Mapping[int, int],
-) -> set[Uncut]:
-    """What the kernels of a start do not find in a bucket.
-
-    Args:
-        units: of the start, whose groups the search sees as ``memberships``.
-        digests: of those groups that stand as they came, by their places.
-    """
-    is_gradient = flat_graph(graph).kind[units.source] == Kind.ALL_REDUCE
-    found: set[Uncut] = set()
-    for number, gradient in zip(
-        units.reader[is_gradient].tolist(), units.source[is_gradient].tolist(), strict=True
-    ):
-        if number not in digests:
-            continue
-        group = kept.groups[memberships[number]]
-        if not cuts_gradient(graph, group.nodes[0] if is_lone(group) else group, gradient):
-            found.add((gradient, memberships[number][0][0], digests[number]))
-    return found
-
-
-def with_uncut(graph: Graph, step: Step, by_given: set[Uncut], given_digests: set[int]) -> Step:
-    """``step`` with ``UNCUT_AT`` and ``UNCUT`` filled in.
-
-    Args:
-        by_given: :func:`uncut_by_given` of all starts, of whose kernels ``given_digests`` are the digests.
-    """
-    uncut = np.array(sorted(by_given | _uncut_by_others(graph, step, given_digests)), np.int64).reshape(-1, 3)
+def with_uncut(
+    graph: Graph, step: Step, starts: Sequence[UnitGraph], digests: Mapping[Signature, int]
+) -> Step:
+    """``step`` with ``UNCUT_AT`` and ``UNCUT`` filled in; ``digests`` are those of the groups of ``starts``."""
+    found = _uncut_by_others(graph, step, {*digests.values()})
+    for units in starts:
+        found |= _uncut_by_given(graph, units, digests)
+    uncut = np.array(sorted(found), np.int64).reshape(-1, 3)
     kernels = uncut[uncut[:, 2] != _WHATEVER_UNIT]
     pairs = np.concatenate([uncut[:, 1:], kernels[:, ::2]])
     nodes = np.concatenate([uncut[:, 0], kernels[:, 1]])
@@ -72,6 +40,18 @@ def with_uncut(graph: Graph, step: Step, by_given: set[Uncut], given_digests: se
     step.node[at.UNCUT_AT] = step.edge.size + 2 * begin
     step.node[at.FLAGS, nodes] |= at.UNCUT
     return step._replace(edge=np.concatenate([step.edge, pairs.ravel()]))
+
+
+def _uncut_by_given(graph: Graph, units: UnitGraph, digests: Mapping[Signature, int]) -> set[Uncut]:
+    """What the kernels of a start do not find in a bucket."""
+    groups = units.strategy.groups
+    asked = (units.reader < len(groups)) & (flat_graph(graph).kind[units.source] == Kind.ALL_REDUCE)
+    found: set[Uncut] = set()
+    for number, gradient in zip(units.reader[asked].tolist(), units.source[asked].tolist(), strict=True):
+        group = groups[number]
+        if not cuts_gradient(graph, group, gradient):
+            found.add((gradient, group.nodes[0], digests[signature(group)]))
+    return found
 
 
 def _uncut_by_others(graph: Graph, step: Step, given_digests: set[int]) -> set[Uncut]:
@@ -86,8 +66,6 @@ def _uncut_by_others(graph: Graph, step: Step, given_digests: set[int]) -> set[U
                 found.add((gradient, x, _WHATEVER_UNIT))
             elif not flags[x] & at.FUSIBLE:
                 digest = int(lone_digest(x, bool(flags[x] & at.RETURNED) or begin[x + 1] > begin[x]))
-                shown = gradient in gradients_behind_bitcasts(graph, x)
-                kernel = written_group(graph, (x,), (), labelled=False) if shown else x
-                if digest not in given_digests and not cuts_gradient(graph, kernel, gradient):
+                if digest not in given_digests and not cuts_gradient(graph, x, gradient):
                     found.add((gradient, x, digest))
     return found

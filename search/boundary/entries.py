@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from disco_hlo.compiled import compiled
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import roll_back
@@ -31,20 +29,6 @@ def refusal_of(step: Any, state: Any, scratch: Any, unit: Any) -> Any:
     """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
     g, s, w = open_views(step, state, scratch)
     return unit_refusal(g, s, w, unit)
-
-
-@compiled
-def digests_of(step: Any, state: Any, scratch: Any, units: Any) -> Any:
-    """``[units, 3]``: hashes of what each computes and of what it returns, and how many nodes it returns."""
-    _, s, _ = open_views(step, state, scratch)
-    found = np.zeros((units.size, 3), np.int64)
-    for i in range(units.size):
-        found[i, 0], found[i, 1] = s.computed[units[i]], s.returned[units[i]]
-        x = units[i]
-        while x != -1:  # ends with the list
-            found[i, 2] += s.leaves[x]
-            x = s.next[x]
-    return found
 
 
 @compiled

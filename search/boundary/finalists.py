@@ -18,19 +18,15 @@ from disco_hlo.plan.units import unit_graph
 
 
 def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
-    """The kernels of a strategy, each by what it computes and what it returns.
+    """The kernels of a strategy, each by the ops that it computes and those that it returns.
 
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
     """
     units = unit_graph(graph, strategy)
-    results: dict[int, list[int]] = {}
-    for value in units.values:
-        results.setdefault(value.producer, []).append(value.node)
     return {
-        (frozenset((*unit.nodes, *unit.duplicates)), tuple(sorted(results.get(i, []))))
-        for i, unit in enumerate(units.units)
-        if unit.token[0] == "g"
+        (frozenset(group.ops), results)
+        for group, results in zip(strategy.groups, units.results_of_groups, strict=True)
     }
 
 
@@ -54,9 +50,7 @@ def checked(graph: Graph, strategy: Strategy, asynchronous: bool, attested: Set[
 
 def _check_tiles(graph: Graph, strategy: Strategy, attested: Set[Kernel]) -> None:
     """Triton's tiles fit one kernel, with its very results."""
-    tiled = {
-        frozenset((*group.nodes, *group.duplicates)) for group in strategy.groups if group.kind == "triton"
-    }
+    tiled = {frozenset(group.ops) for group in strategy.groups if group.kind == "triton"}
     for members, results in kernels_of(graph, strategy):
         if members in tiled and (members, results) not in attested:
             raise IllegalStrategyError(f"the kernel of n{min(members)} has tiles made for other results")

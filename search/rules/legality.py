@@ -1,6 +1,6 @@
 """Whether the rules of ``core.legality`` let a unit stand as it is, and what is remembered of that.
 
-To the rules a kernel is what a unit owns and duplicates together with the bitcasts that belong to it. Kernels of XLA's
+To the rules a kernel is what a unit owns and duplicates, with the bitcasts through which that reads. Kernels of XLA's
 own stand whatever the rules say.
 """
 
@@ -130,36 +130,19 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
 
 @inner
 def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
-    """Add bitcasts to the members, sort and mark them ``inside``: (count, stamp).
-
-    A group takes along the bitcasts between its members, and those through which it reads an
-    all-reduce: a kernel that sees the gradient itself can cut it out of its bucket.
-    """
+    """Add the bitcasts through which members read (``hlo.bitcasts``), sort and mark all ``inside``: (count, stamp)."""
     stamp = fresh_stamp(w)
     for i in range(count):
         w.inside[w.members[i]] = stamp
-    total = count
-    for i in range(count):
-        x = w.members[i]
+    total, read = count, 0
+    while read < total:  # ends: a bitcast is added once
+        x = w.members[read]
+        read += 1
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if g.flags[operand] & BITCAST and w.inside[operand] != stamp:
-                total = _add_chain(g, w, stamp, operand, total)
+                w.inside[operand] = stamp
+                w.members[total] = operand
+                total += 1
     sort_runs(w.members, w.queue, total)
     return total, stamp
-
-
-@inner
-def _add_chain(g: Any, w: Any, stamp: Any, bitcast: Any, total: Any) -> Any:
-    start = bitcast
-    while g.flags[start] & BITCAST and w.inside[start] != stamp:  # ends: operands come before
-        start = g.edge[g.operands_at[start]]
-    if w.inside[start] != stamp and not g.flags[start] & at.ALL_REDUCE:
-        return total
-    x = bitcast
-    while x != start:  # ends: start lies behind these bitcasts
-        w.inside[x] = stamp
-        w.members[total] = x
-        total += 1
-        x = g.edge[g.operands_at[x]]
-    return total

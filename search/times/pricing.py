@@ -37,8 +37,6 @@ class Unknown(NamedTuple):
     member: NDArray[np.int64]
     returned: NDArray[np.bool_]
     """Whether each member leaves it."""
-    digest: NDArray[np.int64]
-    """Hash of what each computes; 0 where a start has a kernel of these ops that returns something else."""
     pieces: NDArray[np.float64]
     """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which all-reduces go by; none in a step without."""
     wire: NDArray[np.int64]
@@ -48,7 +46,6 @@ class Unknown(NamedTuple):
 
 _READ: Final = 1 << 40
 _CLONED: Final = 1 << 41
-_SHOWN: Final = 1 << 42
 _SEED: Final = 0x5EED
 
 
@@ -60,7 +57,6 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
         np.zeros(nodes + 1, np.int64),
         np.empty(room, np.int64),  # written before it is read, and most of it never
         np.empty(room, np.bool_),
-        np.zeros(nodes, np.int64),
         pieces,
         wire,
     )
@@ -121,7 +117,6 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
             _, size = _price_key(g, s, w, unit, digest)
         if has_place(unknown, count, size):
             _list(g, s, w, unknown, count, unit, key, size)
-            unknown.digest[count] = _digest_as_given(g, s, unit)
             count += 1
     if not left_open:
         w.number[at.CHANGES] = 0
@@ -164,16 +159,6 @@ def _is_tiled(g: Any, computed: Any) -> Any:
         return False
     slot = special_slot(g, computed)
     return slot >= 0 and g.special[3 * slot + 2] != 0
-
-
-@inner
-def _digest_as_given(g: Any, s: Any, unit: Any) -> Any:
-    """Hash of what a unit computes, 0 where it cannot be a kernel of a start, returning something else."""
-    if g.special_mask:
-        slot = special_slot(g, s.computed[unit])
-        if slot >= 0 and g.special[3 * slot + 1] != s.returned[unit]:
-            return np.int64(0)
-    return s.computed[unit]
 
 
 @inner
@@ -237,10 +222,8 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
     if g.flags[unit] & at.ALL_REDUCE:
         return s.computed[unit], count
     count, _ = add_bitcasts(g, w, count)
-    if g.special_mask:
-        slot = special_slot(g, s.computed[unit])
-        if slot >= 0 and g.special[3 * slot + 1] == s.returned[unit]:
-            return digest, count
+    if _is_tiled(g, s.computed[unit]):
+        return digest, count
     return _structure_digest(g, s, w, unit, count), count
 
 
@@ -248,9 +231,8 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
 def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
     """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
-    Equal for kernels in which the same ops feed each other, and leave, in the same way, and read the same
-    through bitcasts outside, and what is the same to the cost model (row ``READ``): the layers of a model share
-    their costs.
+    Equal for kernels in which the same ops feed each other, and leave, in the same way, that hold the same constants
+    and read what is the same to the cost model (row ``READ``): the layers of a model share their costs.
     """
     stamp = fresh_stamp(w)
     total = mix(np.uint64(_SEED))
@@ -264,22 +246,16 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
         for e in range(g.operands_at[x], g.operands_at[x + 1]):
             operand = g.edge[e]
             if g.flags[operand] & rows.CLONED:
-                total = mix(total ^ np.uint64(_CLONED))
+                total = mix(total ^ np.uint64(_CLONED + g.key[operand]))
                 continue
-            while True:  # ends: operands come before what reads them
-                fresh = w.mark[operand] != stamp
-                if fresh:
-                    w.mark[operand] = stamp
-                    w.value[operand] = known
-                    known += 1
-                total = mix(total ^ np.uint64(_READ + w.value[operand]))
-                if not fresh:
-                    break
-                if not g.flags[operand] & rows.BITCAST:
-                    total = mix(total ^ np.uint64(g.read[operand]))
-                    break
-                total = mix(total ^ np.uint64(_SHOWN + g.key[operand]))
-                operand = g.edge[g.operands_at[operand]]
+            fresh = w.mark[operand] != stamp
+            if fresh:
+                w.mark[operand] = stamp
+                w.value[operand] = known
+                known += 1
+            total = mix(total ^ np.uint64(_READ + w.value[operand]))
+            if fresh:
+                total = mix(total ^ np.uint64(g.read[operand]))
     return np.int64(total)
 
 

@@ -110,7 +110,6 @@ CPU_STEP = Graph(
         ({1, 5}, [5], "n5 (dot) cannot be fused"),
         ({1, 8}, [8], "n8 (scatter) cannot be fused"),
         ({2, 6}, [2, 6], "n6 is a copy that gives its value a buffer of its own"),
-        ({7}, [7], "the group computes nothing: there are only bitcasts in it"),
         ({2, 7}, [7], None),
         ({1, 11}, [11], None),
         (

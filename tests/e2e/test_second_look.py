@@ -29,7 +29,7 @@ def unknown_kernels(job: Job, searched: Job) -> int:
     own = plans.without_measurements(plan_in(searched.directory))
     with contextlib.closing(sqlite3.connect(job.directory / STORE_NAME)) as store:
         known = {key for (key,) in store.execute("SELECT DISTINCT key FROM op")}
-    return sum(key not in known for key in kernel_keys(graph, unit_graph(graph, own.strategy).kernels))
+    return sum(key not in known for key in kernel_keys(graph, unit_graph(graph, own.strategy).kernels(graph)))
 
 
 def new_kernels(job: Job, searched: Job) -> int:

@@ -22,7 +22,7 @@ from tests.estimator.steps import DEVICE, random_weights, transformer
 from tests.estimator.test_features import MANY
 
 GRAPH = transformer().graph
-KERNELS = unit_graph(GRAPH, read(transformer())).kernels
+KERNELS = unit_graph(GRAPH, read(transformer())).kernels(GRAPH)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.estimator.test_features import MANY
 GRAPH = transformer().graph
 ANALYTIC = AnalyticModel(DEVICE)
 FEATURES = graph_features(GRAPH, ANALYTIC, {})
-KERNELS = unit_graph(GRAPH, read(transformer())).kernels
+KERNELS = unit_graph(GRAPH, read(transformer())).kernels(GRAPH)
 NET = network(random_weights())
 
 

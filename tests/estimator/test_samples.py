@@ -3,7 +3,8 @@
 import pytest
 
 from disco_hlo.core.kernels import group_refusal
-from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, readers, single_ops
+from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops
+from disco_hlo.hlo.bitcasts import readers
 from disco_hlo.hlo.graph import Shape, external_reads
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import transformer
@@ -105,16 +106,3 @@ def test_kernels_that_read_or_return_tuples_are_no_samples() -> None:
     )
     assert not is_plain(graph, {1}, {1})
     assert not is_plain(graph, {2}, {2})
-
-
-def test_readers_look_through_bitcasts() -> None:
-    graph = graph_of(
-        ("parameter", f32(4, 2), ()),
-        ("negate", f32(4, 2), (0,)),
-        ("bitcast", f32(8), (1,)),
-        ("bitcast", f32(2, 4), (2,)),
-        ("add", f32(2, 4), (3, 3)),
-        ("bitcast", f32(8), (1,)),
-        ("tuple", f32(2, 4), (4, 5)),
-    )
-    assert sorted(readers(graph, 1)) == [4, 6]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from disco_hlo.core.rows import is_joinable
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
@@ -96,7 +95,7 @@ def one_kernel(source: CanonicalModule) -> Strategy:
     best = unfused(graph)
     inside: tuple[int, ...] = ()
     for node in reversed(graph.nodes):
-        if not is_joinable(node):
+        if node.kind is not Kind.FUSIBLE:
             continue
         grown = tuple(sorted((*inside, node.id)))
         candidate = replace(best, groups=(Group(grown),))
@@ -170,4 +169,4 @@ def digest(module: bytes) -> bytes:
 
 def kernels_of(graph: Graph, strategy: Strategy) -> list[Sequence[str]]:
     """The opcodes of each kernel of several ops, for messages."""
-    return [[graph.nodes[x].opcode for x in (*g.nodes, *g.duplicates)] for g in strategy.groups]
+    return [[graph.nodes[x].opcode for x in g.ops] for g in strategy.groups]

@@ -36,7 +36,7 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
     graph = transformer().graph
     costs = costs_of(replace(profile, ops={}), graph)
     assert isinstance(costs.estimator, GnnModel)
-    kernels = unit_graph(graph, read(transformer())).kernels
+    kernels = unit_graph(graph, read(transformer())).kernels(graph)
     keys = kernel_keys(graph, kernels)
     measured = kernels.chosen(np.flatnonzero([key in profile.ops for key in keys]))
     truth = np.array([profile.ops[key].median_ns for key in keys if key in profile.ops])

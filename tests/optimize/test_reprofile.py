@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.hlo.cost_model import Kernels
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.reprofile import Reprofiled, estimates_ns, unknown_kernels, with_kernels
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
@@ -31,7 +34,7 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     slower = {
         key: OpTime(round(1.2 * ns), 10, 5)
         for key, ns in zip(
-            kernel_keys(graph, unit_graph(graph, plan).kernels), estimates.tolist(), strict=True
+            kernel_keys(graph, unit_graph(graph, plan).kernels(graph)), estimates.tolist(), strict=True
         )
     }
     known, look = with_kernels(told, slower, transformer(), plan)
@@ -48,15 +51,10 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
 
 def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCosts) -> None:
     """The simulator prices it as the op alone, whatever the network says of such a kernel."""
-    graph, plan = transformer().graph, read(transformer())
-    single = {}
-    for place, group in enumerate(plan.groups):
-        ops = [x for x in (*group.nodes, *group.duplicates) if graph.nodes[x].opcode != "bitcast"]
-        if group.kind != "triton" and len(ops) == 1:
-            single[place] = ops[0]
-    assert single
-    estimates, alone = estimates_ns(told, graph, plan), told.op_ns(graph)
-    assert estimates[list(single)].tolist() == alone[list(single.values())].tolist()
+    graph = transformer().graph
+    ops = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE][:50]
+    plan = unfused(graph, [Group((op,)) for op in ops])
+    assert estimates_ns(told, graph, plan).tolist() == told.op_ns(graph)[ops].tolist()
 
 
 def test_without_times_nothing_is_learned(told: MeasuredCosts) -> None:

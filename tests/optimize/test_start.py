@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
@@ -35,28 +33,3 @@ def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_
     xla = Strategy((Group((2, 5)), Group((3,), duplicates=(1, 2))))
     assert unit_graph(step, xla).results_of_groups == ((5,), (3,))
     assert searchable(step, xla) == Strategy()
-
-
-def test_a_kernel_that_returns_a_bitcast_for_which_the_search_would_return_the_value_is_left_out() -> None:
-    """XLA has the matmul of 2 in two kernels, one of which shows it turned round. The search has that one own 2, and
-    no rule allows a kernel that returns a matmul; nor the other one, which others read 2 of then."""
-    step = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\nexp 2\ntuple 4 5")
-    xla = Strategy((Group((1, 2, 5)), Group((3,), duplicates=(1, 2))))
-    assert unit_graph(step, xla).results_of_groups == ((5,), (3,))
-    assert searchable(step, xla) == Strategy()
-
-
-def test_a_kernel_that_returns_a_bitcast_stays_where_nobody_can_come_to_read_the_value() -> None:
-    alone = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\ntuple 4")
-    xla = Strategy((Group((1, 2, 3)),))
-    assert searchable(alone, xla) == xla
-    # 5 may come to read 2 instead of recomputing it.
-    read = graph("param\nneg 0\ndot 1\nbitcast 2\nabs 3\nexp 2\ntuple 4 5")
-    recomputing = Group((5,), duplicates=(1, 2))
-    assert searchable(read, Strategy((Group((1, 2, 3)), recomputing))) == Strategy((recomputing,))
-    # 5 reads 2 by two names, of which one stands outside: then kernels read 2 itself.
-    twice = graph("param\nneg 0\ndot 1\nbitcast 2\nbitcast 3\nmul 3 4\ntuple 5")
-    assert searchable(twice, xla) == Strategy()
-    # 6 reads it out of a tuple, too, whose first member is another one.
-    member = graph("param\nneg 0\ndot 1\nbitcast 2\ntuple 0 3\nget-tuple-element 4\nabs 5\ntuple 6")
-    assert searchable(replace(member, shown=(0, 1, 2, 2, 4, 2, 6, 7)), xla) == Strategy()

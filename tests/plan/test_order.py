@@ -74,10 +74,9 @@ def test_an_op_that_every_reader_recomputes_is_not_executed() -> None:
     assert waits(chain, both) == {"g0": "", "g1": ""}
 
 
-def test_free_nodes_outside_groups_pass_values_through() -> None:
+def test_free_nodes_pass_values_through() -> None:
     chain = graph("param\nexp 0\nbitcast 1\nbitcast 2\nmul 3\ntuple 4")
     assert waits(chain, Strategy()) == {"n1": "", "n4": "n1"}
-    assert waits(chain, Strategy((Group((1, 2)), Group((3, 4))))) == {"g0": "", "g1": "g0"}
 
 
 def test_before_pairs_order_units() -> None:
@@ -90,10 +89,22 @@ def test_readers_of_a_tuple_member_run_before_the_tuple_is_overwritten() -> None
     assert waits(loops, Strategy()) == {"n1": "", "n3": "n1", "n4": "n1 n3"}
 
 
-def test_a_bitcast_outside_groups_orders_nothing() -> None:
+def test_a_kernel_that_computes_what_it_reads_by_a_bitcast_waits_for_nobody() -> None:
+    step = graph("param\nexp 0\nbitcast 1\nmul 2\nneg 1\ntuple 3 4")
+    assert waits(step, Strategy((Group((3,), (1,)),))) == {"g0": "", "n1": "", "n4": "n1"}
+
+
+def test_a_strategy_names_no_bitcast() -> None:
+    step = graph("param\nexp 0\nbitcast 1\nmul 2\ntuple 3")
+    with pytest.raises(
+        IllegalStrategyError, match=r"g0 holds node 2 \(bitcast\), and strategies name no bitcasts"
+    ):
+        unit_graph(step, Strategy((Group((1, 2, 3)),)))
+
+
+def test_a_bitcast_orders_nothing() -> None:
     shared = graph("param\nbitcast 0\nexp 1\ndot 0\ntuple 2 3", before=((1, 3),))
     assert waits(shared, Strategy()) == {"n2": "", "n3": ""}
-    assert waits(shared, Strategy((Group((1, 2)),))) == {"g0": "", "n3": "g0"}
 
 
 def test_everyone_who_recomputes_a_reader_runs_before_the_write_in_place() -> None:

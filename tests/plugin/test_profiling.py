@@ -264,7 +264,7 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
                 in_session(tmp_path, look)
         else:
             source, profile = in_session(tmp_path, look)
-            xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
+            xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
             assert xlas & set(profile.ops)
     assert (
         caplog.messages.count(
@@ -296,7 +296,7 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
     with caplog.at_level(logging.INFO, "disco_hlo"):
         source, first = in_session(tmp_path, look)
     assert "XLA's kernels: not profiled: MemoryError: out of memory" in caplog.messages
-    xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
+    xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
     assert first.ops
     assert not xlas & set(first.ops)
     fails = False

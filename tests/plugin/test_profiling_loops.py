@@ -81,7 +81,7 @@ def test_all_that_a_loop_runs_has_a_measured_time(tmp_path: Path) -> None:
             if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
         }  # fmt: skip
         assert single <= set(profile.ops)
-        assert {*kernel_keys(graph, unit_graph(graph, plans[region.name]).kernels)} <= set(profile.ops)
+        assert {*kernel_keys(graph, unit_graph(graph, plans[region.name]).kernels(graph))} <= set(profile.ops)
         assert profile.loops[graph.key].executions == LAYERS
     together = profile.collectives["all-gather"].together
     assert together is not None

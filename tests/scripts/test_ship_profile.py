@@ -34,7 +34,7 @@ def profile() -> Profile:
     """A profile that knows every op and kernel of the demo's step."""
     source = canonical(gzip.decompress(MODULE.read_bytes()))
     keys = {node.key for node in source.graph.nodes}
-    keys |= {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels)}
+    keys |= {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
     line = fit([point_of(size, [1000 + size]) for size in (1 << 10, 1 << 14, 1 << 18)])
     platform = Platform("NVIDIA H200", "gpu", "cuda 13000", "0.11.2", "0.11.2")
     ops = {key: OpTime(1000, 1, 5) for key in keys}

@@ -1,6 +1,6 @@
 """The true optimum of a small step: every legal strategy, every order. The yardstick of the search.
 
-It shares no code with the search but the writing down of a group: groups are set partitions with any
+It shares no code with the search: groups are set partitions with any
 duplicates, buckets are set partitions, and legality is asked of ``plan`` and ``hlo``.
 """
 
@@ -14,10 +14,8 @@ from disco_hlo.errors import CircleError, DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.names import named_once
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
-from disco_hlo.search.boundary.state import written_group
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
@@ -65,7 +63,7 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
         for groups in product(*choices):
             real = tuple(group for group in groups if group is not None)
             for chosen in buckets:
-                strategy = named_once(graph, Strategy(real, chosen))
+                strategy = Strategy(real, chosen)
                 if groups_with_own_copies(graph, real):
                     continue
                 try:
@@ -90,7 +88,7 @@ def _groups(graph: Graph, owned: Sequence[int]) -> Iterator[Group | None]:
         if len(owned) == 1 and not copies:
             yield None
             continue
-        group = written_group(graph, sorted(owned), copies)
+        group = Group(tuple(sorted(owned)), copies)
         try:
             unit_graph(graph, Strategy((group,), tuple(Bucket((x,)) for x in graph.all_reduces)))
         except CircleError:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.core.kernels import group_refusal
 from disco_hlo.core.reasons import LEGAL, TOO_MANY_EVALUATIONS, sentence
+from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
@@ -17,7 +18,7 @@ from disco_hlo.search.arrays.board import empty_state, new_scratch
 from disco_hlo.search.arrays.step import build_step, is_active
 from disco_hlo.search.boundary.entries import refusal_of
 from disco_hlo.search.boundary.state import given as kept_of
-from disco_hlo.search.boundary.state import own, written_group
+from disco_hlo.search.boundary.state import own
 from disco_hlo.search.rules.legality import STAYS_ALONE
 from disco_hlo.search.rules.results import count_results
 from tests.search.random_steps import random_step
@@ -46,8 +47,7 @@ def both(graph: Graph, owned: list[int]) -> tuple[int, str | None, str | None]:
         own(state, [[x]])
     own(state, [owned])
     count_results(step, state, scratch)
-    group = written_group(graph, owned, [])
-    plain = group_refusal(graph, {*group.nodes, *group.duplicates}, results_of(graph, owned))
+    plain = group_refusal(graph, kernel_nodes(graph, owned), results_of(graph, owned))
     found = refusal_of(step, state, scratch, owned[0])
     said = sentence(graph, found, scratch.row[at.ABOUT, :3].tolist()) if found > LEGAL else None
     return found, said, plain

@@ -21,7 +21,7 @@ from disco_hlo.search.arrays.board import new_scratch
 from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import refusal_of, run_order
 from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import signatures, to_strategy
+from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.run import search
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.build import build
@@ -96,17 +96,7 @@ def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: Ca
         assert timeline.makespan_ns == found.predicted_ns
 
 
-def test_kernels_that_show_one_value_through_bitcasts_have_one_owner() -> None:
-    """XLA:CPU's plan of the demo's step: a copy that one kernel owns alone and another shows turned round."""
-    module = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
-    source = canonicalize(gzip.decompress(module.read_bytes()))
-    owned = [x for own, _ in signatures(source.graph, read(source)) for x in own]
-    assert len(owned) == len(set(owned))
-
-
 def test_plans_found_from_the_plan_of_xla_on_cpu_are_executed_as_they_say() -> None:
-    """A kernel that stops showing its copy through a bitcast was written as a group of one op, which no
-    module can tell from the op by itself."""
     module = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
     source = canonicalize(gzip.decompress(module.read_bytes()))
     settings = SearchSettings(evaluations=4000, seeds=1)

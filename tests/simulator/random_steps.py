@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.order import unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -63,11 +64,10 @@ def _if_legal(graph: Graph, old: Strategy, new: Strategy) -> Strategy:
 
 def _with_group(random: Random, graph: Graph, strategy: Strategy) -> Strategy:
     owned = {node for group in strategy.groups for node in group.nodes}
-    free = [
-        n.id for n in graph.nodes if n.id not in owned and (n.kind is Kind.FUSIBLE or n.opcode == "bitcast")
-    ]
+    free = [n.id for n in graph.nodes if n.id not in owned and n.kind is Kind.FUSIBLE]
     nodes = sorted(random.sample(free, min(len(free), random.randint(1, 4))))
-    read = {operand for node in nodes for operand in graph.nodes[node].operands} - {*nodes}
+    shown = behind_bitcasts(graph)
+    read = {shown[operand] for node in nodes for operand in graph.nodes[node].operands} - {*nodes}
     duplicates = sorted(
         node for node in read if graph.nodes[node].kind is Kind.FUSIBLE and random.random() < 0.5
     )

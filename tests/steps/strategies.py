@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from disco_hlo.core.rows import is_joinable
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
@@ -39,10 +39,10 @@ def random_strategy(source: CanonicalModule, seed: int, attempts: int = 150) -> 
 def _grow(graph: Graph, groups: list[Group], dice: random.Random) -> list[Group] | None:
     """Fuse a random op with a random operand of it; None where they cannot be grouped at all."""
     reader = graph.nodes[dice.randrange(len(graph))]
-    if not is_joinable(reader) or not reader.operands:
+    if reader.kind is not Kind.FUSIBLE or not reader.operands:
         return None
-    producer = graph.nodes[dice.choice(reader.operands)]
-    if not is_joinable(producer):
+    producer = graph.nodes[behind_bitcasts(graph)[dice.choice(reader.operands)]]
+    if producer.kind is not Kind.FUSIBLE:
         return None
     owner = {node: group for group in groups for node in group.nodes}
     ours, theirs = owner.get(reader.id, Group((reader.id,))), owner.get(producer.id, Group((producer.id,)))

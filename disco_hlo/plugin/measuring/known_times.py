@@ -278,7 +278,7 @@ def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
             node.key for node in graph.nodes
             if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
         }  # fmt: skip
-        found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels)}
+        found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels(graph))}
     return found
 
 

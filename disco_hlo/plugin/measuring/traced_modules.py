@@ -374,7 +374,7 @@ def _kernel_times(
             if told is not None
         ]
     for graph, one, by_name in shown:
-        for key, time in kernel_times(graph, unit_graph(graph, one).kernels, by_name).items():
+        for key, time in kernel_times(graph, unit_graph(graph, one).kernels(graph), by_name).items():
             found.setdefault(key, []).append(time)
     return {key: merged(times) for key, times in found.items()}
 
