@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedExecutable
 from tests.fuzz.strategies import Wanted, strategy_of
 
@@ -44,7 +45,9 @@ def trained(form: llama.Form, one: Wanted | None) -> list[float]:
         module = apply(strategy, source)
         verify(source, module, strategy)
         planned.extend(name for name, _ in strategy.regions)
-        return compiles.compile_module(request, module)
+        executable = compiles.compile_module(request, module)
+        assert executed_difference(module, executables.read_executable(executable)) is None
+        return executable
 
     jaxlink.install(handler)
     try:
