@@ -158,16 +158,6 @@ def launch_gap_ns(trace: Trace, module_name: str) -> int:
     return round(mean(gaps))
 
 
-def bucket_totals_ns(moved: Moved, buckets: int) -> list[int]:
-    """What the buckets of each run take together, each on the device that comes last; runs that do not show all
-    ``buckets`` are left out."""
-    found: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for (run, unit, _), ns in moved.items():
-        if unit.startswith("b"):
-            found[run][unit] += ns
-    return [sum(by_unit.values()) for _, by_unit in sorted(found.items()) if len(by_unit) == buckets]
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     """What a transfer took in one place and run, less its waiting for other devices."""

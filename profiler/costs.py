@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
@@ -39,7 +40,7 @@ class MeasuredCosts(CostModel):
         self.profile = profile
         self.estimator = estimator
         self.corrections = corrections
-        self._line = profile.transfers
+        self._lines: dict[CollectiveKind, LinearPieces] = {}
         self._kernels = {
             key: time.median_ns for key, time in profile.ops.items() if key.startswith(GROUP_PREFIX)
         }
@@ -71,14 +72,18 @@ class MeasuredCosts(CostModel):
             times[missing] = self._estimates(graph, kernels.chosen(missing))
         return times
 
-    def all_reduce(self) -> LinearPieces:
-        """The fitted lines, as the profiled step has them; :class:`ProfileError` where no sweep was measured."""
-        if self._line is None:
-            raise ProfileError(
-                f"the profile of {self.profile.platform} holds no all-reduce sweep; "
-                "measure one on the job's devices"
-            )
-        return self._line
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        """The kind's own lines, as the profiled step has them, else what a ring makes of the all-reduce's;
+        :class:`ProfileError` where no sweep was measured."""
+        if kind not in self._lines:
+            line = self.profile.line(kind)
+            if line is None:
+                raise ProfileError(
+                    f"the profile of {self.profile.platform} holds no all-reduce sweep; "
+                    "measure one on the job's devices"
+                )
+            self._lines[kind] = line
+        return self._lines[kind]
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
         """Nodes by what they are to the estimate of a kernel that reads them, ``[len(graph)]``; what was measured goes

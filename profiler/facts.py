@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.fields import Nanoseconds, Share
-from disco_hlo.profiler.profile import Contention, Link, OpTime
+from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.profile import Contention, Link, LoopTime
 
 
 class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,10 +34,13 @@ class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
     contention: Contention | None = None
     """Kernels differ in what they share with transfers: convolutions were slowed by a third where a transformer's
     matmuls were not."""
-    apart: OpTime | None = None
-    """All of its all-reduces in one run, one by one; a median of 0: the trace did not tell, nor will another one."""
-    together: OpTime | None = None
+    apart: dict[str, InStep] | None = None
+    """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will
+    another one."""
+    together: dict[str, InStep] | None = None
     """The same in one bucket (CPU), or in buckets of varied sizes (GPU)."""
+    loops: dict[str, LoopTime] | None = None
+    """As :attr:`~disco_hlo.profiler.profile.Profile.loops`."""
 
 
 def place_of(link: Link, fingerprint: str = "") -> str:

@@ -19,7 +19,7 @@ from statistics import median
 
 from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import UNIT, by_place, is_transfer
+from disco_hlo.profiler.transfers import ENTRY_UNIT, by_place, is_transfer
 
 LEAST_NS = 20_000
 """Kernels shorter than this hold a transfer for less than it takes to launch it."""
@@ -90,7 +90,7 @@ def _spans(executions: Sequence[Execution]) -> Mapping[str, Interval]:
     """From the beginning of each unit to its end; of a bucket, its transfer."""
     spans: dict[str, Interval] = {}
     for one in executions:
-        named = UNIT.match(one.op)
+        named = ENTRY_UNIT.match(one.op)
         if named is None or (named[0][0] == "b") != is_transfer(one):
             continue
         start_ns, end_ns = spans.get(named[0], (one.start_ns, one.end_ns))

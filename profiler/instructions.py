@@ -2,7 +2,8 @@
 
 The measured op times of DisCo's cost model (section 4.2) come from here. A time is what one
 instruction of the module's entry took in one run on one device: a loop counts as one instruction,
-body included; several kernels of one instruction add up.
+body included; several kernels of one instruction add up. What runs in a loop's body has a time for each
+of its executions (:func:`body_times`), since one run shows it as often as the loop turns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from disco_hlo.profiler.trace import Execution, Trace
 MINIMUM_RUNS = 3
 """Fewer runs give no spread worth the name."""
 
+_CLEARLY = 3
+"""How many median deviations of first and later turns apart they must lie to be told apart."""
 _COMMAND_BUFFER = "command_buffer"
 
 
@@ -113,6 +116,107 @@ def instruction_times(
     owners = owner if owner is not None else _inferred_owners(executions)
     samples = _samples(executions, owners, blocking, launch_ns)
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTimes:
+    """What runs in a loop's body, or in a branch."""
+
+    times: Mapping[str, InstructionTimes]
+    """By instruction of the body, of one execution each; an inner loop counts as one."""
+    executions: int
+    """Of the body in one run, all loops around it counted (median over runs and devices)."""
+    first_ns: Mapping[str, int]
+    """What instructions took each time the loop began, of those that then took longer or shorter, by more than noise,
+    than in later turns (medians)."""
+    own_ns: int
+    """What lies between the end of one turn and the beginning of the next beyond a launch: the loop's own cost."""
+
+
+def body_times(
+    trace: Trace,
+    module_name: str,
+    owner: Mapping[str, str],
+    turns: int = 0,
+    around: int = 1,
+    blocking: Container[str] = (),
+    launch_ns: int | None = None,
+) -> BodyTimes | None:
+    """Times of what a body runs; None where the trace shows nothing of it.
+
+    The k-th event of an instruction is of the k-th execution of the body; one that has several events in each
+    execution has as many more of them.
+
+    Args:
+        owner: names, for every instruction that the body runs, its own ones included, the body's own that runs it.
+        turns: of the loop, each time it runs; 0 where nobody knows: then most instructions are taken to run once a
+            turn.
+        around: how often the loop runs in one run of the module.
+        blocking: as for :func:`instruction_times`, as is ``launch_ns``.
+    """
+    placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for execution in trace.executions:
+        if execution.module == module_name and execution.op in owner:
+            placed[execution.run, execution.device].append(execution)
+    if not placed:
+        return None
+    own_owners = {op: by for op, by in owner.items() if op != by}
+    samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    gaps: list[int] = []
+    counts = [turns * around or _usual_count(items, own_owners) for items in placed.values()]
+    executions = round(median(counts))
+    for ((run, device), items), count in zip(placed.items(), counts, strict=True):
+        ends_ns: int | None = None
+        for turn, parts in enumerate(_turns(items, count)):
+            for op, ns in _durations(parts, own_owners, blocking, launch_ns).items():
+                samples[op][run * executions + turn][device] = ns
+            if parts and ends_ns is not None and turn % max(1, count // around):
+                gaps.append(parts[0].start_ns - ends_ns)
+            ends_ns = max((part.end_ns for part in parts), default=ends_ns)
+    turns = max(1, executions // around)
+    own_ns = max(0, round(median(gaps)) - (launch_ns or 0)) if gaps else 0
+    told_apart = ((op, _first_ns(by, turns)) for op, by in samples.items())
+    first_ns = {op: first for op, first in told_apart if first is not None}
+    return BodyTimes({op: _summary(by) for op, by in sorted(samples.items())}, executions, first_ns, own_ns)
+
+
+def _usual_count(items: Iterable[Execution], owners: Mapping[str, str]) -> int:
+    """How often most of a body's instructions ran: of counts as usual the least, since one may have several kernels."""
+    least: dict[str, int] = {}
+    for op, count in Counter(item.op for item in items).items():
+        own = owners.get(op, op)
+        least[own] = min(count, least.get(own, count))
+    counts = Counter(least.values())
+    return max(counts, key=lambda count: (counts[count], -count))
+
+
+def _turns(items: Sequence[Execution], count: int) -> list[list[Execution]]:
+    """Executions of a body, by start time, told apart by how often each of its instructions ran before."""
+    total = Counter(item.op for item in items)
+    seen: Counter[str] = Counter()
+    found: list[list[Execution]] = [[] for _ in range(count)]
+    for item in items:
+        found[seen[item.op] * count // total[item.op]].append(item)
+        seen[item.op] += 1
+    return found
+
+
+def _first_ns(by_execution: Mapping[int, Mapping[int, int]], turns: int) -> int | None:
+    """What an instruction took in first turns, where that differs from later ones; ``None`` where it does not."""
+    first, later = (
+        [
+            ns
+            for turn, by_device in by_execution.items()
+            if (turn % turns == 0) is is_first
+            for ns in by_device.values()
+        ]
+        for is_first in (True, False)
+    )
+    if min(len(first), len(later)) < MINIMUM_RUNS:
+        return None
+    middle, usual = median(first), median(later)
+    noise = median(abs(ns - middle) for ns in first) + median(abs(ns - usual) for ns in later)
+    return round(middle) if abs(middle - usual) > _CLEARLY * max(1, noise) else None
 
 
 def time_in(trace: Trace, module_name: str, ops: Container[str]) -> dict[tuple[int, int], int]:

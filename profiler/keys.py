@@ -5,7 +5,9 @@ A single op goes by :attr:`Node.key`, a fused kernel by a digest of its structur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
@@ -18,6 +20,7 @@ from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import group_key
 from disco_hlo.profiler.profile import OpTime, merged
 
+_Told = TypeVar("_Told")
 _COLLECTIVE_KERNEL = "__triton_collective"
 """XLA:GPU's kernels for small all-reduces and all-gathers."""
 
@@ -30,19 +33,32 @@ def owners(module: bytes) -> dict[str, str]:
     Raises :class:`ModuleError` for bytes that are no module.
     """
     index = ModuleIndex(parse(module))
+    return owners_in(index, index.module.entry_computation_id)
+
+
+def owners_in(index: ModuleIndex, computation_id: int) -> dict[str, str]:
+    """The same for another computation than the entry: instruction in what it calls -> its own that runs it."""
     found: dict[str, str] = {}
-    for instruction in index.computation(index.module.entry_computation_id).instructions:
+    for instruction in index.computation(computation_id).instructions:
         pending = list(instruction.called_computation_ids)
         seen: set[int] = set()
         while pending:
-            computation_id = pending.pop()
-            if computation_id in seen:
+            called = pending.pop()
+            if called in seen:
                 continue
-            seen.add(computation_id)
-            for inner in index.computation(computation_id).instructions:
+            seen.add(called)
+            for inner in index.computation(called).instructions:
                 found.setdefault(inner.name, instruction.name)
                 pending.extend(inner.called_computation_ids)
     return found
+
+
+def in_region(region: str, times: Mapping[str, _Told]) -> dict[str, _Told]:
+    """Those of the times, or whatever is told of instructions, that the rewriter named for a region, as if it were an
+    entry: ``loop1_g3_add`` is ``g3_add``, and so is ``loop1_2_g3_add``, the same in the second computation of this
+    kind."""
+    named = re.compile(rf"{region}_(?:\d+_)?([bgn]\d+[._].*)")
+    return {found[1]: time for name, time in times.items() if (found := named.fullmatch(name))}
 
 
 def keyed_times(
@@ -55,11 +71,8 @@ def keyed_times(
     """
     found: dict[str, list[OpTime]] = {}
     for origin in origins:
-        measured = times.get(origin.name)
-        if measured is None or origin.role == "done":
-            continue
-        key = _origin_key(graph, origin)
-        if key is None:
+        measured, key = times.get(origin.name), origin_key(graph, origin)
+        if measured is None or key is None:
             continue
         waits = any(graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
         if origin.proto.fusion_kind == "kCustom":
@@ -69,7 +82,11 @@ def keyed_times(
     return {key: merged(found[key]) for key in sorted(found)}
 
 
-def _origin_key(graph: Graph, origin: Origin) -> str | None:
+def origin_key(graph: Graph, origin: Origin) -> str | None:
+    """Under which the time of an instruction is known; None for what follows a line, and for the ends of what has a
+    start."""
+    if origin.role == "done":
+        return None
     nodes = [graph.nodes[node] for node in origin.nodes]
     if any(node.kind is Kind.ALL_REDUCE for node in nodes):
         return None

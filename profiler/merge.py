@@ -12,7 +12,7 @@ from statistics import median
 from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit
 from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.profile import Contention, OpTime, Profile, merged
+from disco_hlo.profiler.profile import Collectives, Contention, LoopTime, OpTime, Profile, merged
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -44,21 +44,53 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         launch_ns=round(median(profile.launch_ns for profile in profiles)),
         memory_bandwidth=float(median(profile.memory_bandwidth for profile in profiles)),
         flops_per_s=float(median(profile.flops_per_s for profile in profiles)),
-        all_reduce=_all_reduce(profiles),
+        all_reduce=_swept(profile.all_reduce for profile in profiles),
         link=first.link,
         contention=_contention(profiles),
         holds=_holds(profiles),
         noise=max(profile.noise for profile in profiles),
         in_step=_in_step(profile.in_step for profile in profiles),
         together=_in_step(profile.together for profile in profiles),
+        collectives=_collectives(profiles),
+        loops=_loops(profiles),
     )
 
 
-def _all_reduce(profiles: Sequence[Profile]) -> AllReduceFit | None:
-    found: dict[SweepPoint, None] = {}
+def _collectives(profiles: Sequence[Profile]) -> dict[str, Collectives]:
+    kinds = sorted({kind for profile in profiles for kind in profile.collectives})
+    by_kind = {kind: [one.collectives[kind] for one in profiles if kind in one.collectives] for kind in kinds}
+    return {
+        kind: Collectives(
+            _swept(one.swept for one in known),
+            _in_step(one.in_step for one in known),
+            _in_step(one.together for one in known),
+        )
+        for kind, known in by_kind.items()
+    }
+
+
+def _loops(profiles: Sequence[Profile]) -> dict[str, LoopTime]:
+    """Of loops that ran as often in all profiles that have them."""
+    found: dict[str, list[LoopTime]] = {}
     for profile in profiles:
-        if profile.all_reduce is not None:
-            found |= dict.fromkeys(profile.all_reduce.points)
+        for body, one in profile.loops.items():
+            found.setdefault(body, []).append(one)
+    return {
+        body: LoopTime(
+            known[0].executions,
+            round(median(one.own_ns for one in known)),
+            round(median(one.first_more_ns for one in known)),
+        )
+        for body, known in sorted(found.items())
+        if len({one.executions for one in known}) == 1
+    }
+
+
+def _swept(fits: Iterable[AllReduceFit | None]) -> AllReduceFit | None:
+    found: dict[SweepPoint, None] = {}
+    for one in fits:
+        if one is not None:
+            found |= dict.fromkeys(one.points)
     by_size: dict[int, list[OpTime]] = {}
     for point in found:
         time = OpTime(point.median_ns, point.spread_ns, point.samples)

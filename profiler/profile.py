@@ -21,14 +21,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from disco_hlo.errors import DiscoError, ProfileError
-from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.hlo.cost_model import LinearPieces, by_ring
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.fields import Factor, Nanoseconds, Positive, Share, Spread
 from disco_hlo.profiler.in_step import InStep, in_the_step, with_total_of
 from disco_hlo.regular_file import read_regular
 
 FORMAT = "disco-hlo profile"
-VERSION = 8
+VERSION = 9
 _MAXIMUM_BYTES = 1 << 28
 _Text = Annotated[str, Meta(max_length=1000)]
 _Rate = Annotated[float, Meta(ge=1e7, le=1e18)]
@@ -42,6 +43,18 @@ class OpTime(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     spread_ns: Nanoseconds
     """Median absolute deviation."""
     samples: Positive
+
+
+class LoopTime(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a loop takes besides its body."""
+
+    executions: Positive
+    """Of its body in one run of the step, outer loops counted: the turns of a loop that does not say how many it
+    has."""
+    own_ns: Nanoseconds
+    """Between two turns, beyond a launch."""
+    first_more_ns: Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)] = 0
+    """What the body takes longer (or less long) in the first turn than in later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,28 @@ class Contention:
 
 
 @dataclass(frozen=True)
+class Collectives:
+    """What was measured of one kind of collectives."""
+
+    swept: AllReduceFit | None = None
+    """Lines over sizes that no step has, each alone."""
+    in_step: InStep | None = None
+    """As :attr:`Profile.in_step`."""
+    together: InStep | None = None
+    """As :attr:`Profile.together`."""
+
+    def line(self, backend: str, otherwise: LinearPieces | None) -> LinearPieces | None:
+        """The swept lines, moved to what the step's collectives of this kind took in it; of a kind that nobody swept
+        those that would do ``otherwise``, moved alike."""
+        swept = self.swept.line if self.swept is not None else otherwise
+        if swept is None:
+            return None
+        if backend == "gpu":
+            return swept if self.together is None else with_total_of(self.together, swept)
+        return in_the_step(swept, self.in_step, self.together)
+
+
+@dataclass(frozen=True)
 class Profile:
     """Measurements of one platform. Times are integer nanoseconds."""
 
@@ -123,15 +158,24 @@ class Profile:
     together: InStep | None = None
     """And in as few buckets as can be (CPU), or in XLA's own, every other one of them taken apart, each alone (GPU)."""
 
+    collectives: Mapping[str, Collectives] = field(default_factory=dict)
+    """The same of every other kind, by its name (:class:`~disco_hlo.hlo.collectives.CollectiveKind`)."""
+
+    loops: Mapping[str, LoopTime] = field(default_factory=dict)
+    """Of the step that was profiled, by the key of the loop's body (:attr:`~disco_hlo.hlo.graph.Graph.key`)."""
+
     @property
     def transfers(self) -> LinearPieces | None:
         """The all-reduce lines of this step: the swept ones, moved to what all-reduces took in it."""
-        if self.all_reduce is None:
-            return None
-        swept = self.all_reduce.line
-        if self.platform.backend == "gpu":
-            return swept if self.together is None else with_total_of(self.together, swept)
-        return in_the_step(swept, self.in_step, self.together)
+        return Collectives(self.all_reduce, self.in_step, self.together).line(self.platform.backend, None)
+
+    def line(self, kind: CollectiveKind) -> LinearPieces | None:
+        """The lines of a kind, as measured as they are; None where not even those of all-reduces are known."""
+        all_reduce = self.transfers
+        ring = None if all_reduce is None else by_ring(kind, all_reduce)
+        if kind == ALL_REDUCE:
+            return all_reduce
+        return self.collectives.get(str(kind), _NOTHING).line(self.platform.backend, ring)
 
     def require(self, device_kind: str | None, backend: str) -> None:
         """Raise :class:`ProfileError` unless the profile was taken on this kind of device; where nobody knows that
@@ -148,6 +192,9 @@ class Profile:
                 f"the profile was taken on {mine.device_kind} ({mine.backend}), "
                 f"this is {device_kind} ({backend}); profile this device or name another profile"
             )
+
+
+_NOTHING = Collectives()
 
 
 def merged(times: Sequence[OpTime]) -> OpTime:

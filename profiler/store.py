@@ -3,7 +3,7 @@
 What one model measured, the next one reuses: rows are keyed by the platform (device kind, backend,
 driver and jaxlib version) and the cost key. Every measurement is a row of its own; reading merges
 them by weighted medians, so a disturbed measurement is outvoted, not averaged in. Beside op times
-the file keeps the points of all-reduce sweeps and the times of whole unfused steps.
+the file keeps the points of sweeps of collectives and the times of whole unfused steps.
 """
 
 from __future__ import annotations
@@ -16,20 +16,30 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts
 from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
 from disco_hlo.sqlite_file import SqliteFile
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version 1 has times of GPU kernels outside of command buffers, which are others; version 2 keeps what is no op's time
-among the ops, under keys that no op has."""
+among the ops, under keys that no op has; version 3 has sweeps of all-reduces alone, and one time for all collectives of
+a step."""
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
 _FACT = (
     "fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
     " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))"
+)
+_SWEPT = "id, platform, device_count, process_count, label, size_bytes, median_ns, spread_ns, samples"
+_SWEEP = (
+    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL,"
+    " size_bytes INTEGER NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, kind, size_bytes)",
 )
 _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
@@ -38,11 +48,7 @@ _TABLES = (
     "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " key TEXT NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX op_key ON op (platform, key)",
-    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
-    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL,"
-    " size_bytes INTEGER NOT NULL,"
-    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
-    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, size_bytes)",
+    *_SWEEP,
     "CREATE TABLE step (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
     " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
@@ -81,6 +87,14 @@ class ProfileStore(SqliteFile):
             f"CREATE TABLE IF NOT EXISTS {_FACT}",
             "DELETE FROM op WHERE key GLOB 'device:*' OR key GLOB 'link:*'",
         ),
+        3: (
+            "ALTER TABLE sweep RENAME TO swept",
+            "DROP INDEX sweep_link",
+            *_SWEEP,
+            f"INSERT INTO sweep ({_SWEPT}, kind) SELECT {_SWEPT}, '{ALL_REDUCE}' FROM swept",
+            "DROP TABLE swept",
+            f"DELETE FROM fact WHERE kind = '{StepFacts.__name__}'",
+        ),
     }
     WRITE_AHEAD = True
 
@@ -100,20 +114,28 @@ class ProfileStore(SqliteFile):
         )
         return dict(self._merged(rows))
 
-    def add_sweep(self, platform: Platform, link: Link, points: Sequence[SweepPoint]) -> None:
-        """Add the points of one all-reduce sweep over ``link``."""
+    def add_sweep(
+        self, platform: Platform, link: Link, points: Sequence[SweepPoint], kind: CollectiveKind = ALL_REDUCE
+    ) -> None:
+        """Add the points of one sweep of a kind of collectives over ``link``."""
         with self._writing():
-            keys: dict[str, int | str] = {"platform": self._platform_for_writing(platform), **asdict(link)}
+            keys: dict[str, int | str] = {
+                "platform": self._platform_for_writing(platform),
+                **asdict(link),
+                "kind": str(kind),
+            }
             for point in points:
                 time = OpTime(point.median_ns, point.spread_ns, point.samples)
                 self._insert("sweep", {**keys, "size_bytes": point.size_bytes}, time)
 
-    def sweep(self, platform: Platform, link: Link) -> tuple[SweepPoint, ...]:
-        """The sweep points measured over ``link``, merged, by size."""
+    def sweep(
+        self, platform: Platform, link: Link, kind: CollectiveKind = ALL_REDUCE
+    ) -> tuple[SweepPoint, ...]:
+        """The sweep points of a kind measured over ``link``, merged, by size."""
         rows = self._rows(
             "SELECT size_bytes, median_ns, spread_ns, samples FROM sweep WHERE platform = ?"
-            " AND device_count = ? AND process_count = ? AND label = ? ORDER BY size_bytes, id",
-            (self._platform(platform), link.device_count, link.process_count, link.label),
+            " AND device_count = ? AND process_count = ? AND label = ? AND kind = ? ORDER BY size_bytes, id",
+            (self._platform(platform), link.device_count, link.process_count, link.label, str(kind)),
         )
         return tuple(
             self._checked((size, max(time.median_ns, 1), time.spread_ns, time.samples), SweepPoint, "sweep")

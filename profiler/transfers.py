@@ -1,4 +1,4 @@
-"""Transfers and kernels in the trace of a GPU, where an execution is one kernel and transfers are NCCL's.
+"""Transfers and kernels in a trace; on GPU an execution is one kernel, and transfers are NCCL's.
 
 A transfer begins on the device that is there first and waits for the others; it moves data once it runs on all, and
 ends on all together. So it moves for as long as it takes on the device that comes last. Where devices are of several
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from disco_hlo.profiler.intervals import Interval
 from disco_hlo.profiler.trace import Execution, Trace
 
-UNIT = re.compile(r"[bgn]\d+(?=[._])")
-"""How the rewriter's names begin. XLA may add a number to the rest, in one module and not in the other."""
+ENTRY_UNIT = re.compile(r"[bgn]\d+(?=[._])")
+"""How the names of what the rewriter wrote begin in the entry. XLA may add a number to the rest, in one module and not
+in the other."""
+UNIT = re.compile(rf"(?:(?:loop|branch|call)\d+_(?:\d+_)?)?{ENTRY_UNIT.pattern}")
+"""And in any region."""
 
 
 def is_transfer(execution: Execution) -> bool:
@@ -25,8 +28,13 @@ def is_transfer(execution: Execution) -> bool:
 
 def unit_of(execution: Execution) -> str:
     """What two modules of the same units have in common of an execution's name."""
-    found = UNIT.match(execution.op)
-    return found[0] if found else execution.op
+    return unit_of_name(execution.op)
+
+
+def unit_of_name(op: str) -> str:
+    """The same of an instruction's name."""
+    found = UNIT.match(op)
+    return found[0] if found else op
 
 
 def span(execution: Execution) -> Interval:
@@ -47,11 +55,15 @@ Moved = Mapping[tuple[int, str, int], int]
 """How long transfers move data, ns, by run, unit, and how often the unit was transferred before in that run."""
 
 
-def moved_ns(trace: Trace, module_name: str) -> Moved:
-    """As the devices of this trace have it."""
+def moved_ns(trace: Trace, module_name: str, among: Container[str] = ()) -> Moved:
+    """As the devices of this trace have it.
+
+    Args:
+        among: instructions that communicate, for traces that do not show which kernels do (CPU).
+    """
     found: dict[tuple[int, str, int], int] = {}
     for (run, _), items in by_place(trace, module_name).items():
-        for (unit, number), item in numbered(items):
+        for (unit, number), item in numbered(items, among):
             length_ns = item.end_ns - item.start_ns
             found[run, unit, number] = min(found.get((run, unit, number), length_ns), length_ns)
     return found
@@ -63,10 +75,14 @@ def least(of_all: Sequence[Moved]) -> Moved:
     return {key: min(one[key] for one in of_all) for key in sorted(common)}
 
 
-def numbered(items: Iterable[Execution]) -> Iterator[tuple[tuple[str, int], Execution]]:
+def numbered(
+    items: Iterable[Execution], among: Container[str] = ()
+) -> Iterator[tuple[tuple[str, int], Execution]]:
     """Transfers of one run on one device, each by its unit and how often that was there before."""
     seen: Counter[str] = Counter()
-    for item in filter(is_transfer, items):
+    for item in items:
+        if not is_transfer(item) and item.op not in among:
+            continue
         unit = unit_of(item)
         yield (unit, seen[unit]), item
         seen[unit] += 1

@@ -77,7 +77,13 @@ def over_link(profile: Profile, other: Profile) -> Profile:
     """
     if profile.platform != other.platform:
         raise ProfileError(f"--link-of is of {other.platform}, the other profiles are of {profile.platform}")
-    return replace(profile, link=other.link, all_reduce=other.all_reduce, contention=other.contention)
+    return replace(
+        profile,
+        link=other.link,
+        all_reduce=other.all_reduce,
+        collectives=other.collectives,
+        contention=other.contention,
+    )
 
 
 def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> list[str]:

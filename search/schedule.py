@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.cost_model import CostModel
+from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.legal import bucket_of
@@ -239,9 +239,10 @@ def _neighbours_together(
         return ()
     depth = all_reduce_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
-    sizes = [graph.transfer_bytes(node) for node in ranked]
+    line, size_bytes = as_all_reduces(graph, costs)
+    sizes = size_bytes[ranked].tolist()
     kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
     # Where collectives block the compute stream it does not matter when a gradient is ready.
     times = [ready[node] if machine.asynchronous else 0 for node in ranked]
-    runs = contiguous_buckets(times, sizes, kinds, costs.all_reduce(), machine.pace().wait_ns)
+    runs = contiguous_buckets(times, sizes, kinds, line, machine.pace().wait_ns)
     return tuple(bucket_of(graph, [ranked[i] for i in run], form) for run in runs)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
+from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces, by_ring
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group
@@ -38,9 +39,9 @@ class MadeUpCosts(CostModel):
         times = [self.kernel_ns(graph, inside, results) for inside, results in listed(kernels)]
         return np.array(times, np.int64)
 
-    def all_reduce(self) -> LinearPieces:
-        """The line."""
-        return self.line
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        """The line, of all-reduces; of others what a ring makes of it."""
+        return by_ring(kind, self.line)
 
 
 def listed(kernels: Kernels) -> list[tuple[set[int], list[int]]]:

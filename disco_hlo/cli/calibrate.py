@@ -19,6 +19,7 @@ from disco_hlo.cli.output import add_row, check_places, print_json, say, show, t
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME
+from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.profile import Profile, load, to_json
 
 _POLL_S = 0.2
@@ -89,7 +90,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _facts(profile: Profile) -> dict[str, Any]:
-    fitted, slowed = profile.all_reduce, profile.contention
+    slowed = profile.contention
     return {
         "platform": str(profile.platform),
         "link": {
@@ -108,15 +109,35 @@ def _facts(profile: Profile) -> dict[str, Any]:
         else [slowed.products, slowed.others],
         "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
         "holds": dict(profile.holds),
-        "all_reduce": None
-        if fitted is None
-        else {
-            "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in fitted.line.lines],
-            "median_error": fitted.median_error,
-            "maximum_error": fitted.maximum_error,
-        },
+        "all_reduce": _fit_facts(profile.all_reduce),
         "in_step": None if profile.in_step is None else asdict(profile.in_step),
         "together": None if profile.together is None else asdict(profile.together),
+        "collectives": {
+            kind: {
+                "swept": _fit_facts(known.swept),
+                "in_step": None if known.in_step is None else asdict(known.in_step),
+                "together": None if known.together is None else asdict(known.together),
+            }
+            for kind, known in profile.collectives.items()
+        },
+        "loops": {
+            body: {
+                "executions": loop.executions,
+                "own_ns": loop.own_ns,
+                "first_more_ns": loop.first_more_ns,
+            }
+            for body, loop in profile.loops.items()
+        },
+    }
+
+
+def _fit_facts(fitted: AllReduceFit | None) -> dict[str, Any] | None:
+    if fitted is None:
+        return None
+    return {
+        "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in fitted.line.lines],
+        "median_error": fitted.median_error,
+        "maximum_error": fitted.maximum_error,
     }
 
 
@@ -127,16 +148,23 @@ def _print(profile: Profile, aside: bool = False) -> None:
     add_row(rows, "launch", f"{profile.launch_ns / 1e3:.2f} µs")
     add_row(rows, "memory bandwidth", f"{profile.memory_bandwidth / 1e9:.1f} GB/s")
     add_row(rows, "arithmetic", f"{profile.flops_per_s / 1e9:.0f} GFLOP/s")
-    for piece in profile.all_reduce.line.lines if profile.all_reduce else ():
-        line = f"{piece.offset_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
-        add_row(rows, f"all-reduce from {piece.from_bytes} bytes", line)
-    if profile.all_reduce is not None:
-        fitted = profile.all_reduce
+    swept = {
+        "all-reduce": profile.all_reduce, **{kind: one.swept for kind, one in profile.collectives.items()}
+    }  # fmt: skip
+    for kind, fitted in swept.items():
+        for piece in fitted.line.lines if fitted else ():
+            line = f"{piece.offset_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
+            add_row(rows, f"{kind} from {piece.from_bytes} bytes", line)
+        if fitted is None:
+            continue
         residuals = f"{100 * fitted.median_error:.1f} % median, {100 * fitted.maximum_error:.1f} % largest"
         add_row(rows, "its residuals", residuals)
     if profile.transfers is not None and profile.in_step is not None:
         latency_ns = profile.transfers.lines[0].offset_ns
-        add_row(rows, "its latency in the step", f"{latency_ns / 1e3:.1f} µs")
+        add_row(rows, "latency of an all-reduce in the step", f"{latency_ns / 1e3:.1f} µs")
+    for loop in profile.loops.values():
+        own = f"{loop.own_ns / 1e3:.1f} µs of its own each, first turn {loop.first_more_ns / 1e3:+.1f} µs"
+        add_row(rows, f"a loop of {loop.executions} turns a step", own)
     if profile.contention is not None:
         slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
         add_row(rows, "slowed by each other", slowed)

@@ -12,12 +12,14 @@ from msgspec import UNSET
 from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
-from disco_hlo.plan.plan import Plan
+from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.compare import Difference, GroupChange, compare, require_comparable
 from disco_hlo.report.order import with_order
 from disco_hlo.report.printable import size_text, time_text
+from disco_hlo.report.regions import check_region
 
 
 def diff(
@@ -25,6 +27,9 @@ def diff(
     b: Annotated[str | None, typer.Argument(metavar="[B]", help="The plan to compare it with.")] = None,
     default: Annotated[bool, typer.Option("--default", help="Compare with XLA's own plan.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many differences of each kind to show.")] = 10,
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="Compare one region of the step alone.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show exactly how plan B differs from plan A, or how plan A differs from XLA's own (--default)."""
@@ -32,17 +37,25 @@ def diff(
         raise PlanError("expected two plans, or one plan and --default")
     directory = plan_directory()
     first = open_bundle(locate(a, directory))
-    if b is None:
-        names, left, right, fields = ("XLA default", "plan"), _xla(first), first.strategy, {}
-        reader = first
-    else:
-        reader = second = open_bundle(locate(b, directory))
+    second, fields = first, {}
+    if b is not None:
+        second = open_bundle(locate(b, directory))
         require_comparable(first.plan, second.plan)
-        reader = first if first.source is not None else second
-        names, left, right = ("A", "B"), first.plan.strategy, second.plan.strategy
         fields = _fields(first.plan, second.plan)
-    left, right = _alike(reader, left), _alike(reader, right)
-    found = compare(left, right)
+    else:
+        _require_default(first)
+    names = ("A", "B") if b is not None else (DEFAULT, "plan")
+    reader = first if first.source is not None else second
+    regions = tuple(dict.fromkeys((*first.region_names, *second.region_names)))
+    if region is not None:
+        check_region(region, regions)
+        regions = (region,)
+    found = {}
+    for name in regions:
+        one = reader.of_region(name)
+        sides = (first.of_region(name), second.of_region(name)) if b is not None else (None, one)
+        left, right = (_alike(one, one.default if side is None else side.plan.strategy) for side in sides)
+        found[name] = compare(left, right)
     warn_all(reader.missing)
     if as_json:
         print_json(_as_json(found, names, fields))
@@ -50,7 +63,7 @@ def diff(
     _print(found, names, fields, reader, top)
 
 
-def _xla(bundle: Bundle) -> Strategy:
+def _require_default(bundle: Bundle) -> None:
     structure = bundle.plan.structure
     if structure is not UNSET:
         raise PlanError(
@@ -58,11 +71,11 @@ def _xla(bundle: Bundle) -> Strategy:
         )
     if bundle.default is None:
         raise PlanError(f"{bundle.path}: XLA's own plan cannot be read: {'; '.join(bundle.missing)}")
-    return bundle.default
 
 
-def _alike(reader: Bundle, strategy: Strategy) -> Strategy:
+def _alike(reader: Bundle, strategy: Strategy | None) -> Strategy:
     """In normal form and with its order, as far as the module is at hand."""
+    assert strategy is not None  # XLA's own, which was asked for
     if reader.source is None:
         return strategy
     from disco_hlo.plan.normal import normal_form
@@ -96,31 +109,27 @@ def _flat(plan: Plan) -> dict[str, Any]:
 
 
 def _print(
-    found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]], reader: Bundle, top: int
+    found: dict[str, Difference],
+    names: tuple[str, str],
+    fields: dict[str, tuple[Any, Any]],
+    reader: Bundle,
+    top: int,
 ) -> None:
     a, b = names
-    if found.same:
-        show(
-            f"{a} and {b} execute the same: op groups ({found.common_groups}), "
-            f"buckets ({found.common_buckets}) and order are equal."
-        )
-    else:
-        show(
-            f"groups: {found.common_groups} in both, {len(found.groups_a)} only in {a}, "
-            f"{len(found.groups_b)} only in {b}"
-        )
-        _print_groups(found.groups_a, f"only in {a}", b, top)
-        _print_groups(found.groups_b, f"only in {b}", a, top)
-        show(
-            f"buckets: {found.common_buckets} in both, {len(found.buckets_a)} only in {a}, "
-            f"{len(found.buckets_b)} only in {b}; {len(found.moved_all_reduces)} all-reduces travel otherwise"
-        )
-        _print_buckets(found, names, reader, top)
-        moved = ", ".join(found.moved_units[:top]) + (", ..." if len(found.moved_units) > top else "")
-        show(
-            f"order: {len(found.moved_units)} of {found.common_units} common units are moved"
-            + (f" ({moved} of {b})" if moved else "")
-        )
+    same = all(one.same for one in found.values())
+    for name, one in found.items():
+        where = "" if list(found) == [ENTRY] else f"{name}: "
+        if one.same and same and where:
+            continue
+        if one.same:
+            show(
+                f"{where}{a} and {b} execute the same: op groups ({one.common_groups}), "
+                f"buckets ({one.common_buckets}) and order are equal."
+            )
+        else:
+            _print_one(one, names, where, reader.of_region(name), top)
+    if same and list(found) != [ENTRY]:
+        show(f"{a} and {b} execute the same in {', '.join(found)}.")
     changed = {name: pair for name, pair in fields.items() if not isinstance(pair[0] or pair[1], list)}
     if changed:
         made = table("field", a, b)
@@ -131,6 +140,26 @@ def _print(
                 *(time_text(v) if name.endswith("_ns") and isinstance(v, int) else v for v in pair),
             )
         show(made)
+
+
+def _print_one(found: Difference, names: tuple[str, str], where: str, reader: Bundle, top: int) -> None:
+    a, b = names
+    show(
+        f"{where}groups: {found.common_groups} in both, {len(found.groups_a)} only in {a}, "
+        f"{len(found.groups_b)} only in {b}"
+    )
+    _print_groups(found.groups_a, f"only in {a}", b, top)
+    _print_groups(found.groups_b, f"only in {b}", a, top)
+    show(
+        f"{where}buckets: {found.common_buckets} in both, {len(found.buckets_a)} only in {a}, "
+        f"{len(found.buckets_b)} only in {b}; {len(found.moved_all_reduces)} collectives in another bucket"
+    )
+    _print_buckets(found, names, reader, top)
+    moved = ", ".join(found.moved_units[:top]) + (", ..." if len(found.moved_units) > top else "")
+    show(
+        f"{where}order: {len(found.moved_units)} of {found.common_units} common units are moved"
+        + (f" ({moved} of {b})" if moved else "")
+    )
 
 
 def _print_groups(changes: tuple[GroupChange, ...], heading: str, other: str, top: int) -> None:
@@ -150,7 +179,7 @@ def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, to
     for name, buckets in zip(names, (found.buckets_a, found.buckets_b), strict=True):
         if not buckets or not top:
             continue
-        made = table(f"only in {name}", "all-reduces", "size", "form", "members", right=(1, 2))
+        made = table(f"only in {name}", "collectives", "size", "form", "members", right=(1, 2))
         for token, bucket in buckets[:top]:
             members = bucket.all_reduces
             size = "" if graph is None else size_text(sum(graph.nodes[n].shape.size_bytes for n in members))
@@ -159,8 +188,24 @@ def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, to
         show(made)
 
 
-def _as_json(found: Difference, names: tuple[str, str], fields: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    body = {"a": names[0], "b": names[1], "same": found.same, **asdict(found)}
+def _as_json(
+    found: dict[str, Difference], names: tuple[str, str], fields: dict[str, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """What differs in the entry, or the one region that was asked for, at the top; all others under ``regions``."""
+    first, *others = found
+    return {
+        "a": names[0],
+        "b": names[1],
+        "region": first,
+        "same": all(one.same for one in found.values()),
+        **_one_as_json(found[first]),
+        "regions": {name: {"same": found[name].same, **_one_as_json(found[name])} for name in others},
+        "fields": {name: {"a": left, "b": right} for name, (left, right) in fields.items()},
+    }
+
+
+def _one_as_json(found: Difference) -> dict[str, Any]:
+    body = asdict(found)
     for side in ("buckets_a", "buckets_b"):
         body[side] = [{"token": token, **bucket} for token, bucket in body[side]]
-    return {**body, "fields": {name: {"a": left, "b": right} for name, (left, right) in fields.items()}}
+    return body

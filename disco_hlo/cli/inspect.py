@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.options import AsJson, PlanName
+from disco_hlo.cli.options import AsJson, PlanName, RegionName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
+from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
@@ -28,27 +30,53 @@ from disco_hlo.report.facts import (
 )
 from disco_hlo.report.order import order_of
 from disco_hlo.report.printable import printable, short_path, size_text, time_text
+from disco_hlo.report.regions import RegionFacts, check_region
 
 
 def inspect(
     plan: PlanName,
     top: Annotated[int, typer.Option(min=0, help="How many groups and buckets to show.")] = 15,
+    region: RegionName = ENTRY,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a plan does: kernels, largest first, buckets, order, times before and after."""
-    bundle = open_bundle(locate(plan, plan_directory()))
-    inner = () if bundle.source is None else not_simulated(bundle.source.index)
-    warn_all((*bundle.missing, *inner))
+    """Show what a plan does: its regions, and of one its kernels, largest first, buckets and order; times before and
+    after."""
+    whole = open_bundle(locate(plan, plan_directory()))
+    check_region(region, whole.region_names)
+    bundle = whole.of_region(region)
+    inner = () if whole.source is None else not_simulated(whole.source)
+    warn_all((*whole.missing, *inner))
+    regions = _regions(whole)
     if as_json:
-        print_json(_as_json(bundle))
+        print_json(_as_json(whole, bundle, region, regions))
         return
     groups = group_facts(bundle)
     buckets = bucket_facts(bundle.strategy, bundle.source.graph if bundle.source else None)
     order, explicit = order_of(bundle)
-    show(*_head(bundle.plan), *_banned(bundle), *_structure(bundle.plan), "", *_times(bundle.plan), "")
+    show(*_head(whole.plan), *_banned(whole), *_structure(whole.plan), "", *_times(whole.plan), "")
+    if regions:
+        show(*region_table(regions), f"{region}:")
+    elif len(whole.region_names) > 1:
+        show(f"regions: {', '.join(whole.region_names)}", f"{region}:")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
-    show(_order_line(order_facts(order, explicit)), *_all_reduce(bundle.plan))
-    show(*_notes(bundle.plan))
+    show(_order_line(order_facts(order, explicit)), *_all_reduce(whole.plan))
+    show(*_notes(whole.plan))
+
+
+def _regions(bundle: Bundle) -> list[RegionFacts]:
+    """The step's regions under the plan, next to XLA's own; none where the entry is all there is or nobody knows."""
+    if bundle.source is None or not bundle.source.regions:
+        return []
+    from disco_hlo.optimize.costs import costs_for
+    from disco_hlo.report.simulated import simulated
+
+    costs = costs_for(
+        bundle.source.graph,
+        bundle.profile,
+        bundle.plan.target.device_kind,
+        [bundle.default or bundle.strategy],
+    )
+    return simulated(bundle, costs).rows(bundle)
 
 
 def _head(plan: Plan) -> list[str]:
@@ -155,10 +183,10 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
 def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     count = sum(len(bucket.all_reduces) for bucket in buckets)
     total = sum(bucket.size_bytes or 0 for bucket in buckets)
-    heading = f"{_count(len(buckets), 'bucket')} with {_count(count, 'all-reduce')}" + (
+    heading = f"{_count(len(buckets), 'bucket')} with {_count(count, 'collective')}" + (
         f", {size_text(total)}" if total else ""
     )
-    made = table("bucket", "all-reduces", "size", "form", "first", right=(1, 2))
+    made = table("bucket", "collectives", "size", "form", "first", right=(1, 2))
     for bucket in buckets[:top]:
         size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
         add_row(
@@ -210,8 +238,8 @@ def _notes(plan: Plan) -> list[str]:
     return [f"note: {printable(note, 1000)}" for note in plan.notes]
 
 
-def _as_json(bundle: Bundle) -> dict[str, Any]:
-    plan = bundle.plan
+def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFacts]) -> dict[str, Any]:
+    plan = whole.plan
     graph = bundle.source.graph if bundle.source else None
     times = step_times(plan)
     order, explicit = order_of(bundle)
@@ -221,14 +249,16 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
     used = sorted({node for group in bundle.strategy.groups for node in (*group.nodes, *group.duplicates)})
     members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
     return {
-        "path": str(bundle.path),
+        "path": str(whole.path),
         "target": _plain(plan.target),
         "chosen": plan.chosen,
-        "banned": _ban(bundle),
+        "banned": _ban(whole),
         "structure": None if plan.structure is UNSET else _plain(plan.structure),
         "versions": plan.versions,
         "predicted": _plain(plan.prediction),
-        "collectives_not_simulated": inner_collectives(bundle.source.index) if bundle.source else None,
+        "collectives_not_simulated": inner_collectives(whole.source) if whole.source else None,
+        "regions": regions_as_json(regions),
+        "region": region,
         "measured": _plain(plan.measured),
         "predicted_speedup": times.predicted_speedup,
         "measured_speedup": times.measured_speedup,
@@ -238,7 +268,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
         "order": asdict(order_facts(order, explicit)) | {"tokens": list(order)},
         "ops": {} if graph is None else {n: asdict(op_facts(graph.nodes[n])) for n in (*used, *members)},
         "notes": list(plan.notes),
-        "missing": list(bundle.missing),
+        "missing": list(whole.missing),
     }
 
 

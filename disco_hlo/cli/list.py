@@ -25,14 +25,14 @@ def list_plans(as_json: AsJson = False) -> None:
         show(f"No plans in {printable(str(directory))}. ENABLE_SEARCH=1 before a training command finds one.")
         return
     usable = [row for row in rows if not row["problem"]]
-    made = table("key", "step", "devices", "before", "after", "gain", "by", right=(3, 4, 5))
+    made = table("key", "step", "devices", "before", "after", "gain", "by", "regions", right=(3, 4, 5))
     for row in usable:
         devices = f"{row['device_count']} x {row['device_kind']}"
         devices += f", {row['process_count']} processes" if row["process_count"] > 1 else ""
         gain = f"{row['speedup']:.2f}x" if row["speedup"] else ""
         times = time_text(row["default_ns"]), time_text(row["plan_ns"])
         by = "banned" if row["banned"] else "measured" if row["measured"] else "prediction"
-        add_row(made, row["key"], row["module_name"], devices, *times, gain, by)
+        add_row(made, row["key"], row["module_name"], devices, *times, gain, by, ", ".join(row["regions"]))
     lines = [_cannot_be_used(row) for row in rows if row["problem"] not in ("", NO_PLAN)]
     lines += [line for row in rows for line in _banned(row)]
     show(*([made] if usable else []), *(printable(line, 1000) for line in lines))
@@ -73,6 +73,7 @@ def _row(listed: Listed) -> dict[str, Any]:
         "device_count": plan.target.device_count,
         "process_count": plan.target.process_count,
         "measured": measured,
+        "regions": [name for name, _ in plan.strategy.regions],
         "default_ns": before.median_ns if measured and before else times.predicted_default,
         "plan_ns": after.median_ns if measured and after else times.predicted_plan,
         "speedup": times.measured_speedup or times.predicted_speedup,

@@ -17,3 +17,7 @@ ProfilePath = Annotated[
     Path | None, typer.Option("--profile", help="Measured times; by default those beside the module.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RegionName = Annotated[
+    str,
+    typer.Option("--region", metavar="NAME", help="One region of the step: entry, loop1, branch2, call3."),
+]

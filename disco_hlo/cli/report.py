@@ -57,7 +57,7 @@ def report(
         known = bundle.profile if profile is None else load(profile)
         strategies = read(bundle.source), bundle.plan.strategy
         costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
-    inner = () if bundle.source is None else not_simulated(bundle.source.index)
+    inner = () if bundle.source is None else not_simulated(bundle.source)
     said = () if costs is None else (*costs.lines, *inner)
     data = page_data(bundle, costs, said)
     if trace is not None and not data["timelines"]:

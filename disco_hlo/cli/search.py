@@ -26,10 +26,13 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
+from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
 from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
@@ -38,6 +41,7 @@ from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.profiler.profile import Link, Profile, load, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.printable import printable, time_text
+from disco_hlo.report.regions import RegionFacts, region_facts, side_by_side
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 
 SAVED_EVERY_S = 30.0
@@ -106,7 +110,7 @@ def search(
         kept = time.monotonic()
 
     with Interruption().watched() as stop:
-        warn_all((*opened.missing, *case.costs.lines, *not_simulated(source.index)))
+        warn_all((*opened.missing, *case.costs.lines, *not_simulated(source)))
         with search_progress(sys.stderr.isatty()) as on_progress:
             found = optimize(
                 case, settings, budget, on_progress=on_progress, on_best=keep, stop=lambda: bool(stop)
@@ -114,10 +118,23 @@ def search(
         warn_all(found.notes)
         saved = _save(opened, known, plan_file, found, settings)
     outcome = _outcome(found, saved, plan_file, settings, "interrupted" if stop else found.result.stopped)
+    regions = _regions(found)
     if as_json:
-        print_json(outcome)
+        print_json({**outcome, "regions": regions_as_json(regions)})
         return
+    show(*region_table(regions))
     _print(outcome, saved)
+
+
+def _regions(found: Optimized) -> list[RegionFacts]:
+    """The step's regions under what is saved, next to XLA's own."""
+    _, best = found.unmeasured
+    source, default = found.case.source, region_facts(found.case.source, found.case.times)
+    if best.strategy == found.case.xla:
+        return default
+    times = step_times(source, best.strategy, found.case.costs)
+    planned = (ENTRY, *(name for name, _ in best.strategy.regions))
+    return side_by_side(default, region_facts(source, times, planned))
 
 
 def _save(
@@ -184,6 +201,7 @@ def _outcome(
         "settings": asdict(settings),
         "evaluations": result.evaluations,
         "distinct_evaluations": result.distinct_evaluations,
+        "evaluations_of_regions": {one.name: one.evaluations for one in found.regions},
         "evaluations_per_s": round(result.evaluations / max(result.wall_s, 1e-9), 1),
         "wall_s": round(result.wall_s, 6),
         "stopped": stopped,
@@ -196,7 +214,7 @@ def _outcome(
         },
         "speedup": predicted.default_ns / max(predicted.plan_ns, 1),
         "costs": list(found.case.costs.lines),
-        "collectives_not_simulated": inner_collectives(source.index),
+        "collectives_not_simulated": inner_collectives(source),
         "notes": list(plan.notes),
     }
 

@@ -10,7 +10,7 @@ import typer
 from msgspec import UNSET
 
 from disco_hlo.cli.modules import Opened, open_named
-from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
+from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath, RegionName
 from disco_hlo.cli.output import (
     add_row,
     check_places,
@@ -22,16 +22,21 @@ from disco_hlo.cli.output import (
     warn_all,
     write_file,
 )
+from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.errors import DiscoError, PlanError
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.network import Network
-from disco_hlo.optimize.predict import Predicted, lower_bound, predict
-from disco_hlo.plan.read import read, repeats
+from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.report.regions import PLAN, RegionFacts, check_region, region_facts, region_names, side_by_side
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.timeline import Timeline
 from disco_hlo.simulator.trace import chrome_trace
@@ -54,45 +59,87 @@ def simulate(
     gpus: Annotated[int | None, typer.Option(min=2, max=1 << 20, help="What if: this many GPUs.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help=_BANDWIDTH_HELP)] = None,
     latency: Annotated[float | None, typer.Option(min=0, max=1e9, help=_LATENCY_HELP)] = None,
+    region: RegionName = ENTRY,
     as_json: AsJson = False,
 ) -> None:
     """Predict a step: compute, communication, overlap, bound; also on another network (what if)."""
     aside = check_places({"--trace": trace}, as_json=as_json)
     network = _network(gpus, bandwidth, latency)
     opened = open_named(module)
-    graph = opened.source.graph
-    strategies = {"XLA default": read(opened.source)}
+    source, graph = opened.source, opened.source.graph
+    check_region(region, region_names(source))
+    strategies = {DEFAULT: read(source)}
     if plan is not None:
-        strategies["plan"] = _strategy(opened, plan)
+        strategies[PLAN] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
     costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
     costs = costs.imagine(network) if network else costs
     try:
         found = {
-            name: predict(graph, strategy, costs, () if name == "plan" else repeats(opened.source))
+            name: step_times(source, strategy, costs, as_compiled=name == DEFAULT)
             for name, strategy in strategies.items()
         }
     except DiscoError as error:
         if network is None:
             raise
         raise DiscoError(f"{error} Is {network} what you meant?") from error
-    limit = lower_bound(graph, list(strategies.values()), costs)
+    limit = lower_bound(source, list(strategies.values()), costs, region)
     if trace is not None:
         last = list(found)[-1]
-        title = f"{printable(graph.module_name)}: {last}"
-        body = chrome_trace(found[last].timeline, title)
-        write_file(trace, json.dumps(body, separators=(",", ":")).encode())
-    inner = not_simulated(opened.source.index)
+        write_file(
+            trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
+        )
+    inner = not_simulated(source)
+    is_silent = not inner and not any(one.graph.all_reduces for one in _computations(source))
     silent = (
-        () if graph.all_reduces or inner else ("the step has no all-reduce: no network changes its time",)
+        ("the step has no collective that a bucket could have: no network changes its time",)
+        if is_silent
+        else ()
     )
-    warn_all((*opened.missing, *costs.lines, *inner, *silent))
+    warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source), *silent))
+    regions = _regions(source, strategies, found)
+    exposed = (
+        {name: one.exposed_ns for name, one in found.items()} if source.regions and region == ENTRY else {}
+    )
+    timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
-        print_json(_as_json(opened, costs, network, found, limit))
+        print_json(_as_json(opened, costs, network, region, timelines, limit, regions))
         return
-    _print(found, limit, aside)
+    show(*region_table(regions), aside=aside)
+    _print("step" if region == ENTRY else f"one execution of {region}", timelines, exposed, limit, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
+
+
+def _computations(source: CanonicalModule) -> tuple[CanonicalModule, ...]:
+    return (source, *(region.source for region in source.regions))
+
+
+def _unknown_trips(source: CanonicalModule) -> list[str]:
+    """A line for loops whose body is simulated and which nobody knows to run how often."""
+    names = [one.name for one in source.regions if any(call.trips is None for call in one.calls)]
+    return [
+        f"how often {', '.join(names)} runs is not known: in the step such a loop takes what is estimated"
+    ] * bool(names)
+
+
+def _regions(
+    source: CanonicalModule, strategies: dict[str, Strategy], found: dict[str, StepTimes]
+) -> list[RegionFacts]:
+    default = region_facts(source, found[DEFAULT])
+    if PLAN not in found:
+        return default
+    planned = (ENTRY, *(name for name, _ in strategies[PLAN].regions))
+    return side_by_side(default, region_facts(source, found[PLAN], planned))
+
+
+def _trace(source: CanonicalModule, who: str, times: StepTimes, region: str) -> dict[str, Any]:
+    """The step and one execution of each of its regions; or of one alone."""
+    wanted = region_names(source) if region == ENTRY else (region,)
+    title = f"{printable(source.graph.module_name)}: {who}"
+    return chrome_trace(
+        {title if name == ENTRY else f"{title}, {name}": times.predicted[name].timeline for name in wanted}
+    )
 
 
 def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -> Network | None:
@@ -120,10 +167,12 @@ def _strategy(opened: Opened, name: str) -> Strategy:
     return bundle.strategy
 
 
-def _print(found: dict[str, Predicted], limit: Bound, aside: bool) -> None:
-    made = table("", *found, right=(1, 2))
+def _print(
+    first: str, timelines: dict[str, Timeline], exposed: dict[str, int], limit: Bound, aside: bool
+) -> None:
+    made = table("", *timelines, right=(1, 2))
     rows: list[tuple[str, Any]] = [
-        ("step", lambda t: time_text(t.makespan_ns)),
+        (first, lambda t: time_text(t.makespan_ns)),
         ("  compute", lambda t: time_text(t.compute_ns)),
         ("  communication", lambda t: time_text(t.communication_ns)),
         ("  overlap", lambda t: time_text(t.overlap_ns)),
@@ -131,36 +180,45 @@ def _print(found: dict[str, Predicted], limit: Bound, aside: bool) -> None:
         ("peak memory", lambda t: size_text(t.peak_bytes)),
     ]
     for name, text in rows:
-        add_row(made, name, *(text(one.timeline) for one in found.values()))
+        add_row(made, name, *map(text, timelines.values()))
+    if exposed:
+        add_row(made, "exposed in all regions", *map(time_text, exposed.values()))
     show(made, "", aside=aside)
     show(
         f"no order and no buckets can beat {time_text(limit.makespan_ns)} with these kernels "
-        f"(compute before the first all-reduce {time_text(limit.before_ns)}, communication at least "
+        f"(compute before the first collective {time_text(limit.before_ns)}, communication at least "
         f"{time_text(limit.communication_ns)}, compute after the last {time_text(limit.after_ns)}); "
         f"full overlap, the looser bound: {time_text(limit.full_overlap_ns)}",
         aside=aside,
     )
-    if len(found) > 1:
-        default, plan = (one.timeline.makespan_ns for one in found.values())
+    if len(timelines) > 1:
+        default, plan = (one.makespan_ns for one in timelines.values())
         show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
 
 
 def _as_json(
-    opened: Opened, costs: Costs, network: Network | None, found: dict[str, Predicted], limit: Bound
+    opened: Opened,
+    costs: Costs,
+    network: Network | None,
+    region: str,
+    timelines: dict[str, Timeline],
+    limit: Bound,
+    regions: list[RegionFacts],
 ) -> dict[str, Any]:
     graph = opened.source.graph
-    times = {name: _times(one.timeline) for name, one in found.items()}
+    times = {name: _times(timeline) for name, timeline in timelines.items()}
     return {
         "module": graph.module_name,
         "fingerprint": graph.fingerprint,
         "backend": graph.backend,
         "costs": list(costs.lines),
-        "collectives_not_simulated": inner_collectives(opened.source.index),
+        "collectives_not_simulated": inner_collectives(opened.source),
         "what_if": None if network is None else {
             "gpus": network.devices, "bandwidth_gb_per_s": network.gigabytes_per_s, "latency_us": network.latency_us,
         },
-        "default": times["XLA default"],
-        "plan": times.get("plan"),
+        "region": region,
+        "default": times[DEFAULT],
+        "plan": times.get(PLAN),
         "bound": {
             "bound_ns": limit.makespan_ns,
             "full_overlap_ns": limit.full_overlap_ns,
@@ -169,6 +227,7 @@ def _as_json(
             "communication_ns": limit.communication_ns,
             "after_last_all_reduce_ns": limit.after_ns,
         },
+        "regions": regions_as_json(regions),
         "missing": list(opened.missing),
     }  # fmt: skip
 

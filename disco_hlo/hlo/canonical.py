@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.checks import check_module
+from disco_hlo.hlo.collectives import kind_groups
+from disco_hlo.hlo.device_groups import Groups
 from disco_hlo.hlo.digests import Program
 from disco_hlo.hlo.flatten import (
     CALLER,
@@ -287,6 +289,7 @@ class _Fact:
     key: str
     counts: Counts
     collective: str
+    groups: Groups
     source: str
 
 
@@ -308,6 +311,7 @@ class _Facts:
                 digest(own.cost_bytes, b";".join(operand.shape_bytes for operand in operands))[:24],
                 operation_counts(op.proto, own.shape, [operand.shape for operand in operands], self.index),
                 own.attributes[:16] if op.proto.opcode in COLLECTIVES else "",
+                kind_groups(op.proto) if op.proto.opcode in COLLECTIVES else (),
                 self._lines.of(op.proto),
             )
         return found
@@ -332,6 +336,7 @@ def _nodes(
                 transcendentals=fact.counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
                 collective=fact.collective,
+                groups=fact.groups,
                 name=op.proto.name,
                 source=fact.source,
                 op_name=op.proto.metadata.op_name,

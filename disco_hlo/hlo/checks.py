@@ -244,14 +244,13 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
     elif opcode in ("reduce", "reverse"):
         check._check_distinct(where, "dimension", dimensions, first)
     elif opcode in ("all-gather", "reduce-scatter"):
-        for one in operands:  # of several arrays, each along the same dimension
-            check._check_within(where, "dimension", dimensions, len(one.dimensions))
-    elif opcode in ("concatenate", "iota"):
+        # Of several arrays, each along the same dimension.
+        rank = min((len(one.dimensions) for one in operands), default=0)
+        check._check_within(where, "dimension", dimensions, rank)
+    elif opcode == "iota":
         check._check_within(where, "dimension", dimensions, max(rank, 1))
-        if opcode == "concatenate" and (
-            len(dimensions) != 1 or any(len(one.dimensions) != rank for one in operands)
-        ):
-            check.fail(where, "joins arrays that it does not fit")
+    elif opcode == "concatenate":
+        _check_concatenate(check, where, instruction, operands)
     elif opcode == "slice":
         _check_slice(check, where, instruction, operands[0])
     elif opcode == "dot":
@@ -271,6 +270,15 @@ def _check_tuple(check: _Checker, where: str, instruction: Message, operands: Se
         check._check_count(where, "operands", len(operands), (members, members))
     else:
         check._check_count(where, "results", members, (2, None))
+
+
+def _check_concatenate(
+    check: _Checker, where: str, instruction: Message, operands: Sequence[Message]
+) -> None:
+    dimensions, rank = instruction.dimensions, len(instruction.shape.dimensions)
+    check._check_within(where, "dimension", dimensions, max(rank, 1))
+    if len(dimensions) != 1 or any(len(one.dimensions) != rank for one in operands):
+        check.fail(where, "joins arrays that it does not fit")
 
 
 def _check_slice(check: _Checker, where: str, instruction: Message, operand: Message) -> None:

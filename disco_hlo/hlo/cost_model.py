@@ -2,7 +2,7 @@
 
 The simulator and the search ask a :class:`CostModel`; profiler and estimator are such models, and know nothing of
 plans. All times are of what runs alone, in whole nanoseconds, launch not included. DisCo, section 4.2: kernels are
-looked up or estimated, an all-reduce of x bytes takes T = C x + D.
+looked up or estimated, a collective of x bytes takes T = C x + D, with C and D of its kind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_kind, moved_bytes, ring_share
 from disco_hlo.hlo.flat_graph import chosen_lists, flat_lists
 from disco_hlo.hlo.graph import Graph
 
@@ -99,7 +100,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def never_falls(lines: Sequence[Line]) -> bool:
-    """Whether no larger all-reduce takes less time than a smaller one."""
+    """Whether no larger collective takes less time than a smaller one."""
     return all(
         right.ns_per_byte * right.from_bytes + right.offset_ns
         >= left.ns_per_byte * right.from_bytes + left.offset_ns
@@ -109,7 +110,7 @@ def never_falls(lines: Sequence[Line]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LinearPieces:
-    """All-reduce time T = Cx + D, with its own C and D from each of some sizes on.
+    """Time of a collective T = Cx + D, with its own C and D from each of some sizes on.
 
     One piece is the paper's regression (section 4.2); devices switch algorithms with size, so
     a fit may need several.
@@ -121,12 +122,12 @@ class LinearPieces:
     def __post_init__(self) -> None:
         starts = [line.from_bytes for line in self.lines]
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-            raise DiscoError(f"All-reduce pieces start at {starts} bytes, expected ascending sizes from 0.")
+            raise DiscoError(f"Collective pieces start at {starts} bytes, expected ascending sizes from 0.")
         for line in self.lines:
             at_start = line.ns_per_byte * line.from_bytes + line.offset_ns
             if not (math.isfinite(at_start) and line.ns_per_byte >= 0 and at_start >= -0.5):
                 raise DiscoError(
-                    f"All-reduce piece from {line.from_bytes} bytes: C = {line.ns_per_byte} ns per byte, "
+                    f"Collective piece from {line.from_bytes} bytes: C = {line.ns_per_byte} ns per byte, "
                     f"D = {line.offset_ns} ns; expected finite numbers, C not negative, and no negative time."
                 )
 
@@ -142,7 +143,7 @@ class LinearPieces:
         return np.array([*rows], np.float64)
 
     def exact(self, sizes_bytes: ArrayLike) -> NDArray[np.float64]:
-        """Time of an all-reduce of each size in ns, same shape."""
+        """Time of a collective of each size in ns, same shape."""
         sizes, (starts, slopes, offsets) = np.asarray(sizes_bytes), self.array
         piece = np.searchsorted(starts, sizes, side="right") - 1
         times: NDArray[np.float64] = slopes[piece] * sizes + offsets[piece]
@@ -151,6 +152,29 @@ class LinearPieces:
     def __call__(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
         """And rounded to whole nanoseconds."""
         return np.minimum(np.rint(self.exact(sizes_bytes)), _MOST_NS).astype(np.int64)
+
+    def sizes(self, times_ns: ArrayLike) -> NDArray[np.int64]:
+        """Bytes of the collective whose time is next to each of these, same shape, for lines that never fall: 0 for
+        less than the least time, and the smallest where many take as long."""
+        times, (starts, slopes, offsets) = np.asarray(times_ns, np.float64), self.array
+        ends = np.append(starts[1:] - 1, float(_MOST_NS))
+        found = np.zeros(times.shape)
+        for start, end, slope, offset in zip(starts, ends, slopes, offsets, strict=True):
+            first_ns = slope * start + offset
+            more = (times - first_ns) / slope if slope > 0 else np.zeros(times.shape)
+            found = np.where(times >= first_ns, np.clip(start + more, start, end), found)
+        return np.rint(found).astype(np.int64)
+
+    def over(self, share: float) -> LinearPieces:
+        """As a function of bytes of which each counts as ``share`` of a byte, 0 to 1, here."""
+        if share <= 0:
+            return LinearPieces.of((0, 0.0, self.lines[0].offset_ns))
+        return LinearPieces.of(
+            *(
+                (math.ceil(one.from_bytes / share), share * one.ns_per_byte, one.offset_ns)
+                for one in self.lines
+            )
+        )
 
     def times(self, factor: float) -> LinearPieces:
         """All of it so many times as long."""
@@ -172,15 +196,16 @@ class CostModel(ABC):
 
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
+        del graph  # no op runs a region unless a model says so
         return {}
 
-    def all_reduce(self) -> LinearPieces:
-        """Time of an all-reduce over its size.
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        """Time of a collective over its bytes (:func:`~disco_hlo.hlo.collectives.collective_bytes`).
 
         Raises:
-            ProfileError: nobody measured it.
+            ProfileError: nobody measured it, nor what it could be derived from.
         """
-        raise ProfileError("nothing is known of all-reduces; measure a sweep on the job's devices")
+        raise ProfileError(f"nothing is known of {kind}; measure a sweep on the job's devices")
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
         """``[len(graph)]``: equal numbers where it makes no difference, shapes apart, which of two nodes a kernel
@@ -191,3 +216,48 @@ class CostModel(ABC):
         """Of each node as a kernel of its own, the share of its time that must be done before a transfer begins beside
         it, ``[len(graph)]``. None unless that was measured."""
         return np.zeros(len(graph))
+
+
+def by_ring(kind: CollectiveKind, all_reduce: LinearPieces) -> LinearPieces:
+    """Time of a kind that nobody measured: of an all-reduce between all devices that moves as much around a ring."""
+    return all_reduce if kind == ALL_REDUCE else all_reduce.over(ring_share(kind))
+
+
+class AsAllReduces(NamedTuple):
+    """What the collectives of a graph take, as bytes of all-reduces of one kind."""
+
+    line: LinearPieces
+    """Of the kind of all-reduce that most of the graph's bytes go through."""
+    size_bytes: NDArray[np.int64]
+    """``[len(graph)]``: of each node that travels, the all-reduce that takes as long; 0 of all others."""
+
+    def of(self, nodes: Sequence[int]) -> list[int]:
+        """Bytes of these nodes."""
+        return [int(self.size_bytes[node]) for node in nodes]
+
+
+def as_all_reduces(graph: Graph, model: CostModel) -> AsAllReduces:
+    """Every collective as an all-reduce, for who computes with one line and one number of bytes a node.
+
+    Exact for what travels alone and takes no less than the least all-reduce. In a bucket bytes add up: there it is
+    exact for all-reduces of the line's own kind, and for kinds that have their time from it; others are off by what
+    the two kinds' latencies differ.
+
+    Raises:
+        ProfileError: as :meth:`CostModel.collective`.
+    """
+    if not graph.all_reduces:
+        return AsAllReduces(LinearPieces.of((0, 0.0, 0.0)), np.zeros(len(graph), np.int64))
+    exact, sizes = moved_bytes(graph), np.zeros(len(graph), np.int64)
+    nodes: dict[CollectiveKind, list[int]] = {}
+    for node in graph.all_reduces:
+        nodes.setdefault(collective_kind(graph.nodes[node]), []).append(node)
+    own = [kind for kind in nodes if kind.opcode == ALL_REDUCE.opcode]
+    chosen = max(own, key=lambda kind: int(exact[nodes[kind]].sum()), default=ALL_REDUCE)
+    line = model.collective(chosen)
+    for kind, members in nodes.items():
+        bytes_of_kind = exact[members]
+        sizes[members] = (
+            bytes_of_kind if kind == chosen else line.sizes(model.collective(kind).exact(bytes_of_kind))
+        )
+    return AsAllReduces(line, sizes)

@@ -105,6 +105,8 @@ class Node:
     collective: str = ""
     """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket, and only
     all-reduces have equal ones."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Of a collective the devices that take part together (:class:`~disco_hlo.hlo.collectives.CollectiveKind`)."""
     name: str = ""
     """Instruction name in the module it was read from. Not part of the fingerprint."""
     source: str = ""
@@ -179,17 +181,6 @@ class Graph:
     def all_reduces(self) -> tuple[int, ...]:
         """Ids of the nodes of kind :attr:`Kind.ALL_REDUCE`, ascending."""
         return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
-
-    def transfer_bytes(self, node: int) -> int:
-        """Size of the all-reduce that moves as many bytes between devices as this transfer does.
-
-        Of n devices each sends and receives 2 (n-1)/n of an all-reduce's bytes, and (n-1)/n of the larger
-        side's of a reduce-scatter or all-gather: half.
-        """
-        moved = self.nodes[node]
-        if moved.opcode == "reduce-scatter":
-            return self.nodes[moved.operands[0]].shape.size_bytes // 2
-        return moved.shape.size_bytes // (2 if moved.opcode == "all-gather" else 1)
 
 
 _Found = TypeVar("_Found")

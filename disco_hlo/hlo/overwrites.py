@@ -119,7 +119,10 @@ class _Rules:
     def donated(self, aliases: Iterable[tuple[int, int, int]]) -> list[_Alias]:
         """Donated arguments, from (parameter node, output index, node of that output)."""
         of_op = self.storage.of_op
-        return [_Alias(parameter, output, of_op[parameter][0], of_op[result][0]) for parameter, output, result in aliases]
+        return [
+            _Alias(parameter, output, of_op[parameter][0], of_op[result][0])
+            for parameter, output, result in aliases
+        ]
 
     def found(self, aliases: Sequence[_Alias], control: Sequence[Pair], *, may_drop: bool) -> Overwrites:
         """The rules, where each of these results takes the buffer of an argument. Where that cannot be, the alias is

@@ -203,6 +203,7 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "iota_transpose_perm": (4, "int32*"),
     },
     "DeviceList": {"replica_groups": (1, "ReplicaGroup*"), "iota_replica_group_list": (2, "IotaGroups")},
+    "SourceTarget": {"source": (1, "int64"), "target": (2, "int64")},
     "MeshGroups": {"mesh": (1, "Mesh"), "axes": (2, "AxisRef*")},
     "DeviceAssignment": {"replica_count": (1, "int32"), "computation_count": (2, "int32")},
     "Instruction": {
@@ -213,9 +214,11 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "gather_slice_sizes": (34, "int64*"),
         "scatter_dimension_numbers": (48, "ScatterDimensionNumbers"),
         "replica_groups": (49, "ReplicaGroup*"),
+        "source_target_pairs": (52, "SourceTarget*"),
         "comparison_direction": (63, "string"),
         "use_global_device_ids": (71, "bool"),
         "collective_device_list": (87, "DeviceList"),
+        "iota_groups": (92, "IotaGroups"),
         "mesh_axes_groups": (93, "MeshGroups"),
     },
     "Module": {
@@ -223,7 +226,8 @@ _DETAILS: dict[str, dict[str, tuple[int, str]]] = {
         "device_assignment": (15, "DeviceAssignment"),
     },
 }
-"""What the moves inside a layer (``disco_hlo/structure``) and the rules on made-up inputs read beyond :data:`_SCHEMA`.
+"""What the moves inside a layer (``disco_hlo/structure``), the rules on made-up inputs and the kinds of collectives
+read beyond :data:`_SCHEMA`.
 Kept apart: fingerprints hash the fields that the schema does not name as they lie in the bytes, so naming one more
 would change them."""
 

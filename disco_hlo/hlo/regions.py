@@ -2,7 +2,7 @@
 
 A step is more than its entry. Each loop body, each branch of a conditional and each called computation has a schedule
 of its own, so each can have its own kernels, buckets and order. A loop costs its caller as many executions of the body
-as it has turns.
+as it has trips.
 """
 
 from __future__ import annotations

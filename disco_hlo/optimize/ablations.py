@@ -70,7 +70,9 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
     for name, strategy in in_our_order:
         with contextlib.suppress(IllegalStrategyError):
-            one = with_order(graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine)
+            one = with_order(
+                graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine
+            )
             named.append(Candidate(name, one.strategy, one.predicted_ns))
     if ordered and ordered != best.strategy.regions:
         other = replace(best.strategy, regions=ordered)
@@ -92,7 +94,9 @@ def regions_in_our_order(case: Case) -> Regions:
         if name != ENTRY:
             regions = tuple(sorted(found.items()))
             costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
-            found[name] = with_order(source.graph, dict(case.xla.regions)[name], costs, costs.machine).strategy
+            found[name] = with_order(
+                source.graph, dict(case.xla.regions)[name], costs, costs.machine
+            ).strategy
     return tuple(sorted(found.items()))
 
 

@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from typing import NamedTuple
-from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Platform, Profile, load
+from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
 
@@ -89,33 +88,41 @@ class Costs(MeasuredCosts):
         self.lines: tuple[str, ...] = ()
         """What a reader must know of these costs, one sentence each."""
 
-        self._around: tuple[ref[Graph], Mapping[int, Inner]] | None = None
+        self._around: tuple[str, Mapping[int, Inner]] = "", {}
+        """By fingerprint: another process has the graph as well."""
 
     def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
         """These costs where some ops of a graph run regions, and take what these take."""
         if not inner:
             return self
         found = copy(self)
-        found._around = (ref(graph), inner)
+        found._around = graph.fingerprint, inner
+        return found
+
+    def slowed(self, contention: Contention) -> Costs:
+        """These costs on a machine whose kernels and collectives slow each other in another way."""
+        found = copy(self)
+        found.machine = machine_of(replace(self.profile, contention=contention))
         return found
 
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         times = super().op_ns(graph)
-        if self._around is not None and self._around[0]() is graph:
-            for node, one in self._around[1].items():
-                times[node] = one.takes_ns
+        for node, one in self._inner(graph).items():
+            times[node] = one.takes_ns
         return times
 
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
-        if self._around is None or self._around[0]() is not graph:
-            return {}
-        return {node: one.temporary_bytes for node, one in self._around[1].items()}
+        return {node: one.temporary_bytes for node, one in self._inner(graph).items()}
+
+    def _inner(self, graph: Graph) -> Mapping[int, Inner]:
+        return self._around[1] if self._around[0] == graph.fingerprint else {}
 
     def imagine(self, network: Network) -> Costs:
         """The same devices on another network."""
-        profile = replace(self.profile, all_reduce=_not_swept(formula(network)), in_step=None, together=None)
+        line = _not_swept(formula(network))
+        profile = replace(self.profile, all_reduce=line, in_step=None, together=None, collectives={})
         costs = Costs(profile, self.estimator, self.corrections)
         costs.lines = (*self.lines, f"what if: {network}; all-reduce by the faster of ring and two trees")
         return costs

@@ -177,8 +177,8 @@ class RegionFound:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}, {self.executions:g} times a step: {self.plan_ns / 1e6:.2f} ms predicted, XLA's default "
-            f"{self.default_ns / 1e6:.2f} ms ({self.evaluations} candidates)"
+            f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} times a step: the "
+            f"best is predicted to take {self.plan_ns / 1e6:.2f} ms, XLA's default {self.default_ns / 1e6:.2f} ms"
         )
 
 
@@ -237,14 +237,11 @@ def optimize(
         also: plans to be ranked with those of this search.
         stop: asked now and then; what was found so far is ranked once it answers True.
     """
-    found = _optimize_regions(case, settings, budget, stop)
-    regions = tuple(sorted((one.name, one.strategy) for one in found if one.strategy is not None))
-    graph, costs, xla = case.source.graph, case.costs_with(regions), case.xla
+    graph, costs, xla = case.source.graph, case.costs_with(()), case.xla
     if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, case):
         spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
         rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
         return _nothing(case, also, budget, f"{spent}, {rest}: XLA's own plan is kept; give it more time")
-    settings = replace(settings, memory_limit_bytes=case.limit_bytes)
     compiling = time.monotonic()
     most_s = None if left_s is None else left_s + budget.compiling_s
     if not warm_up_in_time(graph, costs, costs.machine, settings, most_s, stop):
@@ -254,6 +251,9 @@ def optimize(
             "in a while",
         )  # fmt: skip
     budget = budget.longer_by(min(budget.compiling_s, time.monotonic() - compiling))
+    found = _optimize_regions(case, settings, budget, stop)
+    regions = tuple(sorted((one.name, one.strategy) for one in found if one.strategy is not None))
+    costs, settings = case.costs_with(regions), replace(settings, memory_limit_bytes=case.limit_bytes)
     until = None
     if (left_s := budget.left_s) is not None:
         finishing_s = min(_finishing_s(budget, case), _MOST_SHARE * max(left_s, 0.0))

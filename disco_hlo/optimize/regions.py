@@ -1,6 +1,6 @@
 """What the regions of a step take, and what they cost the regions that call them.
 
-A loop is one op of its caller: it takes as many executions of its body as it has turns. So each region is simulated and
+A loop is one op of its caller: it takes as many executions of its body as it has trips. So each region is simulated and
 searched by itself, those without calls first, and its caller goes by what was found for it.
 """
 
@@ -16,6 +16,7 @@ from disco_hlo.optimize.predict import Predicted, predict
 from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.profiler.profile import LoopTime
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.step_bound import lowest_bound
 
@@ -31,13 +32,33 @@ class StepTimes:
     executions: Mapping[str, float]
     """How often each runs in a step, as far as that is known."""
 
+    @property
+    def makespan_ns(self) -> int:
+        """Of the step."""
+        return self.predicted[ENTRY].timeline.makespan_ns
+
+    @property
+    def communication_ns(self) -> float:
+        """Time of all collectives of the step, those of regions as often as they run."""
+        return sum(
+            self.executions[name] * one.timeline.communication_ns for name, one in self.predicted.items()
+        )
+
     def share(self, name: str) -> float:
         """The part of the step that the executions of a region take, what it calls included."""
-        step_ns = self.predicted[ENTRY].timeline.makespan_ns
-        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, step_ns)
+        return self.executions[name] * self.predicted[name].timeline.makespan_ns / max(1, self.makespan_ns)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication of a step during which nothing is computed, in all executions of all regions."""
+        return round(
+            sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items())
+        )
 
 
-def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False) -> StepTimes:
+def step_times(
+    source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_compiled: bool = False
+) -> StepTimes:
     """Simulate a step region by region. What the strategy does not name runs as XLA compiled it.
 
     Args:
@@ -48,23 +69,57 @@ def step_times(source: CanonicalModule, strategy: Strategy, costs: Costs, *, as_
     """
     planned = planned_regions(source, strategy)
     called = calls_by_caller(source)
+    loops = measured_loops(source, costs)
+    executions = _executions(source, loops)
     predicted: dict[str, Predicted] = {}
     of_region: dict[str, Costs] = {}
     for name, region in regions_callees_first(source):
-        of_region[name] = costs.around(region.graph, _inner(region, called[name], predicted))
+        inner = _inner(called[name], predicted, loops, executions)
+        of_region[name] = costs.around(region.graph, inner)
         own = strategy if name == ENTRY else planned.get(name)
         again = repeats(region) if own is None or as_compiled else ()
         predicted[name] = predict(region.graph, own or read(region), of_region[name], again)
-    executions = {ENTRY: 1.0}
-    for name in reversed(predicted):
-        for region, call in called[name]:
-            executions[region] = executions.get(region, 0.0) + executions[name] * (call.trips or 1)
     return StepTimes(predicted, of_region, executions)
 
 
-def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs) -> Bound:
-    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of every region and so of
-    the step."""
+def measured_loops(source: CanonicalModule, costs: Costs) -> dict[str, LoopTime]:
+    """What was measured of the step's loops, by the names of their bodies."""
+    known = costs.profile.loops
+    return {
+        region.name: known[region.source.graph.key]
+        for region in source.regions
+        if region.source.graph.key in known
+    }
+
+
+def _executions(source: CanonicalModule, loops: Mapping[str, LoopTime]) -> dict[str, float]:
+    """How often each region runs in a step: where a loop does not say how many turns it has, as often as was
+    measured, else once."""
+    called = calls_by_caller(source)
+    found = {ENTRY: 1.0}
+    for caller in reversed([name for name, _ in regions_callees_first(source)]):
+        for name, call in called[caller]:
+            trips = turns(name, call, loops, found[caller])
+            found[name] = found.get(name, 0.0) + found[caller] * (1 if trips is None else trips)
+    return found
+
+
+def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: float) -> float | None:
+    """How often an op runs a region each time, by the module or as measured; None where nobody knows.
+
+    Args:
+        executions: of the op, in a step.
+    """
+    if call.trips is not None or region not in loops:
+        return call.trips
+    return loops[region].executions / max(1.0, executions)
+
+
+def lower_bound(
+    source: CanonicalModule, strategies: Sequence[Strategy], costs: Costs, of: str = ENTRY
+) -> Bound:
+    """The lowest bound over the kernels of these strategies, whatever their buckets and order, of the step or of one
+    execution of a region; what it runs is bounded likewise."""
     called = calls_by_caller(source)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
@@ -73,15 +128,21 @@ def lower_bound(source: CanonicalModule, strategies: Sequence[Strategy], costs: 
             for callee, call in called[name]
             if call.trips is not None
         }
-        own = strategies if name == ENTRY else [dict(one.regions).get(name) or read(region) for one in strategies]
+        own = (
+            strategies
+            if name == ENTRY
+            else [dict(one.regions).get(name) or read(region) for one in strategies]
+        )
         around = costs.around(region.graph, inner)
         bounds[name] = lowest_bound(region.graph, (one.groups for one in own), around, around.machine)
-    return bounds[ENTRY]
+    return bounds[of]
 
 
 def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Call]]]:
     """For the entry and each region the regions that its ops run."""
-    found: dict[str, list[tuple[str, Call]]] = {name: [] for name in (ENTRY, *(one.name for one in source.regions))}
+    found: dict[str, list[tuple[str, Call]]] = {
+        name: [] for name in (ENTRY, *(one.name for one in source.regions))
+    }
     for region in source.regions:
         for call in region.calls:
             found[call.caller].append((region.name, call))
@@ -105,17 +166,22 @@ def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, Canoni
 
 
 def _inner(
-    source: CanonicalModule, calls: list[tuple[str, Call]], predicted: Mapping[str, Predicted]
+    calls: list[tuple[str, Call]],
+    predicted: Mapping[str, Predicted],
+    loops: Mapping[str, LoopTime],
+    executions: Mapping[str, float],
 ) -> dict[int, Inner]:
-    """By op that runs regions what it takes: of branches the longest. Where nobody knows how often, nothing is said."""
+    """By op that runs regions what it takes: of branches the longest, of loops with what they cost themselves. Where
+    nobody knows how often, nothing is said."""
     found: dict[int, Inner] = {}
-    unknown = {call.node for _, call in calls if call.trips is None}
     for name, call in calls:
-        if call.node in unknown:
+        trips = turns(name, call, loops, executions[call.caller])
+        if trips is None:
             continue
-        timeline = predicted[name].timeline
+        timeline, loop = predicted[name].timeline, loops.get(name)
+        own_ns, first_ns = (0, 0) if loop is None else (loop.own_ns, loop.first_more_ns)
         one = Inner(
-            (call.trips or 0) * timeline.makespan_ns,
+            max(0, round(trips * (timeline.makespan_ns + own_ns) + (first_ns if trips else 0))),
             max(0, timeline.peak_bytes - predicted[name].built.problem.resident_bytes),
         )
         other = found.get(call.node, Inner(0, 0))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
@@ -38,13 +39,23 @@ class Reprofiled:
         return self.measured_ns / self.estimated_ns if self.estimated_ns else 1.0
 
 
-def unknown_kernels(graph: Graph, profile: Profile, plan: Strategy) -> int:
-    """How many kernels of ``plan`` no trace has shown."""
-    return sum(key not in profile.ops for key in kernel_keys(graph, unit_graph(graph, plan).kernels))
+def unknown_kernels(source: CanonicalModule, profile: Profile, plan: Strategy) -> int:
+    """How many kernels of ``plan`` no trace has shown, those of its regions included."""
+    return sum(
+        key not in profile.ops
+        for graph, one in by_graph(source, plan)
+        for key in kernel_keys(graph, unit_graph(graph, one).kernels)
+    )
+
+
+def by_graph(source: CanonicalModule, plan: Strategy) -> list[tuple[Graph, Strategy]]:
+    """The entry with its strategy, and each region that ``plan`` names with its own."""
+    graphs = {region.name: region.source.graph for region in source.regions}
+    return [(source.graph, plan), *((graphs[name], one) for name, one in plan.regions)]
 
 
 def with_kernels(
-    costs: MeasuredCosts, times: Mapping[str, OpTime], graph: Graph, plan: Strategy
+    costs: MeasuredCosts, times: Mapping[str, OpTime], source: CanonicalModule, plan: Strategy
 ) -> tuple[Profile, Reprofiled]:
     """The profile with ``times`` of what it does not know, and what these tell of the kernels of ``plan``.
 
@@ -52,10 +63,16 @@ def with_kernels(
         costs: what the search went by; the profile is theirs.
     """
     profile = costs.profile
-    keys = kernel_keys(graph, unit_graph(graph, plan).kernels)
-    new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
-    estimates = estimates_ns(costs, graph, plan)[new] if new else np.zeros(0, np.int64)
-    found = Reprofiled(len(new), int(estimates.sum()), sum(times[keys[i]].median_ns for i in new))
+    found = Reprofiled(0, 0, 0)
+    for graph, one in by_graph(source, plan):
+        keys = kernel_keys(graph, unit_graph(graph, one).kernels)
+        new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
+        if new:
+            found = Reprofiled(
+                found.kernels + len(new),
+                found.estimated_ns + int(estimates_ns(costs, graph, one)[new].sum()),
+                found.measured_ns + sum(times[keys[i]].median_ns for i in new),
+            )
     return replace(profile, ops={**times, **profile.ops}), found
 
 

@@ -258,7 +258,9 @@ class _Rewriter:
         self, body: ComputationWriter, token: str, member: int, reads: list[Message]
     ) -> Message:
         proto, opcode = self.source.protos[member], self.graph.nodes[member].opcode
-        if opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type:
+        # XLA:GPU lowers any bitcast, and only through a bitcast does it update an operand in place.
+        is_reshaped = opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type
+        if is_reshaped and self.graph.backend == "cpu":
             return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
         return body.copy(proto, f"{token}.{opcode}", reads)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.order import default_order
@@ -28,6 +29,20 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
     lots = [tuple(members) for _, members in groupby(sorted(graph.all_reduces, key=lot), key=lot)]
     buckets = tuple(bucket_of(graph, members, form) for members in lots)
     return Strategy(tuple(groups), buckets)
+
+
+def in_every_region(
+    source: CanonicalModule, strategy: Strategy, change: Callable[[Graph, Strategy], Strategy]
+) -> Strategy:
+    """The strategies of the entry and of each named region, changed alike."""
+    graphs = {region.name: region.source.graph for region in source.regions}
+    regions = tuple((name, change(graphs[name], one)) for name, one in strategy.regions)
+    return replace(change(source.graph, strategy), regions=regions)
+
+
+def varied(source: CanonicalModule, strategy: Strategy) -> Strategy:
+    """:func:`varied_buckets` in the entry and in every named region."""
+    return in_every_region(source, strategy, lambda _, one: varied_buckets(one))
 
 
 def varied_buckets(strategy: Strategy) -> Strategy:

@@ -92,7 +92,9 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
     first = graph.nodes[bucket.all_reduces[0]]
     if bucket != bucket_of(graph, bucket.all_reduces, bucket.form):
-        return f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+        return (
+            f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+        )
     for number in bucket.all_reduces[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:

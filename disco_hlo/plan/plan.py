@@ -167,7 +167,8 @@ class Strategies(Struct, frozen=True, forbid_unknown_fields=True):
     def strategy(self) -> Strategy:
         """As one value."""
         entry, *inner = (
-            (region.computation, Strategy(region.groups, region.buckets, region.order)) for region in self.regions
+            (region.computation, Strategy(region.groups, region.buckets, region.order))
+            for region in self.regions
         )
         return replace(entry[1], regions=tuple(inner))
 

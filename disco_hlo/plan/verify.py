@@ -51,7 +51,9 @@ def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> Non
     check_module(optimized, source.graph.backend)
 
 
-def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strategy | None, where: str) -> None:
+def _compare(
+    source: CanonicalModule, written: CanonicalModule, strategy: Strategy | None, where: str
+) -> None:
     """Refuse a rewritten computation that does not do what a strategy says, or what the source does where there is
     none."""
     otherwise = held_otherwise(written) if strategy is not None else ()
@@ -60,7 +62,9 @@ def _compare(source: CanonicalModule, written: CanonicalModule, strategy: Strate
             f"the optimized module does not execute its plan: in {where} {', '.join(otherwise[:3])} would wait for "
             "itself, read what is overwritten before it runs, or be what no rule allows"
         )
-    difference = describe_difference(source.graph, read(written), read(source) if strategy is None else strategy)
+    difference = describe_difference(
+        source.graph, read(written), read(source) if strategy is None else strategy
+    )
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: in {where}, {difference}")
 

@@ -9,9 +9,10 @@ and accuracy; an initialization makes the parameters, so it takes none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.graph import Graph, Kind, Shape
 
 _FEWEST_INSTRUCTIONS = 8
@@ -33,7 +34,7 @@ class ModuleFacts:
     """Bytes of all all-reduces together, on one device."""
     instruction_count: int
     inner_collective_count: int = 0
-    """Collectives inside loops and branches, where they stay."""
+    """Collectives inside loops and branches that stay as XLA compiled them."""
     numbers_only: bool = False
     """Whether all results are single numbers, as a loss is."""
     keys_only: bool = False
@@ -48,17 +49,21 @@ class Choice:
     reason: str
 
 
-def facts_of(graph: Graph, device_count: int, inner_collective_count: int = 0) -> ModuleFacts:
-    """The facts of a canonical graph that runs on ``device_count`` devices."""
+def facts_of(
+    graph: Graph, device_count: int, inner_collective_count: int = 0, regions: Sequence[Graph] = ()
+) -> ModuleFacts:
+    """The facts of a canonical graph that runs on ``device_count`` devices, and runs these regions."""
+    graphs = (graph, *regions)
     return ModuleFacts(
         name=graph.module_name,
         device_count=device_count,
         computed_all_reduce_count=sum(
-            graph.nodes[node].opcode != "all-gather" and _is_computed(graph, node)
-            for node in graph.all_reduces
+            one.nodes[node].opcode != "all-gather" and _is_computed(one, node)
+            for one in graphs
+            for node in one.all_reduces
         ),
-        all_reduce_bytes=sum(graph.transfer_bytes(node) for node in graph.all_reduces),
-        instruction_count=len(graph),
+        all_reduce_bytes=sum(int(moved_bytes(one).sum()) for one in graphs),
+        instruction_count=sum(map(len, graphs)),
         inner_collective_count=inner_collective_count,
         numbers_only=all(array.element_count == 1 for array in _arrays(graph.nodes[graph.root].shape)),
         keys_only=all(_is_number_or_key(node.shape) for node in graph.nodes if node.kind is Kind.PARAMETER),
@@ -113,9 +118,8 @@ def outside_loops(facts: ModuleFacts) -> str:
         return ""
     collectives = f"{count} collective{'s' * (count != 1)} inside"
     return (
-        f" outside its loops and branches, which stay as XLA compiled them ({collectives}); what a plan may change "
-        "must stand outside of lax.scan and while_loop: one step a call, gradients averaged after the loop, layers "
-        "unrolled"
+        f" outside loops and branches that stay as XLA compiled them ({collectives}); what a plan may change must "
+        "stand elsewhere: one step a call, gradients averaged after the loop, layers unrolled"
     )
 
 

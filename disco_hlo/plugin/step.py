@@ -94,7 +94,8 @@ def training_step(
     if (request.module_name, fingerprint) in history.left:
         LOGGER.debug("%s (%s) is left alone again", request.module_name, key[:16])
         return None
-    facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source.index))
+    regions = [region.source.graph for region in step.source.regions]
+    facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source), regions)
     named = None if settings.module is None else by_name or key.startswith(settings.module)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)

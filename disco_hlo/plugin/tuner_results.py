@@ -71,7 +71,8 @@ def hand_out(channel: Channel, directory: Path, timeout_s: float) -> Path | None
         return folder if leads else _with(folder, _decoded(received))
     except (ActivationError, PlanError, msgspec.MsgspecError, OSError) as error:
         LOGGER.warning(
-            "what XLA's autotuner picked for rank 0 is not here (%s): rank %d picks anew, and may have no plan",
+            "the results of rank 0's XLA autotuner did not arrive (%s): rank %d tunes by itself, and may then compile "
+            "another module, for which there is no plan",
             one_line(error),
             channel.rank,
         )

@@ -11,20 +11,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from disco_hlo.errors import DiscoError, ModuleError, PlanError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.files import read_bounded
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
-from disco_hlo.plan.plan import MAX_BYTES, Plan, decode
+from disco_hlo.plan.plan import MAX_BYTES, Plan, Region, by_region, decode
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
@@ -36,6 +37,7 @@ from disco_hlo.profiler.timeline import MAX_BYTES as MAX_TIMELINES_BYTES
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import decode as decode_timelines
 from disco_hlo.regular_file import unzipped
+from disco_hlo.report.regions import check_region, region_names
 
 _GZIP = b"\x1f\x8b"
 _TOKEN = re.compile(r"([gbn])(\d{1,9})(?:\.(?:start|done))?")
@@ -68,6 +70,31 @@ class Bundle:
         """XLA's own plan for the same step; None where the plan changes the step's structure, so that its ops
         are not XLA's."""
         return None if self.source is None or self.plan.structure is not UNSET else read(self.source)
+
+    @property
+    def region_names(self) -> tuple[str, ...]:
+        """The entry and the step's other regions; without the module those that the plan names."""
+        named = tuple(region.computation for region in self.plan.strategies.regions)
+        return named if self.source is None else region_names(self.source)
+
+    def of_region(self, name: str) -> Bundle:
+        """The plan's part for one region, as if that were the step; what the plan does not name is XLA's own.
+
+        Raises:
+            DiscoError: there is no such region.
+        """
+        if name == ENTRY:
+            return self
+        check_region(name, self.region_names)
+        source = None
+        if self.source is not None:
+            source = next(region.source for region in self.source.regions if region.name == name)
+        own = dict(self.plan.strategy.regions).get(name)
+        if own is None:
+            assert source is not None  # without a module only what the plan names has a name
+            own = read(source)
+        plan = structs.replace(self.plan, strategies=by_region(own))
+        return replace(self, plan=plan, source=source, timelines=())
 
 
 def locate(name: str, directory: Path) -> Path:
@@ -113,7 +140,8 @@ def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:
     if data is None:
         raise PlanError(f"{path}: no such file")
     plan = decode(data, str(path))
-    _check_tokens(plan.strategy, path)
+    for region in plan.strategies.regions:
+        _check_tokens(region, path)
     missing: list[str] = []
     if source is None:
         source = _source_beside(path, plan, missing)
@@ -219,7 +247,7 @@ def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModul
     return source
 
 
-def _check_tokens(strategy: Strategy, path: Path) -> None:
+def _check_tokens(strategy: Region, path: Path) -> None:
     limits = {"g": len(strategy.groups), "b": len(strategy.buckets), "n": 1 << 31}
     for token in strategy.order:
         match = _TOKEN.fullmatch(token)
@@ -228,14 +256,21 @@ def _check_tokens(strategy: Strategy, path: Path) -> None:
 
 
 def _check(source: CanonicalModule, plan: Plan, path: Path) -> None:
-    graph, strategy = source.graph, plan.strategy
+    sources = {ENTRY: source, **{region.name: region.source for region in source.regions}}
     try:
-        units = unit_graph(graph, strategy)
-        check_strategy(graph, strategy, units, attested_groups(source))
-        if strategy.order:
-            check_order(units, strategy.order, graph.backend == "gpu")
-    except PlanError as error:
+        for name, strategy in ((ENTRY, plan.strategy), *plan.strategy.regions):
+            check_region(name, sources)
+            _check_one(sources[name], strategy)
+    except DiscoError as error:
         raise PlanError(f"{path} is illegal on the module beside it: {error}") from error
+
+
+def _check_one(source: CanonicalModule, strategy: Strategy) -> None:
+    graph = source.graph
+    units = unit_graph(graph, strategy)
+    check_strategy(graph, strategy, units, attested_groups(source))
+    if strategy.order:
+        check_order(units, strategy.order, graph.backend == "gpu")
 
 
 def _unzipped(data: bytes, path: Path) -> bytes:

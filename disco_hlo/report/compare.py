@@ -28,7 +28,7 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An all-reduce that travels in another company."""
+    """A collective that is in another bucket."""
 
     all_reduce: int
     bucket_a: str

@@ -9,17 +9,20 @@ import msgspec
 from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted, lower_bound, predict
+from disco_hlo.optimize.predict import Predicted
+from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.plan.plan import Plan
-from disco_hlo.plan.read import repeats
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare
 from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
 from disco_hlo.report.measured import measured_data
 from disco_hlo.report.order import order_of, with_order
 from disco_hlo.report.printable import printable
+from disco_hlo.report.regions import RegionFacts
 from disco_hlo.report.rows import bucket_rows, group_rows, op_rows, used_nodes
+from disco_hlo.report.simulated import Simulated, simulated
 from disco_hlo.report.strings import Strings
 from disco_hlo.report.timelines import timeline_data
 
@@ -37,33 +40,73 @@ def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> 
         DiscoError: the costs do not fit the module.
     """
     strings = Strings()
-    plan, default = _simulated(bundle, costs)
-    graph = bundle.source.graph if bundle.source else None
-    order, explicit = order_of(bundle)
-    groups = group_rows(bundle, plan, default, strings)
+    times = simulated(bundle, costs)
+    entry = _region(bundle, times, ENTRY, strings)
+    limit = None
+    if entry["timelines"] and bundle.source is not None and bundle.default is not None and costs is not None:
+        limit = lower_bound(bundle.source, [bundle.strategy, bundle.default], costs)
     body = {
         "version": VERSION,
         "head": _head(bundle, strings),
-        "groups": groups,
-        "buckets": bucket_rows(bundle, plan, default, strings),
-        "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
-        "order": msgspec.to_builtins(order_facts(order, explicit)),
-        "timelines": [],
-        "measuredTimelines": [],
-        "bound": None,
-        "difference": None,
+        **entry,
+        "bound": None if limit is None else {"step": limit.makespan_ns, "fullOverlap": limit.full_overlap_ns},
+        "exposed": [one.exposed_ns for one in (times.default, times.plan) if one is not None],
+        "regionTable": [_region_row(row, strings) for row in times.rows(bundle)],
+        "regions": [
+            _region(bundle.of_region(name), times, name, strings)
+            for name in bundle.region_names
+            if name != ENTRY
+        ],
         "curve": [list(step) for step in bundle.plan.search.improvements],
         "allReduce": _all_reduce(bundle),
         "launch": costs.machine.launch_ns if costs else 0,
         "notes": [printable(note, 2000) for note in _notes(bundle, said)],
     }
-    if plan is not None and default is not None and graph is not None and costs is not None:
-        limit = lower_bound(graph, [plan.strategy, default.strategy], costs)
+    return body | {"strings": strings.as_list()}
+
+
+def _region(bundle: Bundle, times: Simulated, name: str, strings: Strings) -> dict[str, Any]:
+    """Kernels, buckets, order and timelines of one region of a step; the entry has them at the top of the page's data.
+
+    Args:
+        bundle: of that region.
+    """
+    plan, default = times.of_region(name)
+    plan = None if default is None else plan
+    graph = bundle.source.graph if bundle.source else None
+    order, explicit = order_of(bundle)
+    body = {
+        "region": name,
+        "groups": group_rows(bundle, plan, default, strings),
+        "buckets": bucket_rows(bundle, plan, default, strings),
+        "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
+        "order": msgspec.to_builtins(order_facts(order, explicit)),
+        "timelines": [],
+        "measuredTimelines": [],
+        "difference": None,
+    }
+    if plan is not None and default is not None and graph is not None:
         body["timelines"] = [timeline_data(graph, one, strings) for one in (default, plan)]
-        body["bound"] = {"step": limit.makespan_ns, "fullOverlap": limit.full_overlap_ns}
         body["difference"] = _difference(graph, bundle, default)
         body["measuredTimelines"] = measured_timelines(bundle, (default, plan), strings)
-    return body | {"strings": strings.as_list()}
+    return body
+
+
+def _region_row(row: RegionFacts, strings: Strings) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "by": row.strategy,
+        "what": strings(row.what),
+        "executions": row.executions,
+        "execution": row.execution_ns,
+        "share": row.share,
+        "kernels": row.kernels,
+        "buckets": row.buckets,
+        "collectives": row.collectives,
+        "bytes": row.collective_bytes,
+        "exposed": row.exposed_ns,
+        "peak": row.peak_bytes,
+    }
 
 
 def measured_timelines(
@@ -78,15 +121,6 @@ def measured_timelines(
         )
         for one, step in zip(predicted, bundle.timelines, strict=True)
     ]
-
-
-def _simulated(bundle: Bundle, costs: Costs | None) -> tuple[Predicted | None, Predicted | None]:
-    if bundle.source is None or bundle.default is None or costs is None:
-        return None, None
-    graph = bundle.source.graph
-    return predict(graph, bundle.strategy, costs), predict(
-        graph, bundle.default, costs, repeats(bundle.source)
-    )
 
 
 def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _traffic(graph: Graph, nodes: Sequence[int], results: Sequence[int]) -> int:
 
 
 def bucket_facts(strategy: Strategy, graph: Graph | None) -> list[BucketFacts]:
-    """The all-reduce buckets, in order of their numbers."""
+    """The buckets, in order of their numbers."""
 
     def size_bytes(bucket: Bucket) -> int | None:
         if graph is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.order import default_order
 from disco_hlo.plan.strategy import Strategy
@@ -25,4 +27,4 @@ def with_order(graph: Graph, strategy: Strategy) -> Strategy:
     if strategy.order:
         return strategy
     order = default_order(graph, strategy, graph.backend == "gpu")
-    return Strategy(strategy.groups, strategy.buckets, order)
+    return replace(strategy, order=order)

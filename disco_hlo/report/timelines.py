@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.graph import Graph, Kind, Shape
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.predict import Predicted
 from disco_hlo.plan.units import Unit
 from disco_hlo.report.strings import Strings
 from disco_hlo.simulator.timeline import Timeline
 
 GROUP, SINGLE, LIBRARY, COPY, COLLECTIVE = range(5)
-"""What a span is: a fused kernel, an op alone, a library call or loop, a copy for a bucket, an all-reduce."""
+"""What a span is: a fused kernel, an op alone, a library call or loop, a copy for a bucket, a collective."""
 
 Intervals = NDArray[np.int64]
 """``[2, n]``: starts and ends, ascending, apart from each other."""
@@ -119,13 +119,18 @@ def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
     inside = [graph.nodes[node] for node in (*unit.nodes, *unit.duplicates)]
     if unit.is_bucket:
         size_bytes = sum(node.shape.size_bytes for node in inside)
-        what = f"{len(inside)} all-reduces, {size_bytes / 2**20:.3g} MiB"
+        what = f"{len(inside)} {_collectives(inside)}, {size_bytes / 2**20:.3g} MiB"
     elif len(inside) == 1:
         what = f"{inside[0].opcode} {_shape_text(inside[0].shape)} {inside[0].op_name or inside[0].name}"
     else:
         what = opcode_text(Counter(node.opcode for node in inside))
     source = next((node.source for node in inside if node.source), "")
     return [strings(unit.token), strings(what), strings(source), len(inside)]
+
+
+def _collectives(inside: list[Node]) -> str:
+    kinds = {node.opcode for node in inside}
+    return f"{kinds.pop() if len(kinds) == 1 else 'collective'}{'s' * (len(inside) != 1)}"
 
 
 def _shape_text(shape: Shape) -> str:

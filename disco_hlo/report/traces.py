@@ -1,4 +1,5 @@
-"""The timelines of a report as one Chrome trace: simulated and measured steps, each a process of named tracks.
+"""The timelines of a report as one Chrome trace: simulated and measured steps, each a process of named
+tracks; behind the step one execution of each of its regions.
 
 The Trace Event Format, for ui.perfetto.dev or chrome://tracing: complete events (``ph`` X), times in
 microseconds.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "all-reduce")
+_KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")
 
 
 def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
@@ -16,8 +17,9 @@ def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
     strings: list[str] = data["strings"]
     events: list[dict[str, Any]] = []
     steps = [
-        (f"{who}, {how}", step)
-        for how, steps in (("simulated", data["timelines"]), ("measured", data["measuredTimelines"]))
+        (f"{who}, {how}" + ("" if region is data else f", {region['region']}"), step)
+        for region in (data, *data["regions"])
+        for how, steps in (("simulated", region["timelines"]), ("measured", region["measuredTimelines"]))
         for who, step in zip(("XLA default", "plan"), steps, strict=False)
     ]
     for process, (name, step) in enumerate(steps):

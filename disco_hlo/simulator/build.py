@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.cost_model import CostModel, Kernels
+from disco_hlo.hlo.cost_model import AsAllReduces, CostModel, Kernels, as_all_reduces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.order import UnitGraph, Value, check_order, default_unit_order, unit_graph
@@ -159,13 +159,14 @@ def _tasks(
     nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
     of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
+    collectives = as_all_reduces(graph, cost_model)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
     tasks = _Tasks()
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
         unit = units.units[i]
         number = int(unit.token[1:])
         if unit.is_bucket:
-            _add_bucket(tasks, graph, strategy, units, i, cost_model, machine)
+            _add_bucket(tasks, graph, strategy, units, i, collectives, machine)
             continue
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
         tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
@@ -241,13 +242,13 @@ def _add_bucket(
     strategy: Strategy,
     units: UnitGraph,
     unit: int,
-    cost_model: CostModel,
+    collectives: AsAllReduces,
     machine: MachineModel,
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
-    sizes = [graph.transfer_bytes(node) for node in members]
-    times = bucket_times(cost_model.all_reduce(), machine, sizes, variadic=form == "variadic", name=token)
+    sizes = collectives.of(members)
+    times = bucket_times(collectives.line, machine, sizes, variadic=form == "variadic", name=token)
     if times.pack_ns is not None:
         tasks.pack[unit] = tasks.add(token + ".pack", unit, times.pack_ns)
     main = tasks.add(token, unit, times.main_ns)
@@ -325,7 +326,7 @@ def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[n
 
 
 def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Mapping[int, int]) -> Buffers:
-    """Buffers of all values, one for those that share storage, of the packed buckets, and of what runs other regions."""
+    """Buffers of all values, one for those that share storage, of packed buckets, and of ops that run other regions."""
     rows: dict[int, tuple[int, int, set[int], bool]] = {}
     storage = _storage(graph, {value.node for value in units.values})
     in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}

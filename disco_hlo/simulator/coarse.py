@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.simulator.costs import MachineModel
@@ -35,8 +36,8 @@ class _Coarse(CostModel):
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         return self._counted(self.model.kernels_ns(graph, kernels))
 
-    def all_reduce(self) -> LinearPieces:
-        return self.model.all_reduce().times(1 / self.unit_ns)
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        return self.model.collective(kind).times(1 / self.unit_ns)
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
         return self.model.read_classes(graph)

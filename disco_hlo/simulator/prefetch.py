@@ -107,7 +107,9 @@ class _Prefetch:
             self._issue(bucket)
 
     def _issue(self, bucket: int) -> None:
-        for kernel in sorted(self.before[bucket] - self.finished - self.before.keys(), key=self.place.__getitem__):
+        for kernel in sorted(
+            self.before[bucket] - self.finished - self.before.keys(), key=self.place.__getitem__
+        ):
             self._run(kernel)
         for other in self.units.dependencies[bucket]:
             if other in self.before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from disco_hlo.hlo.cost_model import CostModel
+from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group
@@ -25,16 +25,16 @@ def bound_of_kernels(
     Raises:
         IllegalStrategyError: the groups do not fit the graph.
     """
-    sizes = [graph.transfer_bytes(node) for node in graph.all_reduces]
-    line = costs.all_reduce() if sizes else None
-    least_ns = 0 if line is None else least_communication_ns(sizes, line, machine)
+    line, size_bytes = as_all_reduces(graph, costs)
+    sizes = size_bytes[list(graph.all_reduces)].tolist()
+    least_ns = least_communication_ns(sizes, line, machine) if sizes else 0
     built = build(graph, unfused(graph, groups), costs, machine)
     found = bound(built.problem, least_ns, machine.asynchronous)
-    if line is None or not machine.asynchronous:
+    if not sizes or not machine.asynchronous:
         return found
     units = [built.units.units[unit] for unit in built.unit_of]
     moved = [
-        sum(graph.transfer_bytes(node) for node in unit.nodes)
+        int(size_bytes[list(unit.nodes)].sum())
         for unit, communicates in zip(units, built.problem.communicates, strict=True)
         if communicates
     ]

@@ -1,23 +1,14 @@
-"""Which devices take part in a collective together, in which order, and which of them hold the same value.
-
-XLA writes the groups of a collective in three ways: as lists, as a reshaped and transposed iota, and as axes
-of a device mesh. All are read here as tuples of partition numbers.
-"""
+"""Which partitions of one program take part in a collective together, and which of them hold the same value."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.device_groups import Groups, devices_by_axes, iota_devices, written_groups
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.program import Program
-
-Groups = tuple[tuple[int, ...], ...]
 
 _REPLICATED, _TILED = 0, 3
 _DIFFERS = (COLLECTIVES - {"all-reduce", "all-gather"}) | frozenset({
@@ -44,59 +35,6 @@ def groups_of(program: Program, collective: Message) -> Groups:
             f"{collective.name} ({collective.opcode}): its groups are not of one size of two devices or more"
         )
     return groups
-
-
-def written_groups(collective: Message) -> Groups:
-    """The groups that a collective names, in whatever way; none where it means all devices."""
-    if collective.HasField("mesh_axes_groups"):
-        mesh = collective.mesh_axes_groups
-        return _tuples(_by_axes(mesh.mesh, mesh.axes))
-    listed = collective.collective_device_list
-    if listed.HasField("iota_replica_group_list"):
-        iota = listed.iota_replica_group_list
-        shape = (iota.num_replica_groups, iota.num_devices_per_group)
-        return _tuples(_iota(iota.iota_reshape_dims, iota.iota_transpose_perm).reshape(shape))
-    return tuple(tuple(g.replica_ids) for g in (listed.replica_groups or collective.replica_groups))
-
-
-def _tuples(rows: NDArray[np.int64]) -> Groups:
-    return tuple(tuple(int(device) for device in row) for row in rows)
-
-
-def _iota(reshape: Sequence[int], transpose: Sequence[int]) -> NDArray[np.int64]:
-    devices = np.arange(int(np.prod(reshape)), dtype=np.int64).reshape(reshape)
-    return devices.transpose(list(transpose) or None if transpose else range(len(reshape)))
-
-
-def _by_axes(mesh: Message, references: Sequence[Message]) -> NDArray[np.int64]:
-    """Devices as [everything else, the referred axes]; sub-axes are split out of their axis first."""
-    sizes = [axis.size for axis in mesh.axes]
-    devices = np.array(list(mesh.device_ids) or range(int(np.prod(sizes))), np.int64)
-    cuts: list[set[int]] = [{1, size} for size in sizes]
-    for reference in references:
-        if reference.HasField("sub_axis_info"):
-            sub = reference.sub_axis_info
-            cuts[reference.mesh_axis_index] |= {sub.pre_size, sub.pre_size * sub.size}
-    pieces = [
-        (axis, low, high // low)
-        for axis, cut in enumerate(cuts)
-        for low, high in itertools.pairwise(sorted(cut))
-    ]
-    wanted: list[int] = []
-    for reference in references:
-        low, size = 1, sizes[reference.mesh_axis_index]
-        if reference.HasField("sub_axis_info"):
-            low, size = reference.sub_axis_info.pre_size, reference.sub_axis_info.size
-        wanted += [
-            i for i, (axis, at, _) in enumerate(pieces)
-            if axis == reference.mesh_axis_index and low <= at < low * size
-        ]  # fmt: skip
-    others = [i for i in range(len(pieces)) if i not in wanted]
-    count = int(np.prod([pieces[i][2] for i in wanted], dtype=np.int64))
-    return devices.reshape([size for *_, size in pieces]).transpose([*others, *wanted]).reshape(-1, count)
-
-
-# --- who holds the same value -------------------------------------------------------------------------
 
 
 class SameValues:
@@ -171,7 +109,7 @@ def _shard_of_device(sharding: Message) -> dict[int, int] | None:
         references = [axis for dimension in named.dim_shardings for axis in dimension.axes]
         if not references:
             return {}
-        columns = _by_axes(named.mesh, references).T
+        columns = devices_by_axes(named.mesh, references).T
         return {int(device): shard for shard, row in enumerate(columns) for device in row}
     if sharding.type == _REPLICATED:
         return {}
@@ -181,7 +119,9 @@ def _shard_of_device(sharding: Message) -> dict[int, int] | None:
     devices = (
         np.array(sharding.tile_assignment_devices, np.int64)
         if sharding.tile_assignment_devices
-        else _iota(list(sharding.iota_reshape_dims) or [int(np.prod(tiles))], sharding.iota_transpose_perm)
+        else iota_devices(
+            list(sharding.iota_reshape_dims) or [int(np.prod(tiles))], sharding.iota_transpose_perm
+        )
     ).reshape(tiles)
     shared = len(sharding.last_tile_dims) or int(sharding.replicate_on_last_tile_dim)
     copies = int(np.prod(tiles[len(tiles) - shared :], dtype=np.int64)) if shared else 1

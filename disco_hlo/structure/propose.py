@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.device_groups import Groups
 from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import check
-from disco_hlo.structure.groups import Groups, SameValues, groups_of
+from disco_hlo.structure.groups import SameValues, groups_of
 from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_to
 from disco_hlo.structure.program import Program, bits, dims
 from disco_hlo.structure.region import PASSING, Asker, as_move, back_to_matmul, grow

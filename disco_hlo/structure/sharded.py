@@ -11,11 +11,12 @@ from __future__ import annotations
 from math import prod
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.device_groups import Groups
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.buffers import Buffers
 from disco_hlo.structure.dimensions import Needs, operand_needs, reduction_opcode, shrink
-from disco_hlo.structure.groups import Groups, SameValues, groups_of
+from disco_hlo.structure.groups import SameValues, groups_of
 from disco_hlo.structure.literals import evaluate
 from disco_hlo.structure.program import Program, dims, physical, resized
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.reprofile import with_kernels
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.logs import one_line
@@ -176,7 +177,7 @@ class Cell:
         self._looked_at = None
         step.keep_kernel_times(profile, times, self.asked.settings.directory)
         told = step.costs(profile, self.captured, plans)
-        profile, seen = with_kernels(told, times, source.graph, first)
+        profile, seen = with_kernels(told, times, source, first)
         self.files.save_profile(profile)
         self.record.note(f"look_{number}_kernels", seen.kernels)
         self.record.note(f"look_{number}_promises", round(seen.ratio, 4))
@@ -299,7 +300,7 @@ def _describe(
     record: Record, session: Session, captured: Step, environment: dict[str, str], versions: dict[str, str]
 ) -> None:
     graph, facts = captured.source.graph, session.facts
-    sizes = [graph.transfer_bytes(node) for node in graph.all_reduces]
+    sizes = moved_bytes(graph)[list(graph.all_reduces)].tolist()
     record.note_all(
         versions=versions,
         device=facts.device_kind,

@@ -9,12 +9,12 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.cost_model import as_all_reduces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import one_at_a_time
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.known_times import bucket_sizes
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.in_step import InStep, counted
 from disco_hlo.profiler.profile import Profile
@@ -82,7 +82,8 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     transfers_ms = alone_ms - kernels_ms
     if transfers_ms < _LEAST_SHARE * alone_ms:
         return None
-    sizes = counted(bucket_sizes(source.graph, alone))
+    moved = as_all_reduces(source.graph, known)
+    sizes = counted(sum(moved.of(bucket.all_reduces)) for bucket in alone.buckets)
     return InStep(sizes, int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.baselines import one_at_a_time, unfused
 from disco_hlo.plan.fitting import in_the_order_of, without_unfit
@@ -221,7 +222,7 @@ def _own(context: Context, strategy: Strategy) -> Variant:
 
 def _total_bytes(context: Context) -> int:
     graph = context.source.graph
-    return sum(graph.transfer_bytes(node) for node in graph.all_reduces)
+    return int(moved_bytes(graph).sum())
 
 
 def _above_all(context: Context) -> int:

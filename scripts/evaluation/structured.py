@@ -17,6 +17,7 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.logs import one_line
@@ -178,7 +179,7 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
 
 
 def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, ran: Ran) -> None:
-    moved = sum(ran.graph.transfer_bytes(node) for node in ran.graph.all_reduces)
+    moved = int(moved_bytes(ran.graph).sum())
     record.update(
         variant.row(order),
         kind=variant.name,

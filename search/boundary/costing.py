@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.hlo.cost_model import CostModel, Kernels, triton_emitter
+from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
 from disco_hlo.hlo.flat_graph import ascending, flat_graph
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.search.arrays import layout as at
@@ -39,10 +39,9 @@ _SPARE: Final = 16
 def unit_of_step(graph: Graph, model: CostModel) -> int:
     """What the time of a step's states is to be counted in, in ns (``simulator.costs.UNITS_NS``)."""
     alone_ns = checked(model.op_ns(graph), len(graph), lambda i: f"node {i}")
-    sizes = np.array([graph.transfer_bytes(x) for x in graph.all_reduces], np.int64)
-    transfers_ns = (
-        checked(model.all_reduce()(sizes), sizes.size, lambda i: f"{sizes[i]} bytes") if sizes.size else sizes
-    )
+    line, size_bytes = as_all_reduces(graph, model)
+    sizes = size_bytes[list(graph.all_reduces)]
+    transfers_ns = checked(line(sizes), sizes.size, lambda i: f"{sizes[i]} bytes")
     return unit_for(_SPARE * (alone_ns.sum(dtype=np.float64) + transfers_ns.sum(dtype=np.float64)))
 
 
@@ -65,13 +64,11 @@ class UnitCosts:
         for x in graph.all_reduces:
             self.sizes[x] = graph.nodes[x].shape.size_bytes
             step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
-            step.node[at.MOVED, x] = graph.transfer_bytes(x)
         step.node[at.READ, : len(graph)] = model.read_classes(graph)
-        self.line = model.all_reduce() if graph.all_reduces else None
+        self.collectives = as_all_reduces(graph, model)
+        step.node[at.MOVED, : len(graph)] = self.collectives.size_bytes
         self.prices = new_table(at.TIME_COLUMNS)
-        self.unknown = new_unknown(
-            len(graph), np.zeros((3, 0)) if self.line is None else self.line.array, _wire(machine)
-        )
+        self.unknown = new_unknown(len(graph), self.collectives.line.array, _wire(machine))
         self._learn_given_buckets()
         self._given_kernels, self._given = _given_kernels(graph, kept)
 
@@ -122,9 +119,8 @@ class UnitCosts:
 
     def _variadic_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them."""
-        assert self.line is not None, "a bucket has all-reduces"
-        sizes = [self.graph.transfer_bytes(node) for node in all_reduces]
-        times = bucket_times(self.line, self.machine, sizes, variadic=True, name="a bucket")
+        line, sizes = self.collectives.line, self.collectives.of(all_reduces)
+        times = bucket_times(line, self.machine, sizes, variadic=True, name="a bucket")
         return -1, times.main_ns, 0, int(times.on_channel)
 
 

@@ -230,7 +230,7 @@ class Climber:
 
     def _neighbours_together(self, ranked: NDArray[np.int64]) -> list[list[int]]:
         """The best runs of gradients, in the order in which they appeared when the state was run last."""
-        if self.costs.line is None:  # a step without gradients
+        if not ranked.size:  # a step without gradients
             return []
         ready = gradients_ready(self.step, self.state, self.scratch, self.segments.ends_ns, ranked)
         by_time = np.lexsort((ranked, ready))
@@ -239,9 +239,9 @@ class Climber:
         kinds = [(int(channel[x]), self.depths[x]) for x in gradients.tolist()]
         runs = contiguous_buckets(
             ready[by_time].tolist(),
-            self.costs.sizes[gradients].tolist(),
+            self.costs.collectives.size_bytes[gradients].tolist(),
             kinds,
-            self.costs.line,
+            self.costs.collectives.line,
             self.machine.pace().wait_ns,
         )
         return [gradients[run].tolist() for run in runs]

@@ -24,7 +24,7 @@ def test_a_plan_is_shown(disco: Disco, h200_plan: Path) -> None:
     assert "speed-up: measured 1.23x, predicted 1.24x" in lines
     groups = lines.index(SUMMARY)
     assert re.match(r"g\d+ 37 2 loop 2.478 MiB 7 bitcast, 7 broadcast", lines[groups + 2])
-    assert "27 buckets with 150 all-reduces, 642.6 MiB" in lines
+    assert "27 buckets with 150 collectives, 642.6 MiB" in lines
     assert "all-reduce from 1 MiB: T = 0.04 ns/byte x size + 60 µs" in lines
     assert "note: a note" in lines
 

@@ -14,6 +14,9 @@ from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
 from tests.report import plans
 
+SCANNED = plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz"
+"""Sharded parameters, 16 layers in a scan: a loop forward, a loop backward."""
+
 
 def test_the_breakdown_adds_up(disco: Disco, h200_plan: Path) -> None:
     found = disco("simulate", plans.H200, "--plan", h200_plan, "--json").json
@@ -39,18 +42,42 @@ def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_
 
 
 @pytest.mark.product_only
-def test_every_command_says_how_many_collectives_lie_in_loops_and_are_not_simulated(
-    disco: Disco, tmp_path: Path
+def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disco) -> None:
+    found = disco("simulate", SCANNED, "--json").json
+    entry, forward, backward = found["regions"]
+    assert [one["what"] for one in (entry, forward, backward)] == [
+        "entry computation", "loop body of n75, trips 16", "loop body of n182, trips 16",
+    ]  # fmt: skip
+    assert [one["executions"] for one in (entry, forward, backward)] == [1, 16, 16]
+    assert entry["execution_ns"] == found["default"]["step_ns"]
+    loops_ns = 16 * (forward["execution_ns"] + backward["execution_ns"])
+    assert loops_ns < found["default"]["step_ns"] < 1.2 * loops_ns
+    assert forward["share"] == pytest.approx(16 * forward["execution_ns"] / entry["execution_ns"])
+    assert (backward["collectives"], backward["collective_bytes"]) == (14, 147 * 2**20 + 12288)
+    assert found["collectives_not_simulated"] == 0
+    assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
+
+
+@pytest.mark.product_only
+def test_one_region_is_shown_and_traced_alone(
+    disco: Disco, refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    scanned = plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz"
-    line = "disco: 11 collectives lie inside loops or branches and are not simulated\n"
-    assert disco("simulate", scanned).err.count(line) == 1
-    assert disco("simulate", scanned, "--json").json["collectives_not_simulated"] == 11
-    found = disco("search", scanned, "-o", tmp_path, "--evaluations", "20", "--seeds", "1")
-    assert found.err.count(line) == 1
-    for command in (("inspect", tmp_path), ("report", tmp_path, "-o", tmp_path / "page.html")):
-        assert disco(*command).err.count(line) == 1
-    assert disco("inspect", tmp_path, "--json").json["collectives_not_simulated"] == 11
+    whole, one = tmp_path / "step.json", tmp_path / "loop.json"
+    disco("simulate", SCANNED, "--trace", whole)
+    shown = disco("simulate", SCANNED, "--region", "loop2", "--trace", one)
+    assert "one execution of loop2" in shown.out
+    assert processes(whole) == [f"jit_train_step: XLA default{end}" for end in ("", ", loop1", ", loop2")]
+    assert processes(one) == ["jit_train_step: XLA default, loop2"]
+    found = disco("simulate", SCANNED, "--region", "loop2", "--json").json
+    assert found["default"]["step_ns"] == found["regions"][2]["execution_ns"]
+    assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
+    message = refused("simulate", SCANNED, "--region", "loop9")
+    assert message == "disco: the step has no region 'loop9'; it has entry, loop1, loop2"
+
+
+def processes(trace: Path) -> list[str]:
+    events = json.loads(trace.read_text())["traceEvents"]
+    return [event["args"]["name"] for event in events if event["name"] == "process_name"]
 
 
 def test_a_slower_network_exposes_more(disco: Disco) -> None:
@@ -132,7 +159,7 @@ def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, t
     module.write_bytes(compiled.hlo_modules()[0].as_serialized_hlo_module_proto())
     outcome = disco("simulate", module, "--gpus", "8", "--bandwidth", "10")
     assert outcome.code == 0
-    assert "the step has no all-reduce: no network changes its time" in outcome.err
+    assert "the step has no collective that a bucket could have: no network changes its time" in outcome.err
 
 
 def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collectives that no simulation has: those inside loops and branches."""
+"""Collectives that no simulation has: those in loops and branches that are no regions."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.errors import ModuleError
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.proto import Message, Module
+from disco_hlo.hlo.proto import Module
+from disco_hlo.hlo.regions import Region
 
 DATA = Path(__file__).parents[1] / "data"
 
 
-def module(*computations: tuple[str, ...]) -> Message:
-    """Computations by number; each instruction is an opcode, and the computation that it calls if any."""
+def step(*computations: tuple[str, ...], regions: tuple[int, ...] = ()) -> CanonicalModule:
+    """Computations by number; each instruction is an opcode, and the computations that it calls if any."""
     made = Module(name="jit_step", entry_computation_id=0)
     for number, instructions in enumerate(computations):
         computation = made.computations.add(id=number)
         for text in instructions:
             opcode, *called = text.split()
             computation.instructions.add(opcode=opcode, called_computation_ids=map(int, called))
-    return made
+    index, graph = ModuleIndex(made), Graph((), 0, (), "gpu", "jit_step", "0")
+
+    def canonical(number: int) -> CanonicalModule:
+        return CanonicalModule(graph, made, index, (), (), computation=number)
+
+    opened = tuple(Region(f"loop{number}", (), (canonical(number),)) for number in regions)
+    return CanonicalModule(graph, made, index, (), (), regions=opened)
 
 
 @pytest.mark.parametrize(
@@ -41,23 +49,30 @@ def module(*computations: tuple[str, ...]) -> Message:
     ],
 )
 def test_they_are_counted_once_each(computations: list[tuple[str, ...]], count: int) -> None:
-    assert inner_collectives(ModuleIndex(module(*computations))) == count
+    assert inner_collectives(step(*computations)) == count
+
+
+def test_those_of_regions_are_simulated() -> None:
+    body = ("all-gather", "async-start 3", "while 4 2")
+    inside = [("while 1 2",), body, ("compare",), ("reduce-scatter",), ("all-reduce",)]
+    assert inner_collectives(step(*inside, regions=(1, 4))) == 0
+    assert inner_collectives(step(*inside, regions=(1,))) == 1
+    assert inner_collectives(step(*inside)) == 3
 
 
 def test_a_loop_without_its_body_is_no_module() -> None:
     with pytest.raises(ModuleError, match="computation 7 is called but missing"):
-        inner_collectives(ModuleIndex(module(("while 7",))))
+        inner_collectives(step(("while 7",)))
 
 
 def test_one_line_says_how_many() -> None:
-    assert not_simulated(ModuleIndex(module(("all-reduce",)))) == ()
-    assert not_simulated(ModuleIndex(module(("while 1",), ("all-reduce",)))) == (
-        "1 collective lies inside loops or branches and is not simulated",
+    assert not_simulated(step(("all-reduce",))) == ()
+    assert not_simulated(step(("while 1",), ("all-reduce",))) == (
+        "1 collective lies in loops or branches that stay as XLA compiled them, and is not simulated",
     )
 
 
 @pytest.mark.product_only
-@pytest.mark.parametrize(("step", "count"), [("fsdp_scan", 11), ("fsdp_unroll", 0)])
-def test_those_of_scanned_layers_are_found(step: str, count: int) -> None:
-    source = canonicalize(gzip.decompress((DATA / "h100_llama" / f"{step}.hlo.pb.gz").read_bytes()))
-    assert inner_collectives(source.index) == count
+def test_none_of_scanned_layers_is_left_out() -> None:
+    scanned = DATA / "h100_llama" / "fsdp_scan.hlo.pb.gz"
+    assert inner_collectives(canonicalize(gzip.decompress(scanned.read_bytes()))) == 0

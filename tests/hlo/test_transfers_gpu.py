@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxlib import _hlo
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
@@ -65,9 +66,9 @@ def step() -> CanonicalModule:
 def test_each_is_a_transfer_in_a_bucket_of_its_own() -> None:
     source = step()
     graph = source.graph
-    moved = {graph.nodes[node].opcode: graph.transfer_bytes(node) for node in graph.all_reduces}
+    moved = {graph.nodes[node].opcode: collective_bytes(graph, node) for node in graph.all_reduces}
     assert graph.backend == "gpu"
-    assert moved == {"reduce-scatter": 64, "all-gather": 64}  # half of 8 x 4 floats
+    assert moved == {"reduce-scatter": 128, "all-gather": 128}  # 8 x 4 floats
     assert all(graph.nodes[node].kind is Kind.ALL_REDUCE for node in graph.all_reduces)
     assert sorted(read(source).buckets, key=str) == sorted(one_bucket(graph).buckets, key=str)
     assert len(one_bucket(graph).buckets) == 2

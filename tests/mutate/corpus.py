@@ -23,8 +23,8 @@ from disco_hlo.plan.plan import (
     Prediction,
     SearchRecord,
     Target,
-    encode,
     by_region,
+    encode,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases.capture_record import CaptureRecord

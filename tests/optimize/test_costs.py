@@ -13,6 +13,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
 from disco_hlo.optimize.network import Network
 from disco_hlo.plan.read import read
@@ -111,7 +112,7 @@ def test_what_if_on_another_network_only_all_reduces_change() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
     costs = costs_for(graph, profile, "NVIDIA H200")
     imagined = costs.imagine(Network(64, 12.5, 5.0))
-    assert imagined.all_reduce()([0, 125_000]).tolist() == [60_000, 80_000]
+    assert imagined.collective(ALL_REDUCE)([0, 125_000]).tolist() == [60_000, 80_000]
     assert imagined.machine == costs.machine
     assert imagined.op_ns(graph).tolist() == costs.op_ns(graph).tolist()
     assert imagined.lines[:-1] == costs.lines
@@ -122,4 +123,4 @@ def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:
     bare = replace(plans.sockets_profile(), all_reduce=None)
     costs = costs_of(bare, plans.h200().graph)
     assert costs.lines[-1].startswith("the profile has no all-reduce sweep; taken instead: an H200 on NVLink")
-    assert costs.all_reduce()([1000]).tolist() == [20_006]
+    assert costs.collective(ALL_REDUCE)([1000]).tolist() == [20_006]

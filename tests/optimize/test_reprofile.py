@@ -34,12 +34,12 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
             kernel_keys(graph, unit_graph(graph, plan).kernels), estimates.tolist(), strict=True
         )
     }
-    known, look = with_kernels(told, slower, graph, plan)
-    assert look.kernels == len(plan.groups) == unknown_kernels(graph, told.profile, plan)
+    known, look = with_kernels(told, slower, transformer(), plan)
+    assert look.kernels == len(plan.groups) == unknown_kernels(transformer(), told.profile, plan)
     assert look.ratio == pytest.approx(1.2, abs=0.01)
-    assert unknown_kernels(graph, known, plan) == 0
+    assert unknown_kernels(transformer(), known, plan) == 0
     again = costs_of(known, graph, (plan,))
-    assert with_kernels(again, slower, graph, plan) == (known, Reprofiled(0, 0, 0))
+    assert with_kernels(again, slower, transformer(), plan) == (known, Reprofiled(0, 0, 0))
     nodes = tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes))
     larger = Kernels.of_lists([nodes], [nodes])
     (before,), (after,) = (costs.kernels_ns(graph, larger) for costs in (told, again))
@@ -60,5 +60,5 @@ def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCos
 
 
 def test_without_times_nothing_is_learned(told: MeasuredCosts) -> None:
-    graph, plan = transformer().graph, read(transformer())
-    assert with_kernels(told, {}, graph, plan) == (told.profile, Reprofiled(0, 0, 0))
+    plan = read(transformer())
+    assert with_kernels(told, {}, transformer(), plan) == (told.profile, Reprofiled(0, 0, 0))

@@ -20,7 +20,9 @@ def small_plan(median_ns: int = 90) -> Plan:
         version=plans.VERSION,
         target=plans.Target("a" * 64, "f" * 64, "jit_step", "cpu", "cpu", 2, 2),
         versions={"jax": "0.12"},
-        strategies=plans.by_region(Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7"))),
+        strategies=plans.by_region(
+            Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7"))
+        ),
         chosen="plan",
         prediction=plans.Prediction(80, 100, 120, 60, 70),
         search=plans.SearchRecord("backtracking", {"alpha": 1.05, "seed": 0}, 10, ((1, 90), (5, 80))),
@@ -158,7 +160,10 @@ def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
         (b'{"format": "something else"}', '"format": "disco-hlo plan"'),
         (edited(version=99), "plan version 99; this disco-hlo reads version 2"),
         (edited(version=1), "plan version 1; this disco-hlo reads version 2; search again"),
-        (edited(strategy=regions("entry", "loop2", "loop1")), "others in ascending order, .*; found entry, loop2, loop1"),
+        (
+            edited(strategy=regions("entry", "loop2", "loop1")),
+            "others in ascending order, .*; found entry, loop2, loop1",
+        ),
         (edited(strategy=regions("body.3")), 'expected the region "entry", then others .*; found body.3'),
         (edited(strategy={"regions": []}), "array` of length >= 1"),
         (edited(strategy={"groups": []}), "strategy"),

@@ -68,7 +68,9 @@ def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
 
 def test_another_strategy_is_noticed() -> None:
     strategy, module = rewritten()
-    with pytest.raises(PlanError, match=r"does not execute its plan: in its entry, \d+ buckets, expected 150"):
+    with pytest.raises(
+        PlanError, match=r"does not execute its plan: in its entry, \d+ buckets, expected 150"
+    ):
         verify(
             source(),
             module,

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.links import all_reduce_runner
+from disco_hlo.plugin.measuring.links import collective_runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -102,7 +102,7 @@ def main(address: str, rank: int, folder: Path) -> None:
         store = job.key_value_store()
         assert store is not None
         report["waits"] = waits_for_a_late_rank(step, rank, store)
-        sweep = all_reduce_runner(request, 1024, repeats=2, seed=1)
+        sweep = collective_runner(request, 1024, repeats=2, seed=1)
         store.put(f"module/{rank}", hashlib.sha256(module).digest())
         store.barrier("module", request.process_indices, 30)
         hashes = [store.get(f"module/{other}", 30).hex() for other in (0, 1)]

@@ -183,8 +183,8 @@ def test_where_signs_give_no_values_inputs_are_positive_and_one_line_says_so(
     assert positive is None
     said = [record.getMessage() for record in caplog.records if "both signs" in record.getMessage()]
     assert said == [
-        "inputs of both signs give jit_root_step infinities or NaNs that positive ones do not: plans are compared on "
-        "positive ones, which do not show what is wrong behind a mask"
+        "jit_root_step computes infinities or NaNs on inputs of both signs, and none on positive ones: plans are "
+        "compared on positive inputs, and an error in what a mask leaves out there stays unseen"
     ]
 
 

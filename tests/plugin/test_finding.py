@@ -29,7 +29,7 @@ def said(
     settings = Settings(search=True, directory=Path(), budget_s=90)
     session = SimpleNamespace(settings=settings, facts=SimpleNamespace(backend=backend))
     case = SimpleNamespace(
-        source=SimpleNamespace(graph=STEP),
+        source=SimpleNamespace(graph=STEP, regions=()),
         xla=None,
         costs=Costs(),
         default=SimpleNamespace(makespan_ns=default_ns),
@@ -40,15 +40,16 @@ def said(
 def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
     assert line == (
-        "25% of a step of 8.00 ms (predicted) can change, the rest lies in loops and branches; another order and other "
-        "buckets make the step 1.25x faster at best, other kernels perhaps more; next: search for up to 90 s "
-        "(DISCO_BUDGET_S), compile and measure what is found for about 130 s at most"
+        "a step is predicted to take 8.00 ms; a plan can change 25% of it, the rest lies in loops and branches that "
+        "stay as XLA compiled them; another order and other buckets can make it 1.25x faster at best, other kernels "
+        "perhaps more; next: search for up to 90 s (DISCO_BUDGET_S), then compile and measure the best plans "
+        "for up to 130 s"
     )
 
 
 def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     line = said(monkeypatch, default_ns=8_000_000, bound_ns=7_990_000, backend="gpu", cached=False)
-    assert "make the step no faster at best" in line
+    assert "can make it no faster, other kernels" in line
     assert "next: compile the search's code (some minutes, once on this machine), " in line
     assert "search for up to 2 times 90 s" in line
 

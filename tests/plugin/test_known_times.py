@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plugin.measuring.known_times import KnownTimes
+from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Contention, Link, Platform
+from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.profile import Contention, Link, LoopTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 
 GPU = Platform("some gpu", "gpu", "", "0.12.0", "0.12.0")
 NVLINK, SOCKETS = Link(2, 1, "nvlink"), Link(2, 1, "sockets")
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9 / 7, flops_per_s=96.5e9, noise=0.02)
 
+GATHER = "all-gather {0,1},{2,3}"
+GATHERED = tuple(SweepPoint(1 << k, 100 + k, 1, 7) for k in (10, 11, 12))
+
 
 def test_a_second_search_computes_with_the_very_numbers_of_the_first(tmp_path: Path) -> None:
+    kind = CollectiveKind("all-gather", ((0, 1), (2, 3)))
     with ProfileStore(tmp_path / "times.sqlite") as store:
         first = KnownTimes(GPU, NVLINK, store)
         first.add_constants(CONSTANTS)
@@ -24,14 +31,23 @@ def test_a_second_search_computes_with_the_very_numbers_of_the_first(tmp_path: P
         first.add_contention(Contention(1.1, 4 / 3, 300, products=1.7, others=1.0, hold=1 / 3), "f00d")
         first.add_holds({"dot": 1 / 3})
         first.add_holds({"convolution": 0.5})
-        first.add_waits("f00d", (), (900, 1000, 1100))
-        told = first.profile("f00d", (8,), (16,))
-        assert KnownTimes(GPU, NVLINK, store).profile("f00d", (8,), (16,)) == told
+        apart = {GATHER: InStep(((64, 2),), 500, 3, 5)}
+        first.add_collectives("f00d", apart, {"all-reduce": InStep(((16, 1),), 1000, 100, 3)})
+        first.add_loops("f00d", {"body": LoopTime(16, 300, -20)})
+        first.add_sweep(GATHERED, kind)
+        told = first.profile("f00d", [kind])
+        assert KnownTimes(GPU, NVLINK, store).profile("f00d", [kind]) == told
     assert told.holds == {"dot": 1 / 3, "convolution": 0.5}
     assert (told.launch_ns, told.memory_bandwidth, told.noise) == (123, 21.5e9 / 7, 0.02)
     assert told.in_step is None, "the trace did not tell"
     assert told.together is not None
     assert (told.together.sizes, told.together.total_ns) == (((16, 1),), 1000)
+    assert told.all_reduce is None, "no sweep of all-reduces is known"
+    assert list(told.collectives) == [GATHER]
+    assert told.collectives[GATHER].in_step == apart[GATHER]
+    assert told.collectives[GATHER].swept is not None
+    assert told.collectives[GATHER].swept.points == GATHERED
+    assert told.loops == {"body": LoopTime(16, 300, -20)}
 
 
 def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others(tmp_path: Path) -> None:

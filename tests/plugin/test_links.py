@@ -11,12 +11,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.measuring.links import (
     REPEATS,
     TRACED_CHAIN,
     _added_ns,
-    all_reduce_times,
-    all_reduce_times_in_steps,
+    collective_times,
+    collective_times_in_steps,
     link_label,
     traced_transfers,
 )
@@ -43,7 +44,9 @@ def on_two_devices(look: Callable[[CompileRequest], Any]) -> Any:
 
 @pytest.mark.parametrize("without_call", [False, True])
 def test_an_all_reduce_is_timed_over_the_devices_of_the_request(without_call: bool) -> None:
-    found = on_two_devices(lambda request: all_reduce_times(request, 4096, 0, without_call=without_call))
+    found = on_two_devices(
+        lambda request: collective_times(request, ALL_REDUCE, 4096, 0, without_call=without_call)
+    )
     assert len(found) == REPEATS
     assert min(found) >= 1
 
@@ -81,7 +84,7 @@ def test_a_trace_that_lost_transfers_is_not_read() -> None:
 
 
 def test_all_reduces_of_a_step_are_timed_by_size() -> None:
-    found = on_two_devices(lambda request: all_reduce_times_in_steps(request, [1024, 1 << 16], 0))
+    found = on_two_devices(lambda request: collective_times_in_steps(request, ALL_REDUCE, [1024, 1 << 16], 0))
     assert sorted(found) == [1024, 1 << 16]
     assert all(len(times) == 9 and min(times) >= 1 for times in found.values())
 

@@ -44,7 +44,7 @@ def test_a_rank_whose_run_fails_alone_ends_the_job_and_says_why(tmp_path: Path) 
     codes, errors, _ = run_two("measuring_rank.py", tmp_path, "run", devices=1)
     assert 0 not in codes, errors
     [line] = [one for one in errors[1].splitlines() if one.startswith("disco: ")]
-    assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}) and not on all (" in line
+    assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}), but not on all ranks (" in line
     assert "the job ends" in line
     assert list(tmp_path.glob("*.json")) == []
 

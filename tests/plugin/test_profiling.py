@@ -21,7 +21,7 @@ from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring import profiling, room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.runner import Memory
@@ -64,11 +64,11 @@ def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -
     lacking = first.lacks(step, read(step))
     assert lacking["device"] is True
     assert lacking["ops"] is True
-    assert lacking["all-reduces"][0] == 1024
+    assert lacking["collectives"]["all-reduce"][0] == 1024
     first.add_constants(CONSTANTS)
     # A trace that shows one op of many: another trace of the same step would show no more.
     first.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
-    first.add_sweep(points(*lacking["all-reduces"]))
+    first.add_sweep(points(*lacking["collectives"]["all-reduce"]))
     second = KnownTimes(PLATFORM, Link(2, 1), store)
     assert not any(second.lacks(step, read(step)).values())
     assert second.profile("f00d") == first.profile("f00d")
@@ -83,15 +83,15 @@ def test_what_a_steps_all_reduces_took_in_it_is_asked_once_of_processes_on_cpu(
     first.add_constants(CONSTANTS)
     first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
     assert first.lacks(step, read(step))["ops"] is True
-    first.add_waits(fingerprint, [3000, 5000, 4000], [600, 700, 900])
+    apart, together = InStep(((8, 1), (64, 2)), 4000, 1000, 3), InStep(((136, 1),), 700, 100, 3)
+    first.add_collectives(fingerprint, {"all-reduce": apart}, {"all-reduce": together})
     second = KnownTimes(PLATFORM, link, store)
     assert second.lacks(step, read(step))["ops"] is False
-    found = second.profile(fingerprint, [64, 8, 64], [136])
-    assert found.in_step == InStep(((8, 1), (64, 2)), 4000, 1000, 3)
-    assert found.together == InStep(((136, 1),), 700, 100, 3)
+    found = second.profile(fingerprint)
+    assert (found.in_step, found.together) == (apart, together)
     assert set(found.ops) == {"dot"}
-    assert second.profile(fingerprint).in_step is None
-    assert second.profile(fingerprint).together is None
+    assert second.profile("f00d").in_step is None
+    assert second.profile("f00d").together is None
 
 
 def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
@@ -100,9 +100,9 @@ def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
     known = KnownTimes(PLATFORM, Link(2, 2, AFTER_COMPUTE), store)
     known.add_constants(CONSTANTS)
     known.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
-    known.add_waits(step.graph.fingerprint, [], [])
+    known.add_collectives(step.graph.fingerprint, {}, {})
     assert known.lacks(step, read(step))["ops"] is False
-    assert known.profile(step.graph.fingerprint, [64]).in_step is None
+    assert known.profile(step.graph.fingerprint).in_step is None
 
 
 def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:
@@ -124,14 +124,14 @@ def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> N
 def test_a_larger_step_extends_the_sweep(step: CanonicalModule, store: ProfileStore) -> None:
     known = KnownTimes(PLATFORM, Link(2, 1), store)
     known.add_sweep(points(1024, 2048, 4096))
-    lacking = known.lacks(step, read(step))["all-reduces"]
+    lacking = known.lacks(step, read(step))["collectives"]["all-reduce"]
     assert lacking
     assert min(lacking) > 4096
     assert max(lacking) == 1 << 16
 
 
 def test_on_one_device_no_all_reduce_is_measured(step: CanonicalModule, store: ProfileStore) -> None:
-    assert KnownTimes(PLATFORM, Link(1, 1), store).lacks(step, read(step))["all-reduces"] == []
+    assert KnownTimes(PLATFORM, Link(1, 1), store).lacks(step, read(step))["collectives"] == {}
 
 
 def test_without_a_store_a_search_still_has_its_numbers() -> None:
@@ -227,12 +227,10 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     first.add_constants(CONSTANTS)
     first.add_contention(Contention(1.1, 1.2), fingerprint)
     assert first.lacks(step, read(step))["contention"] is True
-    first.add_waits(fingerprint, (), [700, 600, 900])
+    first.add_collectives(fingerprint, {}, {"all-reduce": InStep(((64, 3),), 700, 100, 3)})
     second = KnownTimes(platform, link, store)
     assert second.lacks(step, read(step))["contention"] is False
-    buckets = bucket_sizes(step.graph, read(step))
-    assert sum(buckets) == sum(transfer_sizes(step))
-    found = second.profile(fingerprint, transfer_sizes(step), buckets)
+    found = second.profile(fingerprint)
     assert found.together is not None
     assert found.together.total_ns == 700
     assert found.in_step is None

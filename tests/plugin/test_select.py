@@ -35,9 +35,9 @@ def facts(*nodes: Node) -> ModuleFacts:
         (ModuleFacts("jit_init", 4, 0, 4, 5000), [], False, "has no all-reduce of a computed value"),
         (
             ModuleFacts("jit_accumulate", 4, 0, 0, 200, inner_collective_count=6), [], False,
-            "has no all-reduce of a computed value outside its loops and branches, which stay as XLA compiled "
-            "them (6 collectives inside); what a plan may change must stand outside of lax.scan and while_loop: one "
-            "step a call, gradients averaged after the loop, layers unrolled",
+            "has no all-reduce of a computed value outside loops and branches that stay as XLA compiled them (6 "
+            "collectives inside); what a plan may change must stand elsewhere: one step a call, gradients averaged "
+            "after the loop, layers unrolled",
         ),
         (SMALLER, [STEP], False, "not larger than jit_step (900 instructions, 8 all-reduces, 4.00 MiB)"),
         # A script that looked at its loss before it trained had two evaluations searched first, the step third.

@@ -114,7 +114,9 @@ def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., N
     assert found.trace is found.by_name is named
     assert found.step_ns == 0
     assert len(said) == 1
-    assert said[0].startswith("step: times are those without command buffers, and not kept: ")
+    assert said[0].startswith(
+        "step: its kernels are timed without command buffers, and these times are not stored: "
+    )
 
 
 def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callable[..., NamedTrace]) -> None:
@@ -146,7 +148,7 @@ def test_where_one_rank_finds_no_names_all_go_without(run: Callable[..., NamedTr
     named = trace("jit_b", *[NAMED] * 3)
     others.append(b"1")
     assert run({"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": named}).trace is named
-    assert said == ["step: times are those without command buffers, and not kept"]
+    assert said == ["step: its kernels are timed without command buffers, and these times are not stored"]
 
 
 def test_ranks_tell_each_other_how_long_transfers_move_data() -> None:
@@ -166,7 +168,8 @@ def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
     tell_of_uneven_devices(session(), mine)
     assert said == [
         "the step's kernels take 47.00 to 80.00 ms on device 0 of rank 1, 45.30 to 45.40 ms on device 0 of rank 0: "
-        "it is hot, short of power, or computes for others too; what is measured now holds while it does"
+        "this device is hot, short of power, or shared with another job; the times measured now are right only "
+        "while that lasts"
     ]
     others[:] = [b'{"device 0": [45500000, 45300000]}']
     tell_of_uneven_devices(session(), mine)

@@ -155,15 +155,17 @@ def test_where_rank_0_is_silent_a_line_says_so_and_training_goes_on(
     assert content(folder) == {}
     (line,) = caplog.messages
     assert line.startswith(
-        "what XLA's autotuner picked for rank 0 is not here (autotune: rank 0 of 2 did not answer"
+        "the results of rank 0's XLA autotuner did not arrive (autotune: rank 0 of 2 did not answer"
     )
-    assert line.endswith("): rank 1 picks anew, and may have no plan")
+    assert line.endswith(
+        "): rank 1 tunes by itself, and may then compile another module, for which there is no plan"
+    )
 
 
 def test_what_arrives_and_cannot_be_read_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     channel = SimpleNamespace(rank=1, broadcast=lambda *_, **__: b"\xc1")
     assert content(hand_out(channel, tmp_path, 1.0)) == {}  # type: ignore[arg-type]
-    assert "picks anew, and may have no plan" in caplog.text
+    assert "tunes by itself, and may then compile another module" in caplog.text
 
 
 def test_only_the_first_request_of_all_processes_waits_for_rank_0(

@@ -8,7 +8,9 @@ from random import Random
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.contention import bucket_totals_ns, contention, gap_in_step_ns, launch_gap_ns
+from disco_hlo.profiler.collectives import Issued, in_step_by_kind
+from disco_hlo.profiler.contention import contention, gap_in_step_ns, launch_gap_ns
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import least, moved_ns
@@ -233,14 +235,20 @@ def test_a_trace_of_another_module_is_refused() -> None:
         launch_gap_ns(ALONE, "jit_other")
 
 
+BUCKETS = (
+    Issued(frozenset({"b0"}), "all-reduce", (256,)),
+    Issued(frozenset({"b1"}), "all-reduce", (64,)),
+)
+
+
 def test_buckets_take_what_they_take_on_the_device_that_arrives_last() -> None:
     early = trace(("g0", 0, 50), ("b0.all-reduce", 50, 220), ("b1", 300, 340), device=1)
     late = trace(("g0", 0, 100), ("b0.all-reduce.3", 100, 220), ("b1", 290, 340), ("n7.all-gather", 400, 500))
     second = trace(("b0", 600, 700), ("b1", 700, 730), run=1)
     cut_off = trace(("b0", 900, 1000), run=2)
-    found = bucket_totals_ns(moved_ns(both(early, late, second, cut_off), "jit_step"), buckets=2)
-    assert found == [(120 + 40) * 1000, (100 + 30) * 1000]
-    assert bucket_totals_ns(moved_ns(ALONE, "jit_other"), buckets=1) == []
+    found = in_step_by_kind(BUCKETS, moved_ns(both(early, late, second, cut_off), "jit_step"))
+    assert found == {"all-reduce": InStep(((64, 1), (256, 1)), (160_000 + 130_000) // 2, 15_000, 2)}
+    assert in_step_by_kind(BUCKETS, moved_ns(ALONE, "jit_other")) == {}
 
 
 def test_processes_with_a_device_each_tell_one_another_how_long_transfers_wait() -> None:
@@ -254,7 +262,8 @@ def test_processes_with_a_device_each_tell_one_another_how_long_transfers_wait()
         for begins, us in ((-20, 90), (0, 100))
     ]
     moved = tuple(least([moved_ns(one, "jit_step") for one in traces]) for traces in (alone, beside))
-    assert [bucket_totals_ns(one, buckets=1) for one in moved] == [[100_000], [130_000]]
+    told = [in_step_by_kind(BUCKETS[:1], one)["all-reduce"].total_ns for one in moved]
+    assert told == [100_000, 130_000]
     fast, slow = (contention(*pair, "jit_step", moved=moved) for pair in zip(alone, beside, strict=True))  # type: ignore[arg-type]
     assert fast == slow == contention(alone[1], beside[1], "jit_step")
     assert fast != contention(alone[0], beside[0], "jit_step")

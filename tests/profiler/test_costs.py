@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import Corrections
@@ -89,11 +90,11 @@ def test_estimates_of_kernels_are_corrected_and_measured_times_are_not():
 
 def test_all_reduces_follow_the_fit():
     line = LinearPieces.of((0, 0.5, 100.0))
-    assert costs({}, all_reduce=AllReduceFit(line, (), 0.0, 0.0)).all_reduce() == line
+    assert costs({}, all_reduce=AllReduceFit(line, (), 0.0, 0.0)).collective(ALL_REDUCE) == line
 
 
 def test_a_profile_without_a_sweep_says_so():
     with pytest.raises(ProfileError, match="holds no all-reduce sweep"):
-        costs({}).all_reduce()
-    with pytest.raises(ProfileError, match="nothing is known of all-reduces"):
-        super(MadeUpCosts, Guess()).all_reduce()
+        costs({}).collective(ALL_REDUCE)
+    with pytest.raises(ProfileError, match="nothing is known of all-reduce"):
+        super(MadeUpCosts, Guess()).collective(ALL_REDUCE)

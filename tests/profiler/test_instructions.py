@@ -10,6 +10,7 @@ from disco_hlo.profiler.instructions import (
     InstructionTimes,
     Overlap,
     Span,
+    body_times,
     coverage,
     instruction_times,
     overlap,
@@ -199,3 +200,82 @@ def test_asynchronous_all_reduces_of_a_real_gpu_trace_belong_to_their_start():
     assert "wrapped_sine" not in times
     found = overlap(spans(trace, "jit_step", owner=owner), lambda span: "all-reduce" in span.op)
     assert (found.communication_ns, found.hidden_ns) == (127551, 0)
+
+
+def turned(run, start, *parts):
+    """Executions of a body in turn, each given as (op, length), back to back."""
+    found = []
+    for op, length in parts:
+        found.append(ran(op, run, start, start + length))
+        start += length
+    return found
+
+
+BODY = {"dot": "dot", "add": "add", "inner": "inner", "gather": "start", "start": "start"}
+
+
+def test_what_a_loop_repeats_has_a_time_for_each_execution():
+    trace = trace_of(
+        *(
+            item
+            for run in range(3)
+            for turn in range(4)
+            for item in turned(run, 1000 * run + 100 * turn, ("dot", 30 + turn), ("gather", 20), ("dot", 7))
+        ),
+        ran("tail", 0, 900, 990),
+    )
+    found = body_times(trace, "step", BODY, turns=4, launch_ns=2)
+    # two kernels of each dot: 37, 38, 39 and 40, and the gather goes by the instruction that starts it
+    assert found.times == {"dot": InstructionTimes(38, 1, 12, 38), "start": InstructionTimes(20, 0, 12, 20)}
+    assert found.executions == 4
+    # turns end 57, 58, 59 after they begin, so 43, 42, 41 before the next one; 2 are its launch
+    assert found.own_ns == 40
+    # Half of what runs, runs twice a turn: without a count of turns the smaller one is taken.
+    assert body_times(trace, "step", BODY).executions == 4
+    assert body_times(trace, "step", {"other": "other"}) is None
+
+
+def test_a_first_turn_that_takes_longer_is_told_apart():
+    trace = trace_of(
+        *(
+            item
+            for run in range(3)
+            for turn in range(3)
+            for item in turned(
+                run, 1000 * run + 100 * turn, ("dot", 20 + 30 * (turn == 0)), ("add", 5 + (run == turn))
+            )
+        )
+    )
+    found = body_times(trace, "step", BODY)
+    assert found.first_ns == {"dot": 50}
+    assert found.times["dot"].median_ns == 20
+
+
+def test_a_loop_in_a_loop_counts_as_one_instruction_of_its_body():
+    inner = {"mul": "mul"}
+    outer = BODY | {"mul": "inner"}
+    trace = trace_of(
+        *(
+            item
+            for run in range(3)
+            for turn in range(2)
+            for item in turned(run, 1000 * run + 100 * turn, ("dot", 30), *[("mul", 10 + turn)] * 3)
+        )
+    )
+    found = body_times(trace, "step", outer, turns=2)
+    # no event of its own: from its first kernel to its last, 30 and 33
+    assert {op: one.median_ns for op, one in found.times.items()} == {"dot": 30, "inner": 32}
+    deeper = body_times(trace, "step", inner, turns=0, around=found.executions)
+    assert (deeper.executions, deeper.times["mul"].median_ns, deeper.own_ns) == (6, 10, 0)
+
+
+def test_a_collective_in_a_loop_is_timed_from_its_last_arrival_in_each_turn():
+    trace = trace_of(
+        *(
+            ran("gather", run, 1000 * run + 100 * turn + late, 1000 * run + 100 * turn + 50, device=device)
+            for run in range(3)
+            for turn in range(2)
+            for device, late in ((0, 10 * turn), (1, 20))
+        )
+    )
+    assert body_times(trace, "step", BODY, turns=2).times["start"].last_arrival_ns == 30

@@ -66,8 +66,8 @@ def test_a_profile_survives_its_json():
 
 
 def test_a_profile_of_another_version_is_refused_in_one_line():
-    for version in (7, 9, None):
-        with pytest.raises(ProfileError, match=rf"expected a disco-hlo profile of version 8, .*{version}"):
+    for version in (8, 10, None):
+        with pytest.raises(ProfileError, match=rf"expected a disco-hlo profile of version 9, .*{version}"):
             from_json(body(version=version))
 
 
@@ -128,10 +128,10 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         ("", "not JSON"),
         (to_json(PROFILE)[:200], "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "expected a disco-hlo profile of version 8, got format None"),
+        ("[]", "expected a disco-hlo profile of version 9, got format None"),
         (
             '{"format": "something else"}',
-            "expected a disco-hlo profile of version 8, got format 'something else'",
+            "expected a disco-hlo profile of version 9, got format 'something else'",
         ),
         (body(holds={"abc": 1.5}), r"Expected `float` <= 1.0 - at `\$.holds\[...\]`"),
         (

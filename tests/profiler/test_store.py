@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace as replace_in
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
 from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
 
@@ -175,14 +177,14 @@ def test_a_foreign_database_is_refused_and_left_alone(path):
 def test_a_newer_store_is_refused(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ProfileError, match="is of version 7; this program reads version 3"):
+    with pytest.raises(ProfileError, match="is of version 7; this program reads version 4"):
         ProfileStore(path)
 
 
 def test_facts_are_kept_by_kind_and_place(path):
     step, other = place_of(LINK, "f00d"), place_of(LINK, "cafe")
     contention = Contention(1.1, 1.2, 300, products=1.5, others=1.0, hold=0.25)
-    found = StepFacts(launch_ns=300, contention=contention, apart=OpTime(9, 1, 3))
+    found = StepFacts(launch_ns=300, contention=contention, apart={"all-gather": InStep(((64, 2),), 9, 1, 3)})
     with ProfileStore(path) as store:
         store.change(CPU, DeviceFacts, "", lambda _: DeviceFacts(DeviceConstants(400, 1e10 / 3, 1e11, 0.01)))
         store.change(CPU, StepFacts, step, lambda known: replace_in(known, launch_ns=300))
@@ -290,3 +292,24 @@ def test_a_damage_that_sqlite_tells_in_no_text_is_one_message(path):
     with pytest.raises(ProfileError, match=r"cannot be used as a .*remove it or name another file"):
         store.ops(CPU)
     connection.close()
+
+
+def test_sweeps_are_of_one_kind_and_those_of_older_stores_of_all_reduces(path):
+    gather = CollectiveKind("all-gather", ((0, 1), (2, 3)))
+    points = (SweepPoint(1024, 900, 10, 9),)
+    with ProfileStore(path) as store:
+        store.add_sweep(CPU, LINK, points)
+        store.add_sweep(CPU, LINK, (SweepPoint(64, 7, 0, 1),), gather)
+        assert store.sweep(CPU, LINK) == points
+        assert store.sweep(CPU, LINK, gather) == (SweepPoint(64, 7, 0, 1),)
+        store._connection.execute("DELETE FROM sweep WHERE kind != 'all-reduce'")
+        store._connection.execute("DROP INDEX sweep_link")
+        store._connection.execute("ALTER TABLE sweep DROP COLUMN kind")
+        store._connection.execute("CREATE INDEX sweep_link ON sweep (platform, size_bytes)")
+        store.change(CPU, StepFacts, "here", lambda _: StepFacts(launch_ns=5))
+        store._connection.execute("PRAGMA user_version = 3")
+    with ProfileStore(path) as store:
+        assert store.sweep(CPU, LINK) == points
+        assert store.facts(CPU, StepFacts, "here") == StepFacts(), "it held one time for all collectives"
+        store.add_sweep(CPU, LINK, points, gather)
+        assert store.sweep(CPU, LINK, gather) == points

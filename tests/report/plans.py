@@ -24,9 +24,9 @@ from disco_hlo.plan.plan import (
     SearchRecord,
     Structure,
     Target,
+    by_region,
     decode,
     encode,
-    by_region,
 )
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy

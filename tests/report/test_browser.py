@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.read import read
 from disco_hlo.report.page import render
 from tests.report import plans
 from tests.report.hostile import NAMES, hostile_plan
@@ -246,3 +249,20 @@ def test_hundreds_of_buckets_are_shown_by_pages(browser: Any, tmp_path: Path) ->
     assert not opened.page.locator("#more-buckets").is_visible()
     assert opened.complaints == []
     opened.close()
+
+
+def test_a_region_is_chosen_and_its_timeline_and_kernels_are_shown(browser: Any, tmp_path: Path) -> None:
+    scanned = gzip.decompress((plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz").read_bytes())
+    source = canonicalize(scanned)
+    folder = plans.save_plan(tmp_path / "plan", source, scanned, read(source), measured=None)
+    (tmp_path / "page.html").write_bytes(render(content(folder / "plan.json")))
+    page = Opened(browser, tmp_path / "page.html", DESKTOP)
+    entry = page.page.inner_text("#group-summary")
+    page.page.select_option("#region", "loop2")
+    assert page.page.inner_text("#when-head") == "Timeline of one execution of loop2, simulated"
+    assert page.page.inner_text("#group-summary") != entry
+    assert page.page.locator("#timeline canvas").count() == 1
+    page.page.select_option("#region", "entry")
+    assert page.page.inner_text("#group-summary") == entry
+    assert page.complaints == []
+    page.close()

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.optimize.costs import costs_for
-from disco_hlo.optimize.predict import Predicted, lower_bound, predict
+from disco_hlo.optimize.predict import Predicted, predict
+from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.rows import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.strings import LONGEST, Strings
@@ -92,7 +93,7 @@ def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
 
 def test_the_bound_is_below_both_timelines(simulated: Any) -> None:
     bundle, plan, default, costs = simulated
-    limit = lower_bound(bundle.source.graph, [plan.strategy, default.strategy], costs)
+    limit = lower_bound(bundle.source, [plan.strategy, default.strategy], costs)
     assert limit.full_overlap_ns <= limit.makespan_ns
     assert limit.makespan_ns <= min(plan.timeline.makespan_ns, default.timeline.makespan_ns)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, external_reads
 from tests.cost_models import MadeUpCosts
@@ -77,5 +78,5 @@ class HoldingCosts(ResultCosts):
 class OneDevice(ResultCosts):
     """Costs of a profile that has no all-reduce sweep."""
 
-    def all_reduce(self) -> LinearPieces:
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
         raise ProfileError("holds no all-reduce sweep")

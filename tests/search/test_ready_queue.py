@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
@@ -81,7 +82,7 @@ def test_a_gradient_travels_while_the_device_computes() -> None:
     # exp (8 elements: 32 + 8 ns) makes the gradient, dot works on meanwhile.
     graph = chain("param\nexponential 0\nall-reduce 1\ndot 0\nnegate 2\ntuple 3 4", backend="gpu")
     bench = Bench(graph, GPU)
-    transfer = int(bench.model.all_reduce()(np.array([32]))[0])
+    transfer = int(bench.model.collective(ALL_REDUCE)(np.array([32]))[0])
     assert transfer == 332
     assert bench.makespan_ns() == 40 + 332 + 40
     assert bench.strategy().order == ("n1", "b0.start", "n3", "b0.done", "n4")

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
@@ -35,8 +36,8 @@ class Slower(TrafficCosts):
     def op_ns(self, graph: Graph):
         return super().op_ns(graph) * self.factor
 
-    def all_reduce(self):
-        return self.line.times(self.factor)
+    def collective(self, kind):
+        return super().collective(kind).times(self.factor)
 
 
 @settings(max_examples=10, deadline=None)
@@ -90,6 +91,6 @@ def test_a_coarse_model_says_what_the_model_does(model) -> None:
 def test_its_lines_and_machine_are_in_the_same_unit() -> None:
     machine = replace(GPU, launch_ns=2500, memory_bytes_per_us=400, transfer_wait_ns=7000)
     made, slower = coarse(TrafficCosts(LinearPieces.of((0, 1.0, 3000.0), (100, 0.5, 4000.0))), machine, 1000)
-    assert made.all_reduce() == LinearPieces.of((0, 0.001, 3.0), (100, 0.0005, 4.0))
+    assert made.collective(ALL_REDUCE) == LinearPieces.of((0, 0.001, 3.0), (100, 0.0005, 4.0))
     assert (slower.launch_ns, slower.memory_bytes_per_us, slower.transfer_wait_ns) == (3, 400_000, 7)
     assert abs(slower.copy_ns(10**6) - machine.copy_ns(10**6) / 1000) < 2

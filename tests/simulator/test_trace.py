@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
 from disco_hlo.simulator.timeline import simulate
-from disco_hlo.simulator.trace import chrome_trace, write_chrome_trace
+from disco_hlo.simulator.trace import chrome_trace
 from tests.simulator.drawing import problem
 
 TIMELINE = simulate(problem("a 2000\nx 4000 on 1 after a\nb 3500 after a", "a x b ~x", compute_speed=0.5))
 
 
 def test_every_task_is_an_event_on_a_named_track() -> None:
-    events = chrome_trace(TIMELINE, "two ops")["traceEvents"]
+    events = chrome_trace({"two ops": TIMELINE})["traceEvents"]
     named = [(event["tid"], event["args"]["name"]) for event in events if "name" in event.get("args", {})]
     assert named == [(0, "two ops"), (0, "compute stream"), (1, "channel 1")]
     assert [event for event in events if event["ph"] == "X"] == [
@@ -52,15 +47,13 @@ def test_every_task_is_an_event_on_a_named_track() -> None:
     ]
 
 
-def test_the_file_is_written_whole(tmp_path: Path) -> None:
-    target = tmp_path / "trace.json"
-    write_chrome_trace(TIMELINE, target)
-    assert json.loads(target.read_text()) == chrome_trace(TIMELINE)
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_nothing_is_left_where_it_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "trace.json").mkdir()
-    with pytest.raises(OSError, match=r"trace\.json"):
-        write_chrome_trace(TIMELINE, tmp_path / "trace.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+def test_each_timeline_is_a_process() -> None:
+    trace = chrome_trace({"entry": TIMELINE, "loop1": TIMELINE})
+    events = trace["traceEvents"]
+    processes = [(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"]
+    assert processes == [(0, "entry"), (1, "loop1")]
+    assert [sum(event["ph"] == "X" and event["pid"] == number for event in events) for number in (0, 1)] == [
+        3,
+        3,
+    ]
+    assert trace["otherData"]["loop1"]["makespan_ns"] == TIMELINE.makespan_ns

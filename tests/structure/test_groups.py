@@ -37,9 +37,10 @@ def test_groups_as_lists_in_the_old_field() -> None:
     assert groups_of(Program(EMPTY), made) == ((1, 0),)
 
 
-def test_groups_as_a_transposed_iota() -> None:
+@pytest.mark.parametrize("newer", [False, True])
+def test_groups_as_a_transposed_iota(newer: bool) -> None:
     made = collective()
-    iota = made.collective_device_list.iota_replica_group_list
+    iota = made.iota_groups if newer else made.collective_device_list.iota_replica_group_list
     iota.num_replica_groups, iota.num_devices_per_group = 2, 2
     iota.iota_reshape_dims.extend((2, 2))
     iota.iota_transpose_perm.extend((1, 0))

@@ -59,8 +59,8 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
     if hardly:
         largest = max(hardly, key=lambda shape: hardly[shape])
         session.say(
-            "%d results of %s, the largest of them %s, are hardly compared: one rounding of the inputs changes them by "
-            "a twelfth or more of what the step does",
+            "%d results of %s are compared only roughly, the largest is %s: rounding the inputs once alters them by a "
+            "twelfth or more of the change that the step makes to them",
             len(hardly), session.request.module_name, largest.split(" ", 1)[1],
         )  # fmt: skip
 
@@ -108,8 +108,8 @@ class _Inputs:
         survey = self._first_run()
         if self._not_finite(survey) < signed:
             session.say(
-                "inputs of both signs give %s infinities or NaNs that positive ones do not: plans are compared on "
-                "positive ones, which do not show what is wrong behind a mask",
+                "%s computes infinities or NaNs on inputs of both signs, and none on positive ones: plans are compared "
+                "on positive inputs, and an error in what a mask leaves out there stays unseen",
                 request.module_name,
             )
             return survey

@@ -7,7 +7,7 @@ sees the same numbers and finds the same plan.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -15,21 +15,25 @@ from msgspec import structs
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import say_not_kept
-from disco_hlo.profiler.allreduce import SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
-from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
+from disco_hlo.profiler.profile import Collectives, Contention, Link, LoopTime, OpTime, Platform, Profile
 from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"
+_MOST_SWEPT_BYTES = 1 << 28
+"""Of a collective other than an all-reduce. Lines are straight long before."""
 
 Found = TypeVar("Found")
 
@@ -42,7 +46,8 @@ class KnownTimes:
         self._ops: dict[str, OpTime] = {}
         self._unfused: dict[str, OpTime] = {}
         """Times of whole unfused steps, by fingerprint."""
-        self._points: tuple[SweepPoint, ...] = ()
+        self._points: dict[str, tuple[SweepPoint, ...]] = {}
+        """Of the kinds of collectives that were asked for, by name."""
         self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
         """By kind and place."""
         self._read()
@@ -51,9 +56,17 @@ class KnownTimes:
 
     def _read(self) -> None:
         def read(store: ProfileStore) -> None:
-            self._ops, self._points = store.ops(self._platform), store.sweep(self._platform, self._link)
+            self._ops = store.ops(self._platform)
+            self._points.clear()
 
         self._use(read, None)
+
+    def _swept(self, kind: CollectiveKind) -> tuple[SweepPoint, ...]:
+        if str(kind) not in self._points:
+            self._points[str(kind)] = self._use(
+                lambda store: store.sweep(self._platform, self._link, kind), ()
+            )
+        return self._points[str(kind)]
 
     def _keep(self, add: Callable[[ProfileStore], None]) -> None:
         """Add to the store, and take up what it makes of that: merged with earlier measurements."""
@@ -74,12 +87,13 @@ class KnownTimes:
             return otherwise
 
     def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
-        """What has to be measured: the device's constants, the step's ops, all-reduces of these sizes."""
+        """What has to be measured: the device's constants, the step's ops, of each kind of collectives, by its name,
+        these sizes."""
         return {
             "device": self._device.constants is None,
             "ops": self._lacks_ops(source, xla) or self._lacks_waits(source),
             "contention": self._lacks_contention(source),
-            "all-reduces": self._lacking_sizes(source),
+            "collectives": self._lacking_sizes(source),
         }
 
     def _lacks_contention(self, source: CanonicalModule) -> bool:
@@ -88,18 +102,19 @@ class KnownTimes:
         gpus = self._link.device_count if self._platform.backend == "gpu" else 1
         step = self._step(source.graph.fingerprint)
         known = step.contention is not None and step.together is not None
-        return gpus > 1 and bool(source.graph.all_reduces) and not known
+        return gpus > 1 and bool(travelling(source)) and not known
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
-        missing = _step_keys(source, xla) - set(self._ops)
-        LOGGER.debug("%d of %d op times are unknown", len(missing), len(_step_keys(source, xla)))
+        wanted = _step_keys(source, xla)
+        missing = wanted - set(self._ops)
+        LOGGER.debug("%d of %d op times are unknown", len(missing), len(wanted))
         return bool(missing) and not self._was_traced(source.graph.fingerprint)
 
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
         blocks = self._platform.backend == "cpu" and self._link.process_count > 1
         step = self._step(source.graph.fingerprint)
-        return blocks and bool(source.graph.all_reduces) and None in (step.apart, step.together)
+        return blocks and bool(travelling(source)) and None in (step.apart, step.together)
 
     def _was_traced(self, fingerprint: str) -> bool:
         """What a trace of this very step did not show, another one will not show either."""
@@ -108,13 +123,18 @@ class KnownTimes:
     def _steps(self, fingerprint: str) -> Sequence[StepTime]:
         return self._use(lambda store: store.steps(self._platform, fingerprint), ())
 
-    def _lacking_sizes(self, source: CanonicalModule) -> list[int]:
+    def _lacking_sizes(self, source: CanonicalModule) -> dict[str, list[int]]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
-        if not source.graph.all_reduces or self._link.device_count < 2:
-            return []
-        known = max((point.size_bytes for point in self._points), default=0)
-        wanted = sweep_sizes(1 << 10, _largest_bytes(source), per_octave=1)
-        return [size for size in wanted if size > known] if len(self._points) >= 3 else list(wanted)
+        moved = travelling(source)
+        if not moved or self._link.device_count < 2:
+            return {}
+        lacking: dict[str, list[int]] = {}
+        for kind, largest in _largest_bytes(moved).items():
+            points = self._swept(kind)
+            known = max((point.size_bytes for point in points), default=0) if len(points) >= 3 else 0
+            sizes = [size for size in sweep_sizes(1 << 10, largest, per_octave=1) if size > known]
+            lacking |= {str(kind): sizes} if sizes else {}
+        return lacking
 
     def launch_ns(self, fingerprint: str) -> int:
         """Launch cost in the step with this fingerprint; 0 as long as the device's constants are not known."""
@@ -174,14 +194,19 @@ class KnownTimes:
         time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
-    def add_waits(self, fingerprint: str, apart_ns: Sequence[int], together_ns: Sequence[int]) -> None:
-        """Take in how long all-reduces ran, by run, in traces of one step that transfer them one by one or together
-        (on GPU: in ``varied_buckets``).
+    def add_collectives(
+        self, fingerprint: str, apart: Mapping[str, InStep], together: Mapping[str, InStep]
+    ) -> None:
+        """Take in what the collectives of each kind took, by its name, in traces of one step that transfer them one by
+        one or together (on GPU: in ``varied_buckets``).
 
-        Where a trace does not tell, another one will not either: then the time is 0.
+        Where a trace does not tell, another one will not either.
         """
-        apart, together = (_time_of(ns) if ns else OpTime(0, 0, 1) for ns in (apart_ns, together_ns))
-        self._change_step(fingerprint, apart=apart, together=together)
+        self._change_step(fingerprint, apart=dict(apart), together=dict(together))
+
+    def add_loops(self, fingerprint: str, loops: Mapping[str, LoopTime]) -> None:
+        """Take in what the loops of one step take besides their bodies, by the keys of these."""
+        self._change_step(fingerprint, loops=dict(loops))
 
     def add_contention(self, contention: Contention, fingerprint: str) -> None:
         """Take in how one step's kernels and its transfers slow each other."""
@@ -196,19 +221,16 @@ class KnownTimes:
         place = place_of(self._link, fingerprint)
         self._change(StepFacts, place, lambda known: structs.replace(known, **found))
 
-    def add_sweep(self, points: tuple[SweepPoint, ...]) -> None:
-        """Take in the points of an all-reduce sweep."""
-        self._points += points
-        self._keep(lambda store: store.add_sweep(self._platform, self._link, points))
+    def add_sweep(self, points: tuple[SweepPoint, ...], kind: CollectiveKind = ALL_REDUCE) -> None:
+        """Take in the points of a sweep of one kind of collectives."""
+        self._points[str(kind)] = self._swept(kind) + points
+        self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind))
 
-    def profile(
-        self, fingerprint: str, sizes_bytes: Sequence[int] = (), together_bytes: Sequence[int] = ()
-    ) -> Profile:
+    def profile(self, fingerprint: str, kinds: Iterable[CollectiveKind] = ()) -> Profile:
         """Everything that is known, for the step with this fingerprint.
 
         Args:
-            sizes_bytes: of each of its all-reduces.
-            together_bytes: of each bucket of the trace in which they were together.
+            kinds: of its collectives.
         """
         constants, step = self._constants(fingerprint), self._step(fingerprint)
         assert constants is not None, "constants are measured where they are not known"
@@ -218,13 +240,22 @@ class KnownTimes:
             launch_ns=constants.launch_ns,
             memory_bandwidth=constants.memory_bandwidth,
             flops_per_s=constants.flops_per_s,
-            all_reduce=fit(self._points) if len(self._points) >= 3 else None,
+            all_reduce=_fit(self._swept(ALL_REDUCE)),
             link=self._link,
             contention=step.contention,
             holds=dict(self._holds),
             noise=self._noise(fingerprint, constants),
-            in_step=_in_step(step.apart, sizes_bytes),
-            together=_in_step(step.together, together_bytes),
+            in_step=(step.apart or {}).get(str(ALL_REDUCE)),
+            together=(step.together or {}).get(str(ALL_REDUCE)),
+            collectives={
+                str(kind): Collectives(
+                    _fit(self._swept(kind)),
+                    (step.apart or {}).get(str(kind)),
+                    (step.together or {}).get(str(kind)),
+                )
+                for kind in sorted({*kinds} - {ALL_REDUCE}, key=str)
+            },
+            loops=step.loops or {},
         )
 
     def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
@@ -235,34 +266,29 @@ class KnownTimes:
         return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
 
 
-def _in_step(time: OpTime | None, sizes_bytes: Sequence[int]) -> InStep | None:
-    if time is None or not time.median_ns or not sizes_bytes:
-        return None
-    return InStep(counted(sizes_bytes), time.median_ns, time.spread_ns, time.samples)
+def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
+    return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    graph = source.graph
-    single = {
-        node.key for node in graph.nodes
-        if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
-    }  # fmt: skip
-    return single | {*kernel_keys(graph, unit_graph(graph, xla).kernels)}
+    graphs = {region.name: region.source.graph for region in source.regions}
+    found: set[str] = set()
+    for graph, plan in ((source.graph, xla), *((graphs[name], one) for name, one in xla.regions)):
+        found |= {
+            node.key for node in graph.nodes
+            if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
+        }  # fmt: skip
+        found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels)}
+    return found
 
 
-def transfer_sizes(source: CanonicalModule) -> list[int]:
-    """Bytes of each of the step's all-reduces."""
-    return [source.graph.transfer_bytes(node) for node in source.graph.all_reduces]
-
-
-def bucket_sizes(graph: Graph, strategy: Strategy) -> list[int]:
-    """Bytes of each bucket of ``strategy``."""
-    return [sum(graph.transfer_bytes(node) for node in bucket.all_reduces) for bucket in strategy.buckets]
-
-
-def _largest_bytes(source: CanonicalModule) -> int:
-    """All gradients together: the largest bucket there could be."""
-    return max(1 << 16, min(sum(transfer_sizes(source)), 1 << 30))
+def _largest_bytes(moved: Mapping[CollectiveKind, Sequence[int]]) -> dict[CollectiveKind, int]:
+    """All of a kind together: the largest bucket there could be. All-reduces are swept wherever anything moves, for
+    what others take where their own sweep fails."""
+    found = {ALL_REDUCE: 1 << 16}
+    for kind, sizes in moved.items():
+        found[kind] = max(1 << 16, min(sum(sizes), 1 << 30 if kind == ALL_REDUCE else _MOST_SWEPT_BYTES))
+    return found
 
 
 def _time_of(taken_ns: Sequence[int]) -> OpTime:

@@ -1,4 +1,4 @@
-"""What connects the devices of a step, and how long an all-reduce takes over it (DisCo, section 4.2).
+"""What connects the devices of a step, and how long collectives take over it (DisCo, section 4.2).
 
 Rewritten all-reduces are always the communication library's: XLA:GPU's own kernels for small ones
 (one-shot, two-shot, up to 4 MiB) are made by passes that run before the hook. So they are switched
@@ -16,7 +16,8 @@ from statistics import median
 import numpy as np
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.plugin.measuring.all_reduce_chains import Chain, compile_all_reduces
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla.clean_thread import in_clean_thread
@@ -49,34 +50,37 @@ def link_label() -> str:
     return ",".join(settings)
 
 
-def all_reduce_times(
+def collective_times(
     request: CompileRequest,
+    kind: CollectiveKind,
     size_bytes: int,
     seed: int,
     *,
     without_call: bool,
     together: Together = contextlib.nullcontext,
 ) -> Sequence[int]:
-    """Repeated times in ns of an all-reduce of ``size_bytes`` a device, over the devices of ``request``.
+    """Repeated times in ns of a collective for ``size_bytes`` a device, over the devices of ``request``.
 
     In a multi-process job every process calls this with the same arguments.
 
     Args:
-        without_call: leave out what calling an executable costs, by subtracting runs with one all-reduce from
+        without_call: leave out what calling an executable costs, by subtracting runs with one collective from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
-        together: as for :func:`all_reduce_runner`.
+        together: as for :func:`collective_runner`.
 
     Raises:
-        UnsupportedError: as :func:`all_reduce_runner`.
+        UnsupportedError: as :func:`collective_runner`.
     """
     length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
-    chain = all_reduce_runner(
-        request, size_bytes, repeats=length + without_call, seed=seed, together=together
+    chain = collective_runner(
+        request, size_bytes, kind=kind, repeats=length + without_call, seed=seed, together=together
     )
     chain.run()
     if not without_call:
         return [max(1, chain.run() // length) for _ in range(REPEATS)]
-    single = all_reduce_runner(request, size_bytes, repeats=1, seed=seed, inputs_of=chain, together=together)
+    single = collective_runner(
+        request, size_bytes, kind=kind, repeats=1, seed=seed, inputs_of=chain, together=together
+    )
     single.run()
     pairs = [(single.run(), chain.run()) for _ in range(REPEATS)]
     call_ns = median(alone for alone, _ in pairs)
@@ -84,20 +88,25 @@ def all_reduce_times(
 
 
 class TransferChains:
-    """A chain of all-reduces for each size, run one size after the other.
+    """A chain of collectives for each size, run one size after the other.
 
     In a multi-process job every process makes and runs them with the same arguments.
 
     Raises:
-        UnsupportedError: as :func:`all_reduce_runner`.
+        UnsupportedError: as :func:`collective_runner`.
     """
 
     def __init__(
-        self, request: CompileRequest, sizes_bytes: Sequence[int], seed: int, together: Together
+        self,
+        request: CompileRequest,
+        kind: CollectiveKind,
+        sizes_bytes: Sequence[int],
+        seed: int,
+        together: Together,
     ) -> None:
         self.sizes_bytes = tuple(sizes_bytes)
         self._runners = [
-            all_reduce_runner(request, size, repeats=TRACED_CHAIN, seed=seed, together=together)
+            collective_runner(request, size, kind=kind, repeats=TRACED_CHAIN, seed=seed, together=together)
             for size in sizes_bytes
         ]
 
@@ -128,18 +137,19 @@ def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dic
     return {size: [max(1, int(ns)) for ns in shaped[:, i].flat] for i, size in enumerate(sizes_bytes)}
 
 
-Chains = dict[int, tuple[Runner, Runner]]
-"""By size: compute alone, and with an all-reduce after each piece of it."""
+Chains = dict[tuple[CollectiveKind, int], tuple[Runner, Runner]]
+"""By kind and size: compute alone, and with a collective after each piece of it."""
 
 
-def all_reduce_times_in_steps(
+def collective_times_in_steps(
     request: CompileRequest,
+    kind: CollectiveKind,
     sizes_bytes: Sequence[int],
     seed: int,
     kept: Chains | None = None,
     together: Together = contextlib.nullcontext,
 ) -> dict[int, Sequence[int]]:
-    """Repeated times in ns of all-reduces where they block the rank that issues them (CPU), by size.
+    """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size.
 
     What one adds to a step is measured: a chain in which compute on all cores stands before each, less the
     same compute without them; up to a half more than back to back. Whether a waiting rank is woken at once
@@ -149,50 +159,57 @@ def all_reduce_times_in_steps(
 
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
-        together: as for :func:`all_reduce_runner`.
+        together: as for :func:`collective_runner`.
 
     Raises:
-        UnsupportedError: as :func:`all_reduce_runner`.
+        UnsupportedError: as :func:`collective_runner`.
     """
     small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
     found: dict[int, Sequence[int]] = {}
     for batch in batches:
-        found |= _in_turn(request, batch, seed, {} if kept is None else kept, together)
+        found |= _in_turn(request, kind, batch, seed, {} if kept is None else kept, together)
     return found
 
 
 def _in_turn(
-    request: CompileRequest, sizes_bytes: Sequence[int], seed: int, pairs: Chains, together: Together
+    request: CompileRequest,
+    kind: CollectiveKind,
+    sizes_bytes: Sequence[int],
+    seed: int,
+    pairs: Chains,
+    together: Together,
 ) -> dict[int, Sequence[int]]:
     for size in sizes_bytes:
-        if size in pairs:
+        if (kind, size) in pairs:
             continue
         make = functools.partial(
-            all_reduce_runner, request, size, repeats=_STEP_CHAIN, seed=seed, together=together
+            collective_runner, request, size, kind=kind, repeats=_STEP_CHAIN, seed=seed, together=together
         )
         chain = make(chain=Chain.AFTER_WORK)
         work = make(inputs_of=chain, chain=Chain.WORK_ALONE)
-        pairs[size] = work, chain
-        for runner in pairs[size]:
+        pairs[kind, size] = work, chain
+        for runner in pairs[kind, size]:
             runner.run()
     times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
     for _ in range(_ROUNDS):
         for size in sizes_bytes:
-            work, chain = pairs[size]
+            work, chain = pairs[kind, size]
             times[size].append((work.run(), chain.run()))
     return {size: _added_ns(taken) for size, taken in times.items()}
 
 
 def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
-    """What each all-reduce of a chain added to the compute's own time."""
+    """What each collective of a chain added to the compute's own time."""
     work_ns = median(alone for alone, _ in taken)
     return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]
 
 
-def all_reduce_runner(
+def collective_runner(
     request: CompileRequest,
     size_bytes: int,
+    *,
+    kind: CollectiveKind = ALL_REDUCE,
     dtype: str = "f32",
     repeats: int = 1,
     seed: int = 0,
@@ -200,20 +217,21 @@ def all_reduce_runner(
     chain: Chain = Chain.TIGHT,
     together: Together = contextlib.nullcontext,
 ) -> Runner:
-    """A runner of ``repeats`` all-reduces, each waiting for the one before, over the request's devices.
+    """A runner of ``repeats`` collectives, each waiting for the one before, over the request's devices.
 
-    ``size_bytes`` is what each device holds, rounded up to whole elements of ``dtype`` (an HLO type name). In
-    a multi-process job every process calls this with the same arguments. (DisCo, section 4.2: T = Cx + D.)
+    ``size_bytes`` is what each device reads or gets, whichever is more, rounded up to whole elements of ``dtype`` (an
+    HLO type name). In a multi-process job every process calls this with the same arguments. (DisCo, section 4.2:
+    T = Cx + D.)
     On GPU they go through the communication library, as those of a plan do.
 
     Args:
         together: how it is made where a rank that cannot must not leave the others in an all-reduce.
 
     Raises:
-        UnsupportedError: XLA did not keep the all-reduces apart.
+        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.collective_chains.compile_chain`.
     """
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))
     with together():
-        executable = in_clean_thread(lambda: compile_all_reduces(request, count, element, repeats, chain))
+        executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
         return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)

@@ -108,8 +108,8 @@ def _lacked_memory(failure: Exception | None) -> bool:
 
 def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
     LOGGER.error(
-        "%s failed on rank %d (%s) and not on all (%s): they wait for it in an all-reduce, and nothing can call "
-        "them back, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
+        "%s failed on rank %d (%s), but not on all ranks (%s): the others wait for it in an all-reduce that cannot be "
+        "interrupted, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
         what,
         session.channel.rank,
         reason,
@@ -133,8 +133,8 @@ def coming_back(name: str) -> Iterator[None]:
 
 def _end_endless(name: str) -> None:
     LOGGER.error(
-        "a run of %s on made-up inputs has not ended after %g s, as if a loop of it ended with the training's own "
-        "alone; nothing can call it back, so the job ends; start it again without ENABLE_SEARCH=1",
+        "a run of %s on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's "
+        "own inputs; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
         name,
         _ENDLESS_S,
     )

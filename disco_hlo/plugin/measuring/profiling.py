@@ -3,7 +3,7 @@
 Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
 kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
 takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
-All-reduces are swept over sizes between the very devices of the step. What
+Each kind of collectives is swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
@@ -23,7 +23,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused, varied_buckets
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
@@ -34,8 +35,8 @@ from disco_hlo.plugin.measuring.links import (
     REPEATS,
     Chains,
     TransferChains,
-    all_reduce_times,
-    all_reduce_times_in_steps,
+    collective_times,
+    collective_times_in_steps,
     link_label,
     traced_transfers,
 )
@@ -60,6 +61,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.allreduce import SweepPoint, point_of
+from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
@@ -147,13 +149,13 @@ def profile_step(
     slowed = None
     with session.stage("times of ops"):
         if known is not None:
-            slowed = take_in(known, source, xla, taken, wanted, blocks=ranks_block(session))
-    swept = _sweep(session, wanted["all-reduces"], kept) if wanted["all-reduces"] else ()
+            slowed = take_in(known, source, xla, taken, wanted)
+    swept = _sweep_all(session, source, wanted["collectives"], kept) if wanted["collectives"] else {}
     with session.stage("the step's profile"):
         if known is None:
             return None
-        if swept:
-            known.add_sweep(swept)
+        for kind, points in swept.items():
+            known.add_sweep(points, kind)
         measured = " and ".join(what for what, lacking in wanted.items() if lacking)
         found = step_profile(known, source, xla, slowed, taken[ALONE].step_ns, taken[BESIDE].step_ns)
         return Profiled(found, measured or "nothing: all known")
@@ -207,7 +209,7 @@ def kernels_of(
         marks: as for :func:`profile_step`.
     """
     gpu = session.facts.backend == "gpu"
-    strategy = one_at_a_time(source.graph, plan) if gpu else plan
+    strategy = in_every_region(source, plan, one_at_a_time) if gpu else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
     _compile(session, source, [module], tag="look")
     return module
@@ -238,7 +240,7 @@ def kernel_times(
     with session.stage("look: what it shows"):
         if not session.leads:
             return {}
-        shown = findings(source.graph, module.trial, taken, launch_ns, blocks=False)
+        shown = findings(source, module.trial, taken, launch_ns)
         if not shown.as_run:
             raise ProfileError("their times in command buffers have no names")
         return dict(shown.times)
@@ -255,16 +257,20 @@ def _to_trace(
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     gpu = session.facts.backend == "gpu"
-    xla = varied_buckets(xla) if gpu else xla
+    xla = varied(source, xla) if gpu else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
-        strategies[UNFUSED] = unfused(source.graph) if gpu else one_bucket(source.graph)
+        strategies[UNFUSED] = in_every_region(
+            source, xla, lambda graph, _: unfused(graph) if gpu else one_bucket(graph)
+        )
     if wanted["ops"] or wanted["contention"]:
         strategies[ALONE] = xla
     if gpu:  # XLA's kernels first: their step tells what lies between two kernels
-        strategies = {name: one_at_a_time(source.graph, one) for name, one in reversed(strategies.items())}
+        strategies = {
+            name: in_every_region(source, one, one_at_a_time) for name, one in reversed(strategies.items())
+        }
     if wanted["contention"]:
-        strategies[BESIDE] = beside_transfers(source.graph, xla)
+        strategies[BESIDE] = in_every_region(source, xla, beside_transfers)
     trials = [
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
@@ -291,10 +297,7 @@ def _trace(
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
                 with session.stage(f"what the {trial.name} shows"):
-                    one = findings(
-                        source.graph, trial, taken, launch_ns,
-                        blocks=ranks_block(session), by_itself=trial.name != BESIDE,
-                    )  # fmt: skip
+                    one = findings(source, trial, taken, launch_ns, by_itself=trial.name != BESIDE)
                 one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)
@@ -323,35 +326,55 @@ def _trace(
     return found
 
 
-def _sweep(session: Session, sizes_bytes: Sequence[int], kept: Kept | None) -> tuple[SweepPoint, ...]:
+def _sweep_all(
+    session: Session, source: CanonicalModule, wanted: Mapping[str, Sequence[int]], kept: Kept | None
+) -> dict[CollectiveKind, tuple[SweepPoint, ...]]:
+    """Sweep each kind of collectives, named as in :meth:`KnownTimes.lacks`. One other than the all-reduce that cannot
+    be swept is left to what a ring makes of that."""
+    found: dict[CollectiveKind, tuple[SweepPoint, ...]] = {}
+    for kind in sorted({ALL_REDUCE, *travelling(source)}, key=str):
+        if not wanted.get(str(kind)):
+            continue
+        try:
+            found[kind] = _sweep(session, kind, wanted[str(kind)], kept)
+        except Exception as error:  # the same on every rank, by the stages it goes through
+            if kind == ALL_REDUCE:
+                raise
+            session.say("%s: not timed by itself, but taken from all-reduces: %s", kind, one_line(error))
+    return found
+
+
+def _sweep(
+    session: Session, kind: CollectiveKind, sizes_bytes: Sequence[int], kept: Kept | None
+) -> tuple[SweepPoint, ...]:
     request, seed = session.request, session.settings.seed
-    together = functools.partial(all_have, session, "all-reduces to time")
+    together = functools.partial(all_have, session, f"{kind} to time")
     if ranks_block(session):
         chains = None if kept is None else kept.chains
-        with session.stage(f"all-reduces of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
+        with session.stage(f"{kind} of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
             found = run_on_all(
                 session,
-                "timing all-reduces",
-                lambda: all_reduce_times_in_steps(request, sizes_bytes, seed, chains, together),
+                f"timing {kind}",
+                lambda: collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together),
             )
             return tuple(point_of(size, times) for size, times in found.items())
     gpu = session.facts.backend == "gpu"
     try:
         if gpu:
-            with session.stage("all-reduces, traced"):
-                transfers = TransferChains(request, sizes_bytes, seed, together)
-                trace, _ = run_on_all(session, "traced all-reduces", lambda: traced(transfers, REPEATS))
+            with session.stage(f"{kind}, traced"):
+                transfers = TransferChains(request, kind, sizes_bytes, seed, together)
+                trace, _ = run_on_all(session, f"traced {kind}", lambda: traced(transfers, REPEATS))
                 times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
         session.say(
-            "all-reduces are timed by the host's clock, which is inexact for small ones: %s", one_line(error)
+            "%s: timed by the host's clock, which is inexact for small ones: %s", kind, one_line(error)
         )
     points = []
     for size in sizes_bytes:
-        with session.stage(f"all-reduce of {size} bytes"):
+        with session.stage(f"{kind} of {size} bytes"):
             timed = functools.partial(
-                all_reduce_times, request, size, seed, without_call=gpu, together=together
+                collective_times, request, kind, size, seed, without_call=gpu, together=together
             )
-            points.append(point_of(size, run_on_all(session, "timing all-reduces", timed)))
+            points.append(point_of(size, run_on_all(session, f"timing {kind}", timed)))
     return tuple(points)

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.callbacks import refuse_callbacks
-from disco_hlo.plugin.measuring.all_reduce_chains import Chain, compile_all_reduces
+from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.xla import executables, jaxlink
@@ -75,7 +76,7 @@ class _Meeting:
         if request.backend.platform != "cpu" or len(request.process_indices) == 1:
             return
         self._executable = in_clean_thread(
-            lambda: compile_all_reduces(request, 1, np.dtype(np.float32), 1, Chain.TIGHT)
+            lambda: compile_chain(request, ALL_REDUCE, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         )
         parameters = executables.parameters(self._executable)
         self._arguments = Inputs(request, parameters, 0, contextlib.nullcontext, None, {}).fresh()

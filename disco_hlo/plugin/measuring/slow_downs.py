@@ -14,16 +14,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.optimize.costs import costs_of, machine_of
-from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.regions import step_times
+from disco_hlo.plan.baselines import in_every_region, one_at_a_time, varied
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.profiler.contention import MUCH_MOVED
 from disco_hlo.profiler.losses import MOST
 from disco_hlo.profiler.profile import Contention, Profile
-from disco_hlo.simulator.build import build
 from disco_hlo.simulator.list_schedule import beside_transfers
-from disco_hlo.simulator.timeline import simulate
 
 _RIGHT = 0.01
 """Of a step: as far off the simulator may be for other reasons."""
@@ -44,22 +43,17 @@ def adding_up(
         beside_ns: and in the order in which they run beside.
     """
     found = profile.contention or Contention(1.0, 1.0)
-    graph, varied = source.graph, varied_buckets(xla)
-    costs = costs_of(profile, graph, [xla])
-    alone, beside = (
-        build(graph, strategy, costs, costs.machine).problem
-        for strategy in (one_at_a_time(graph, varied), beside_transfers(graph, varied))
-    )
-    by_itself = simulate(alone)
+    one_by_one = in_every_region(source, varied(source, xla), one_at_a_time)
+    overlapping = in_every_region(source, varied(source, xla), beside_transfers)
+    costs = costs_of(profile, source.graph, [xla])
+    by_itself = step_times(source, one_by_one, costs)
     if by_itself.communication_ns > MUCH_MOVED * alone_ns:
         return found
-    # What is wrong about the step with transfers alone is nothing that slow-downs could mend.
+    # What is wrong about the step with collectives alone is nothing that slow-downs could mend.
     taken_ns = beside_ns - alone_ns + by_itself.makespan_ns
 
     def simulated_ns(slowed: Contention) -> int:
-        machine = machine_of(replace(profile, contention=slowed))
-        paced = replace(beside, speed_ppm=machine.speed_ppm(), transfer_wait_ns=machine.wait_ns)
-        return simulate(paced).makespan_ns
+        return step_times(source, overlapping, costs.slowed(slowed)).makespan_ns
 
     off = (simulated_ns(found) - taken_ns) / beside_ns
     LOGGER.debug("transfers beside XLA's kernels: simulated %+.1f %% of what the step took", 100 * off)
@@ -77,7 +71,8 @@ def adding_up(
         middle = (least + most) / 2
         least, most = (middle, most) if simulated_ns(larger(found, middle)) < taken_ns else (least, middle)
     LOGGER.info(
-        "collectives that overlap kernels cost %.1f %% of a step more than traces show: contention counts %.2f times",
+        "a step loses %.1f %% more to overlapping collectives than its trace shows: the simulator multiplies the "
+        "measured contention by %.2f",
         -100 * off, most,
     )  # fmt: skip
     return larger(found, most)

@@ -15,15 +15,18 @@ from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.baselines import one_bucket, varied_buckets
+from disco_hlo.plan.baselines import varied_buckets
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.known_times import KnownTimes, bucket_sizes, transfer_sizes
+from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up
 from disco_hlo.plugin.measuring.traced_modules import Findings
-from disco_hlo.profiler.contention import bucket_totals_ns, contention
+from disco_hlo.profiler.bodies import travelling
+from disco_hlo.profiler.collectives import in_step_by_kind
+from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.holds import holds
+from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
 from disco_hlo.simulator.list_schedule import beside_transfers
@@ -39,14 +42,12 @@ def take_in(
     xla: Strategy,
     taken: Mapping[str, Findings],
     wanted: Mapping[str, Any],
-    blocks: bool,
 ) -> Contention | None:
     """Add what the traces tell to what is known, but for how kernels and transfers slow each other, which is returned;
     None where it was not asked for, or not shown.
 
     Args:
         wanted: as of :meth:`KnownTimes.lacks`.
-        blocks: whether all-reduces block the ranks.
     """
     fingerprint = source.graph.fingerprint
     if not all(one.as_run for one in taken.values()):
@@ -57,14 +58,16 @@ def take_in(
     whole = all(taken[name].trace is not None for name in (UNFUSED, ALONE))
     if wanted["ops"]:
         known.add_ops(fingerprint, op_times(taken), taken[UNFUSED].walls_ns if whole else ())
-    if wanted["ops"] and blocks and whole:
-        known.add_waits(fingerprint, taken[ALONE].waits_ns, taken[UNFUSED].waits_ns)
+    if wanted["ops"]:
+        known.add_loops(fingerprint, taken[ALONE].loops or taken[UNFUSED].loops)
+    if wanted["ops"] and source.graph.backend == "cpu" and whole:
+        known.add_collectives(fingerprint, in_step(taken[ALONE]), in_step(taken[UNFUSED]))
     if not wanted["contention"] or any(taken[name].trace is None for name in (ALONE, BESIDE)):
         return None
     alike = _alike(taken)
     held = _held_by_ops(source, xla, alike[BESIDE])
     known.add_holds(held)
-    known.add_waits(fingerprint, (), bucket_totals_ns(alike[ALONE].moved, len(varied_buckets(xla).buckets)))
+    known.add_collectives(fingerprint, {}, in_step(alike[ALONE]))
     slowed = _slow_downs(alike, _products(source, xla))
     return replace(slowed, hold=median(held.values()) if held else 0.0)
 
@@ -76,6 +79,11 @@ def _alike(taken: Mapping[str, Findings]) -> Mapping[str, Findings]:
     return {name: replace(one, trace=one.by_name, moved=one.moved_by_name) for name, one in taken.items()}
 
 
+def in_step(found: Findings) -> dict[str, InStep]:
+    """What the collectives of each kind took in a trace, by its name."""
+    return in_step_by_kind(found.issued, found.moved)
+
+
 def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
     """Times of ops and of XLA's kernels, by cost key."""
     return {**taken[UNFUSED].times, **taken[ALONE].times}
@@ -83,8 +91,19 @@ def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
 
 def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    units = unit_graph(source.graph, xla).units
-    return frozenset(unit.token for unit in units if holds_product(source.graph, unit))
+    found = [("", source.graph, xla)]
+    sources = {region.name: region.sources for region in source.regions}
+    for name, one in xla.regions:
+        found += [
+            (f"{name}_{number + 1}_" if number else f"{name}_", region.graph, one)
+            for number, region in enumerate(sources[name])
+        ]
+    return frozenset(
+        prefix + unit.token
+        for prefix, graph, one in found
+        for unit in unit_graph(graph, one).units
+        if holds_product(graph, unit)
+    )
 
 
 def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:
@@ -131,10 +150,7 @@ def step_profile(
         beside_ns: and with transfers beside kernels, on a GPU as warm as when the other was timed.
     """
     graph = source.graph
-    together = one_bucket(graph) if graph.backend == "cpu" else varied_buckets(xla)
-    as_known = functools.partial(
-        known.profile, graph.fingerprint, transfer_sizes(source), bucket_sizes(graph, together)
-    )
+    as_known = functools.partial(known.profile, graph.fingerprint, travelling(source))
     if slowed is None:
         return as_known()
     if alone_ns and beside_ns:

@@ -14,8 +14,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
-from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
@@ -29,13 +29,23 @@ from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.adding_up import scaled, stretch
+from disco_hlo.profiler.bodies import Body, bodies_of
+from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
 from disco_hlo.profiler.contention import gap_in_step_ns
 from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.evenness import Computed, computed_ns, uneven
-from disco_hlo.profiler.instructions import MINIMUM_RUNS, Coverage, coverage, instruction_times, time_in
-from disco_hlo.profiler.keys import keyed_times, owners
-from disco_hlo.profiler.profile import OpTime
+from disco_hlo.profiler.instructions import (
+    MINIMUM_RUNS,
+    BodyTimes,
+    Coverage,
+    InstructionTimes,
+    body_times,
+    coverage,
+    instruction_times,
+)
+from disco_hlo.profiler.keys import in_region, keyed_times, owners
+from disco_hlo.profiler.profile import LoopTime, OpTime, merged
 from disco_hlo.profiler.transfers import Moved, least, moved_ns
 
 RUNS = {"cpu": 12, "gpu": 5}
@@ -80,12 +90,15 @@ class Findings:
     """The trace that the names are from, where it is another one (GPU)."""
     walls_ns: Sequence[int] = ()
     times: Mapping[str, OpTime] = field(default_factory=dict)
-    waits_ns: Sequence[int] = ()
-    """By run, how long all-reduces ran, where they block (CPU)."""
+    issued: Sequence[Issued] = ()
+    """The module's collectives, those of bodies included."""
+    loops: Mapping[str, LoopTime] = field(default_factory=dict)
+    """By the key of a loop's body."""
     gap_ns: int | None = None
     """Launch cost in the step (GPU); None where it was not timed, or does not tell."""
     moved: Moved = field(default_factory=dict)
-    """How long transfers move data (GPU)."""
+    """How long collectives move data: on the device that comes last, but where they block a rank (CPU) with its
+    waiting."""
     moved_by_name: Moved = field(default_factory=dict)
     """And in the trace that the names are from."""
     step_ns: int = 0
@@ -192,7 +205,9 @@ def take(
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
         session.say(
-            "%s: times are those without command buffers, and not kept%s", trial.name, why and f": {why}"
+            "%s: its kernels are timed without command buffers, and these times are not stored%s",
+            trial.name,
+            why and f": {why}",
         )
         return NamedTrace(named, walls_ns, by_name.executable, runner, named)
     assert whole is not None
@@ -248,38 +263,42 @@ def traced(
 
 
 def findings(
-    graph: Graph,
+    source: CanonicalModule,
     trial: Trial,
     taken: NamedTrace,
     launch_ns: int,
     *,
-    blocks: bool,
     by_itself: bool = True,
 ) -> Findings:
-    """What a trace of a trial shows; where all-reduces block the ranks, how long they did too.
+    """What a trace of a trial shows.
 
     Args:
-        graph: whose nodes the trial's strategy speaks of.
+        source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
-        blocks: whether all-reduces block (:func:`ranks_block`).
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
     on_cpu = trace.backend == "cpu"
+    written, inside = canonicalize(executed), owners(executed)
+    bodies = bodies_of(written)
+    talks = _talks(written) if on_cpu else frozenset()
+    all_talks = talks.union(*(_talks(body.canonical) for body in bodies)) if on_cpu else talks
     moved, moved_by_name = (
-        {} if on_cpu or one is None else moved_ns(one, name) for one in (trace, taken.by_name)
+        {} if one is None else moved_ns(one, name, all_talks) for one in (trace, taken.by_name)
     )
+    found_issued = issued(written, inside)
+    for body in bodies:
+        found_issued += issued(body.canonical, body.owner)
     shown = Findings(
-        trace, name, taken.by_name, walls_ns, moved=moved, moved_by_name=moved_by_name, step_ns=taken.step_ns
-    )
+        trace, name, taken.by_name, walls_ns, issued=found_issued, moved=moved,
+        moved_by_name=moved_by_name, step_ns=taken.step_ns,
+    )  # fmt: skip
     if not by_itself:
         return shown
-    written, inside = canonicalize(executed), owners(executed)
     computed = {} if on_cpu else computed_ns(trace, name)
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
-    talks = _talks(written) if on_cpu else frozenset()
     times = instruction_times(trace, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
     seen: Coverage = coverage(trace, name, inside)
     LOGGER.debug(
@@ -290,12 +309,86 @@ def findings(
         factor = stretch(trace, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
-    found = keyed_times(written.graph, written.origins, times)
+    else:
+        factor = 1.0
+    in_bodies = _in_bodies(trace, name, bodies, all_talks, launch_ns)
+    found = _keyed_in_bodies(bodies, in_bodies, factor)
+    found |= keyed_times(written.graph, written.origins, times)
     # A plan's nodes are the source's: what is written may hold some of them twice.
     if trial.strategy is not None:
-        found |= kernel_times(graph, unit_graph(graph, trial.strategy).kernels, times)
-    waits_ns = [ns for _, ns in sorted(time_in(trace, name, talks).items())] if blocks else ()
-    return replace(shown, times=found, waits_ns=waits_ns, gap_ns=gap_ns, computed=computed)
+        found |= _kernel_times(source, trial.strategy, times, in_bodies, factor)
+    loops = {
+        _key_of(body, source): _loop_time(one)
+        for body, one in zip(bodies, in_bodies, strict=True)
+        if body.repeats and one is not None
+    }
+    return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
+
+
+def _in_bodies(
+    trace: tracing.Trace,
+    name: str,
+    bodies: Sequence[Body],
+    talks: frozenset[str],
+    launch_ns: int,
+) -> list[BodyTimes | None]:
+    """Times of what each body runs."""
+    found: list[BodyTimes | None] = []
+    for body in bodies:
+        outer = None if body.around is None else found[body.around]
+        around = 1 if body.around is None else 0 if outer is None else outer.executions
+        told = body_times(trace, name, body.owner, body.turns, around, talks, launch_ns) if around else None
+        found.append(told)
+    return found
+
+
+def _keyed_in_bodies(
+    bodies: Sequence[Body], told: Sequence[BodyTimes | None], factor: float
+) -> dict[str, OpTime]:
+    """By cost key; of what several bodies run, the merged times."""
+    found: dict[str, list[OpTime]] = {}
+    for body, one in zip(bodies, told, strict=True):
+        if one is None:
+            continue
+        times = scaled(one.times, factor)
+        for key, time in keyed_times(body.canonical.graph, body.canonical.origins, times).items():
+            found.setdefault(key, []).append(time)
+    return {key: merged(times) for key, times in found.items()}
+
+
+def _kernel_times(
+    source: CanonicalModule,
+    strategy: Strategy,
+    times: Mapping[str, InstructionTimes],
+    in_bodies: Sequence[BodyTimes | None],
+    factor: float,
+) -> dict[str, OpTime]:
+    """Times of a strategy's kernels, in the entry and in regions, by their keys."""
+    found: dict[str, list[OpTime]] = {}
+    regions = {region.name: region.source.graph for region in source.regions}
+    shown = [(source.graph, strategy, times)]
+    for name, one in strategy.regions:
+        shown += [
+            (regions[name], one, scaled(in_region(name, told.times), factor))
+            for told in in_bodies
+            if told is not None
+        ]
+    for graph, one, by_name in shown:
+        for key, time in kernel_times(graph, unit_graph(graph, one).kernels, by_name).items():
+            found.setdefault(key, []).append(time)
+    return {key: merged(times) for key, times in found.items()}
+
+
+def _key_of(body: Body, source: CanonicalModule) -> str:
+    """The key of the region of ``source`` that a body executes, by the names that the rewriter gave; of a body that it
+    left alone its own."""
+    written = (region.source.graph.key for region in source.regions if in_region(region.name, body.owner))
+    return next(written, body.canonical.graph.key)
+
+
+def _loop_time(told: BodyTimes) -> LoopTime:
+    more_ns = sum(ns - told.times[op].median_ns for op, ns in told.first_ns.items())
+    return LoopTime(told.executions, told.own_ns, more_ns)
 
 
 def as_all_have_it(session: Session, mine: Findings) -> Findings:
@@ -327,7 +420,8 @@ def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
     found = uneven(computed)
     if found is not None:
         session.say(
-            "%s: it is hot, short of power, or computes for others too; what is measured now holds while it does",
+            "%s: this device is hot, short of power, or shared with another job; the times measured now are right only "
+            "while that lasts",
             found,
         )
 

@@ -19,8 +19,8 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
-from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -132,7 +132,7 @@ def say_what_predicting_takes(session: Session) -> bool:
     compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
     if compiles:
         session.say(
-            "compiling the code that predicts step times, once on this machine: up to a minute or two"
+            "compiling the code that predicts step times, which takes up to two minutes, once on this machine"
         )
     return compiles
 
@@ -142,7 +142,15 @@ def outlook(session: Session, case: Case) -> str:
     settings, default_ns = session.settings, case.default.makespan_ns
     bound_ns = lower_bound(case.source, [case.xla], case.costs).makespan_ns
     share = changeable_share(case)
-    closed = "" if share == 1 else ", the rest lies in loops and branches"
+    closed = (
+        ""
+        if share == 1
+        else (
+            f"; a plan can change {share:.0%} of it, the rest lies in loops and branches that stay as XLA compiled them"
+        )
+    )
+    gain = compared(default_ns, bound_ns)
+    gain += "" if gain == "no faster" else " at best"
     number = looks(session) + 1
     times = "" if number == 1 else f"{number} times "
     code = (
@@ -150,10 +158,9 @@ def outlook(session: Session, case: Case) -> str:
     )
     measuring_s = max(settings.budget_s, SHORTEST_COMPILING_S) + MEASURE_BUDGET_S
     return (
-        f"{share:.0%} of a step of {default_ns / 1e6:.2f} ms (predicted) can change{closed}; another order and other "
-        f"buckets make the step {compared(default_ns, bound_ns)} at best, other kernels perhaps more; "
-        f"next: {code}search for up to {times}{settings.budget_s:g} s (DISCO_BUDGET_S), compile and measure what is "
-        f"found for about {measuring_s:.0f} s at most"
+        f"a step is predicted to take {default_ns / 1e6:.2f} ms{closed}; another order and other buckets can make it "
+        f"{gain}, other kernels perhaps more; next: {code}search for up to {times}{settings.budget_s:g} s "
+        f"(DISCO_BUDGET_S), then compile and measure the best plans for up to {measuring_s:.0f} s"
     )
 
 
@@ -196,7 +203,7 @@ def look_again(
     raw = None
     if found is not None and not stop:
         best = found.last.best.strategy
-        lacking = unknown_kernels(source.graph, found.profile, best)
+        lacking = unknown_kernels(source, found.profile, best)
         LOGGER.debug("%d of %d kernels of the plan were never run", lacking, len(best.groups))
         raw = msgspec.to_builtins(best) if lacking else None
     raw = session.tell(raw, "plan to look at")
@@ -208,9 +215,9 @@ def look_again(
     with session.stage("search again", takes_s=search_takes_s):
         if found is None or stop:
             return found
-        profile, seen = with_kernels(found.last.case.costs, times, source.graph, found.last.best.strategy)
+        profile, seen = with_kernels(found.last.case.costs, times, source, found.last.best.strategy)
         session.say(
-            "measured %d kernels of the plan that had never run: %.2f ms, estimated %.2f",
+            "measured %d kernels of the plan that had never run: together they take %.2f ms, estimated were %.2f ms",
             seen.kernels, seen.measured_ns / 1e6, seen.estimated_ns / 1e6,
         )  # fmt: skip
         return find(session, source, xla, profile, stop, found, room_bytes=room_bytes)

@@ -49,6 +49,6 @@ def _refuse_other_threads(request: CompileRequest) -> None:
     others = sorted(thread.name for thread in _threads if thread.is_alive() and thread is not here)
     if others and len(request.process_indices) > 1:
         raise UnsupportedError(
-            f"{', '.join(others)}, a thread beside this one, may run another step on all processes meanwhile, and the "
-            "all-reduces of that step would meet those of this one on made-up inputs"
+            f"another thread ({', '.join(others)}) may run another step meanwhile, and processes could mix up its "
+            "all-reduces with those of this step, which runs on made-up inputs"
         )

@@ -100,7 +100,8 @@ def _trials(
     with session.stage("structure"):
         mine = ""
         if found is not None and settings.forced_structure is None:
-            mine = why_not(graph, found.best.strategy, found.case.costs)
+            plan = found.best.strategy
+            mine = why_not(graph, plan, found.case.costs_with(plan.regions))
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)

@@ -3,6 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const S = DATA.strings;
+let VIEW = DATA; // the region whose timeline, buckets and op groups are shown: the entry, or one of DATA.regions
 
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -47,7 +48,7 @@ const plural = (count, what) => count + " " + what + (count === 1 ? "" : "s");
 
 const KINDS = [
   ["group", "fused kernel"], ["single", "op alone"], ["library", "library call or loop"],
-  ["copy", "packing a bucket"], ["talk", "all-reduce, hidden"],
+  ["copy", "packing a bucket"], ["talk", "collective, hidden"],
 ];
 
 // Heads beginning with # are of numbers, with . of single words; the rest is text, which may wrap.

@@ -57,7 +57,8 @@ function drawBreakdown() {
   const [before, after] = DATA.timelines, fields = ["step", "compute", "communication", "overlap", "exposed"];
   const rows = (list) => fields.map((name) => [name, ...list.map((one) => time(one[name]))]);
   host.append(tableOf([".simulated", "#XLA default", "#this plan"],
-    [...rows(DATA.timelines), ["peak memory", bytes(before.peak), bytes(after.peak)]]));
+    [...rows(DATA.timelines), ...(DATA.regions.length ? [["exposed in all regions", ...DATA.exposed.map(time)]] : []),
+      ["peak memory", bytes(before.peak), bytes(after.peak)]]));
   if (DATA.measuredTimelines.length) {
     host.append(tableOf([".one step as it ran", "#XLA default", "#this plan"], rows(DATA.measuredTimelines)));
     host.append(el("p", { class: "muted small", text: "As it ran: of a few steps under the profiler, the one of median length, "
@@ -65,6 +66,37 @@ function drawBreakdown() {
   }
   host.append(el("p", { class: "muted small", text: "With these kernels no buckets and no order can beat " + time(DATA.bound.step)
     + " (full overlap, the looser bound: " + time(DATA.bound.fullOverlap) + ")." }));
+}
+
+// Sections that show one region; as they are before anything is drawn, to begin again with another region.
+const SHOWN = ["when", "buckets", "groups"].map((id) => byId(id).cloneNode(true));
+let chart = null;
+
+function drawRegions() {
+  const rows = DATA.regionTable, names = [DATA, ...DATA.regions].map((one) => one.region), choice = byId("region");
+  if (names.length < 2) { hide("regions"); return; }
+  choice.append(...names.map((name) => el("option", { value: name, text: name })));
+  choice.addEventListener("change", () => showRegion(choice.value));
+  const percent = (share) => (100 * share).toFixed(1) + " %";
+  byId("region-table").append(tableOf([".region", ".by", "#a step", "#one takes", "#share", "#kernels", "#exposed", "#peak memory",
+    "#collectives", "#buckets", "#size", "what"], rows.map((row, i) => {
+    const first = !i || rows[i - 1].name !== row.name;
+    return [first ? row.name : "", row.by, first ? row.executions : "", time(row.execution), percent(row.share), row.kernels,
+      time(row.exposed), bytes(row.peak), row.collectives, row.buckets, bytes(row.bytes), first ? S[row.what] : ""];
+  })));
+}
+
+function showRegion(name) {
+  VIEW = [DATA, ...DATA.regions].find((one) => one.region === name);
+  if (chart) { CHARTS.splice(CHARTS.indexOf(chart), 1); chart.destroy(); }
+  SHOWN.forEach((section) => byId(section.id).replaceWith(section.cloneNode(true)));
+  drawShown();
+}
+
+function drawShown() {
+  chart = drawTimeline();
+  drawBuckets();
+  drawGroups();
 }
 
 function drawCandidates() {
@@ -128,9 +160,8 @@ drawHead();
 drawHeadline();
 drawBreakdown();
 drawCandidates();
-drawTimeline();
-drawBuckets();
-drawGroups();
+drawRegions();
+drawShown();
 drawCurve();
 drawFit();
 drawFacts();

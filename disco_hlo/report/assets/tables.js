@@ -13,17 +13,17 @@ function row(grid, id, cells, inside) {
 const cell = (text, kind, label) => el("span", { class: kind ?? null, "data-label": label, text });
 
 function drawBuckets() {
-  const buckets = DATA.buckets, whole = DATA.timelines.length ? DATA.timelines[1].step : 0;
+  const buckets = VIEW.buckets, whole = VIEW.timelines.length ? VIEW.timelines[1].step : 0;
   if (!buckets.length) { hide("buckets"); return; }
   const total = buckets.reduce((sum, bucket) => sum + (bucket.bytes ?? 0), 0);
   const members = buckets.reduce((sum, bucket) => sum + bucket.members.length, 0);
-  const difference = DATA.difference;
+  const difference = VIEW.difference;
   const instead = difference ? " XLA had " + plural(difference.bucketsXla, "bucket") + " (" + sizesText(difference.xlaBucketBytes) + "); "
-    + plural(difference.allReducesMoved, "all-reduce") + " travel in other company." : "";
-  byId("bucket-summary").textContent = plural(members, "all-reduce") + " in " + plural(buckets.length, "bucket")
+    + plural(difference.allReducesMoved, "collective") + " in another bucket." : "";
+  byId("bucket-summary").textContent = plural(members, "collective") + " in " + plural(buckets.length, "bucket")
     + (total ? ", " + bytes(total) : "") + "." + instead
     + (whole ? " In each bar: grey, from the first gradient ready until the transfer begins; then the transfer; red, exposed." : "");
-  const heads = el("div", { class: "heads bucket-grid" }, cell("bucket"), cell("all-reduces", "number"), cell("size", "number"),
+  const heads = el("div", { class: "heads bucket-grid" }, cell("bucket"), cell("collectives", "number"), cell("size", "number"),
     cell(whole ? "from 0 to " + time(whole) : ""), cell("exposed", "number"));
   byId("bucket-rows").append(heads);
   byId("more-buckets").addEventListener("click", () => addBuckets(5 * PAGE));
@@ -33,12 +33,12 @@ function drawBuckets() {
 // Of hundreds of buckets the first page: what stands below them should not be far away.
 function addBuckets(count) {
   const host = byId("bucket-rows"), shown = host.childElementCount - 1, to = shown + count;
-  const whole = DATA.timelines.length ? DATA.timelines[1].step : 0;
-  host.append(...DATA.buckets.slice(shown, to).map((bucket) => row("bucket-grid", "unit-" + bucket.token, [
-    cell(bucket.token, "token"), cell(bucket.members.length, "number count", "all-reduces"), cell(bytes(bucket.bytes), "number"),
+  const whole = VIEW.timelines.length ? VIEW.timelines[1].step : 0;
+  host.append(...VIEW.buckets.slice(shown, to).map((bucket) => row("bucket-grid", "unit-" + bucket.token, [
+    cell(bucket.token, "token"), cell(bucket.members.length, "number count", "collectives"), cell(bytes(bucket.bytes), "number"),
     track(bucket, whole), cell(time(bucket.exposed), "number", "exposed"),
   ], () => bucketInside(bucket))));
-  moreButton("more-buckets", DATA.buckets.length - to);
+  moreButton("more-buckets", VIEW.buckets.length - to);
 }
 
 function moreButton(id, left) {
@@ -59,7 +59,7 @@ function track(bucket, whole) {
   const ready = bucket.members.map((member) => member[5] ?? 0), first = Math.min(...ready);
   const bar = (kind, from, to) => el("i", { class: kind, style: { left: percent(from), width: percent(Math.max(to - from, 0)) } });
   made.append(bar("ready", first, bucket.start), bar("sent", bucket.start, bucket.end));
-  eachExposed(DATA.timelines[1], bucket.start, bucket.end, (from, to) => made.append(bar("bare", from, to)));
+  eachExposed(VIEW.timelines[1], bucket.start, bucket.end, (from, to) => made.append(bar("bare", from, to)));
   return made;
 }
 
@@ -67,7 +67,7 @@ function bucketInside(bucket) {
   const when = bucket.start === undefined ? "" : ", transferred from " + time(bucket.start) + " to " + time(bucket.end);
   const about = el("p", { class: "small muted", text: "form: " + S[bucket.form] + when });
   const text = (index) => (index === null || index === undefined ? "" : S[index]);
-  return [about, tableOf([".all-reduce", "#size", ".shape", "#ready at", ".XLA's bucket", "gradient", "source"],
+  return [about, tableOf([".collective", "#size", ".shape", "#ready at", ".XLA's bucket", "gradient", "source"],
     bucket.members.map(([node, size, name, shape, source, ready, xla]) =>
       ["n" + node, bytes(size), text(shape), time(ready), text(xla), text(name), text(source)]))];
 }
@@ -76,16 +76,18 @@ function bucketInside(bucket) {
 const shortPath = (path) => path.split("/").slice(-2).join("/");
 
 const GROUPS = { shown: PAGE, list: [] };
-const opAt = new Map((DATA.ops.node ?? []).map((node, i) => [node, i]));
+let opAt = new Map();
 
 function drawGroups() {
-  const count = DATA.groups.length;
-  const duplicates = DATA.groups.reduce((sum, group) => sum + group.duplicates.length, 0);
-  const ops = DATA.groups.reduce((sum, group) => sum + group.nodes.length, 0);
-  const saved = DATA.groups.reduce((sum, group) => sum + (group.saved ?? 0), 0);
-  const difference = DATA.difference;
+  opAt = new Map((VIEW.ops.node ?? []).map((node, i) => [node, i]));
+  GROUPS.shown = PAGE;
+  const count = VIEW.groups.length;
+  const duplicates = VIEW.groups.reduce((sum, group) => sum + group.duplicates.length, 0);
+  const ops = VIEW.groups.reduce((sum, group) => sum + group.nodes.length, 0);
+  const saved = VIEW.groups.reduce((sum, group) => sum + (group.saved ?? 0), 0);
+  const difference = VIEW.difference;
   byId("group-summary").textContent = plural(count, "kernel") + " of " + ops + " ops, " + duplicates + " of them computed again in another kernel."
-    + (saved ? " They avoid " + bytes(saved) + " of memory traffic a step." : "")
+    + (saved ? " They avoid " + bytes(saved) + " of memory traffic" + (VIEW === DATA ? " a step." : " an execution.") : "")
     + (DATA.launch ? " Predicted times include " + time(DATA.launch) + " to start the kernel, measured ones do not." : "")
     + (difference ? " XLA had " + plural(difference.groupsXla, "kernel") + ", " + difference.groupsInBoth + " of them the same." : "");
   byId("group-filter").addEventListener("input", () => { GROUPS.shown = PAGE; fillGroups(); });
@@ -100,13 +102,13 @@ function matches(group, wanted) {
   if (has(group.token) || has(S[group.what]) || has(S[group.source])) return true;
   return [...group.nodes, ...group.duplicates].some((node) => {
     const i = opAt.get(node);
-    return i !== undefined && (has(S[DATA.ops.name[i]]) || has(S[DATA.ops.source[i]]) || "n" + node === wanted);
+    return i !== undefined && (has(S[VIEW.ops.name[i]]) || has(S[VIEW.ops.source[i]]) || "n" + node === wanted);
   });
 }
 
 function fillGroups() {
   const wanted = byId("group-filter").value.trim().toLowerCase(), order = byId("group-order").value;
-  GROUPS.list = DATA.groups.filter((group) => matches(group, wanted));
+  GROUPS.list = VIEW.groups.filter((group) => matches(group, wanted));
   if (order !== "size") GROUPS.list.sort((a, b) => (b[order] ?? 0) - (a[order] ?? 0));
   const heads = el("div", { class: "heads group-grid" }, cell("group"), cell("ops", "number"), cell("what"), cell("source"),
     cell("bytes saved", "number"), cell("predicted", "number"), cell("measured", "number"), cell("XLA instead"));
@@ -130,7 +132,7 @@ function xlaText(group) {
 }
 
 function groupInside(group) {
-  const duplicated = new Set(group.duplicates), known = DATA.ops;
+  const duplicated = new Set(group.duplicates), known = VIEW.ops;
   const where = S[group.source] ? ", mostly from " + S[group.source] : "";
   const about = [el("p", { class: "small muted", text: "emitter: " + S[group.kind] + where })];
   if (group.xla && !group.xla.same) {
@@ -151,10 +153,10 @@ function groupInside(group) {
 function reveal(token) {
   if (token[0] === "g" && !byId("unit-" + token)) {
     byId("group-filter").value = "";
-    GROUPS.shown = DATA.groups.length;
+    GROUPS.shown = VIEW.groups.length;
     fillGroups();
   }
-  if (token[0] === "b" && !byId("unit-" + token)) addBuckets(DATA.buckets.length);
+  if (token[0] === "b" && !byId("unit-" + token)) addBuckets(VIEW.buckets.length);
   const found = byId("unit-" + token);
   if (!found) return;
   document.querySelectorAll(".found").forEach((other) => other.classList.remove("found"));

@@ -5,7 +5,7 @@ const ROW = 38, GAP = 6, STRIDE = 5; // span: start, duration, unit, kind, name
 function timelineRows() {
   const names = ["XLA", "plan"];
   const rows = [];
-  [DATA.timelines, DATA.measuredTimelines].forEach((timelines, measured) => timelines.forEach((timeline, which) => {
+  [VIEW.timelines, VIEW.measuredTimelines].forEach((timelines, measured) => timelines.forEach((timeline, which) => {
     const end = measured ? ", ran" : "";
     timeline.rows.forEach((row) => rows.push({ ...row, which, timeline, name: names[which] + " " + row.label + end }));
   }));
@@ -13,10 +13,11 @@ function timelineRows() {
 }
 
 function drawTimeline() {
-  if (!DATA.timelines.length) { hide("when"); return null; }
+  if (!VIEW.timelines.length) { hide("when"); return null; }
   const host = byId("timeline"), rows = timelineRows();
   const last = Math.max(...rows.map((row) => row.timeline.step));
-  if (DATA.measuredTimelines.length) byId("when-head").textContent = "Timeline of one step, simulated and measured";
+  byId("when-head").textContent = "Timeline of one " + (VIEW === DATA ? "step" : "execution of " + VIEW.region)
+    + (VIEW.measuredTimelines.length ? ", simulated and measured" : ", simulated");
   const [unit, ns] = last >= 2e6 ? ["ms", 1e6] : ["µs", 1e3];
   const wide = () => host.clientWidth >= 720;
   const whole = [0, (last / ns) * 1.005];
@@ -33,7 +34,7 @@ function drawTimeline() {
       axis(unit, { size: 30 }),
       axis("", {
         splits: () => rows.map((_, i) => -i - 0.5), values: () => names.map((name) => wide() ? name : short(name)),
-        size: () => (wide() ? (DATA.measuredTimelines.length ? 185 : 150) : DATA.measuredTimelines.length ? 88 : 78), grid: { show: false }, ticks: { show: false },
+        size: () => (wide() ? (VIEW.measuredTimelines.length ? 185 : 150) : VIEW.measuredTimelines.length ? 88 : 78), grid: { show: false }, ticks: { show: false },
       }),
     ],
     series: [{}, { show: true, stroke: "transparent", points: { show: false } }],
@@ -226,7 +227,7 @@ function touch(chart, whole) {
 }
 
 function drawLegend() {
-  const entries = [...KINDS, ["exposed", "all-reduce, exposed"]];
+  const entries = [...KINDS, ["exposed", "collective, exposed"]];
   byId("legend").replaceChildren(...entries.map(([name, text]) =>
     el("span", {}, el("i", { style: { background: "var(--" + name + ")" } }), text)));
 }

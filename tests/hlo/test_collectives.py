@@ -1,0 +1,147 @@
+"""Kinds of collectives, what they are for, and what they take where nobody measured them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from jaxlib import _hlo
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import (
+    ALL_REDUCE,
+    CollectiveKind,
+    collective_bytes,
+    collective_kind,
+    moved_bytes,
+    ring_share,
+)
+from disco_hlo.hlo.cost_model import LinearPieces, as_all_reduces, by_ring
+from disco_hlo.hlo.graph import Graph
+from tests.cost_models import MadeUpCosts
+
+ARRAY, HALF = "f32[8,4]{1,0}", "f32[4,4]{1,0}"
+RESULTS = f"({ARRAY}, {HALF}, {HALF}, {ARRAY}, {ARRAY})"
+EVERYONE = "replica_groups={{0,1,2,3}}, use_global_device_ids=true"
+STEP = f"""
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+ENTRY %main (p: f32[8,4], q: f32[2,4]) -> {RESULTS} {{
+  %p = {ARRAY} parameter(0)
+  %q = f32[2,4]{{1,0}} parameter(1)
+  %all = {ARRAY} all-reduce(%p), channel_id=1, {EVERYONE}, to_apply=%add
+  %pairs = {HALF} all-gather(%q), channel_id=2, replica_groups={{{{2,3}},{{1,0}}}}, use_global_device_ids=true,
+    dimensions={{0}}
+  %part = {HALF} reduce-scatter(%p), channel_id=3, replica_groups=[2,2]<=[4], use_global_device_ids=true,
+    dimensions={{0}}, to_apply=%add
+  %swap = {ARRAY} all-to-all(%p), channel_id=4, replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}
+  %next = {ARRAY} collective-permute(%p), channel_id=5, source_target_pairs={{{{1,2}},{{0,1}},{{2,3}},{{3,0}}}}
+  ROOT %out = {RESULTS} tuple(%all, %pairs, %part, %swap, %next)
+}}
+"""
+LINE = LinearPieces.of((0, 1.0, 100.0), (1000, 2.0, 0.0))
+
+
+def step() -> Graph:
+    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto())).graph
+
+
+def test_each_collective_has_a_kind_and_bytes() -> None:
+    graph = step()
+    found = {
+        str(collective_kind(node)): collective_bytes(graph, node.id)
+        for node in graph.nodes
+        if node.opcode.startswith(("all-", "reduce-", "collective-"))
+    }
+    assert found == {
+        "all-reduce": 128,
+        "all-gather {0,1},{2,3}": 64,
+        "reduce-scatter {0,1},{2,3}": 128,
+        "all-to-all": 128,
+        "collective-permute {0,1},{1,2},{2,3},{3,0}": 128,
+    }
+    assert sorted(moved_bytes(graph).tolist())[-4:] == [0, 64, 128, 128], "the first two kinds, and the third"
+
+
+def test_hundreds_of_devices_have_a_short_name() -> None:
+    kinds = [CollectiveKind("all-gather", tuple((i, i + step) for i in range(500))) for step in (1, 2)]
+    assert str(kinds[0]).startswith("all-gather 500 groups ")
+    assert len(str(kinds[0])) < 60
+    assert str(kinds[0]) != str(kinds[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (ALL_REDUCE, 1.0),
+        (CollectiveKind("all-gather"), 0.5),
+        (CollectiveKind("all-to-all"), 0.5),
+        # Of 4 devices each sends 6/4 of an all-reduce's bytes; in pairs 2/2 of one, or 1/2 of a reduce-scatter's.
+        (CollectiveKind("all-reduce", ((0, 1), (2, 3))), 1 / 1.5),
+        (CollectiveKind("reduce-scatter", ((0, 1), (2, 3))), 0.5 / 1.5),
+        (CollectiveKind("collective-permute", ((0, 1), (1, 2), (2, 3), (3, 0))), 1 / 1.5),
+        (CollectiveKind("collective-permute", ((0, 1), (1, 0))), 1.0),
+        (CollectiveKind("all-gather", ((0,), (1,))), 0.0),
+    ],
+)
+def test_what_nobody_measured_takes_as_long_as_an_all_reduce_that_sends_as_much(
+    kind: CollectiveKind, expected: float
+) -> None:
+    assert ring_share(kind) == pytest.approx(expected)
+    if expected:
+        sizes = np.array([1200, 6000])
+        np.testing.assert_allclose(by_ring(kind, LINE).exact(sizes), LINE.exact(np.rint(sizes * expected)))
+
+
+def test_a_size_is_found_from_its_time() -> None:
+    sizes = [0, 1, 999, 1000, 10**9]
+    assert LINE.sizes(LINE.exact(sizes)).tolist() == sizes
+    # Nothing takes 50 ns, nor between 1099 and 2000; nothing tells sizes of one time apart.
+    assert LINE.sizes([50.0, 1500.0]).tolist() == [0, 999]
+    assert LinearPieces.of((0, 0.0, 7.0)).sizes([7.0, 9.0]).tolist() == [0, 0]
+
+
+@dataclass(frozen=True)
+class OwnLines(MadeUpCosts):
+    """Lines of single kinds, and a ring's of others."""
+
+    own: dict[str, LinearPieces] = field(default_factory=dict)
+
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        return self.own.get(str(kind), by_ring(kind, self.line))
+
+
+def test_each_collective_counts_as_the_all_reduce_that_takes_as_long() -> None:
+    graph = step()
+    gathers = LinearPieces.of((0, 10.0, 500.0))
+    line, sizes = as_all_reduces(graph, OwnLines(LINE, own={"all-gather {0,1},{2,3}": gathers}))
+    found = {graph.nodes[node].opcode: int(sizes[node]) for node in graph.all_reduces}
+    assert line == LINE
+    assert found == {"all-reduce": 128, "all-gather": 999, "reduce-scatter": round(128 / 3)}
+    assert line([999]).tolist() == [1099], "next to the 1140 ns of 64 bytes gathered"
+
+
+def test_the_line_is_that_of_the_kind_of_all_reduce_that_moves_most() -> None:
+    text = STEP.replace(EVERYONE, EVERYONE.replace("0,1,2,3", "0,2},{1,3"))
+    graph = canonicalize(bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())).graph
+    own = LinearPieces.of((0, 3.0, 30.0))
+    line, sizes = as_all_reduces(graph, OwnLines(LINE, own={"all-reduce {0,2},{1,3}": own}))
+    assert line == own
+    assert max(sizes.tolist()) == 128
+
+
+def test_a_model_that_knows_no_line_says_so_only_where_one_is_needed() -> None:
+    class NoLine(MadeUpCosts):
+        def collective(self, kind: CollectiveKind) -> LinearPieces:
+            raise ProfileError("none")
+
+    with pytest.raises(ProfileError, match="none"):
+        as_all_reduces(step(), NoLine())
