@@ -30,10 +30,10 @@ from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 from disco_hlo.hlo.numbering import Body, ComputationDigests, Numbering, Structures, has_side_effect, numbered
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, kind_of
-from disco_hlo.hlo.overwrites import Overwrites, Pair, overwrites
+from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
-from disco_hlo.hlo.storage import SHOWING, carried_arrays, in_place
+from disco_hlo.hlo.storage import SHOWING, in_place
 from disco_hlo.hlo.unpack import unpack_concatenated
 
 LOGGER = logging.getLogger("disco_hlo")
@@ -101,11 +101,9 @@ def _canonical(module: Message) -> CanonicalModule:
     digests = ComputationDigests(index)
     backend = _backend(module)
     forms: dict[int, _Form] = {}
-    scheduled = list(scheduled_computations(index))
-    carried = carried_arrays(index, [computation for computation, _ in reversed(scheduled)])
-    for computation, kind in scheduled:
+    for computation, kind in scheduled_computations(index):
         try:
-            form = forms[computation] = _settled_form(index, computation, kind, digests, carried[computation])
+            form = forms[computation] = _settled_form(index, computation, kind, digests)
         except ModuleError as error:
             if kind == ENTRY:
                 raise
@@ -120,9 +118,7 @@ def _canonical(module: Message) -> CanonicalModule:
     return replace(entry, regions=_regions(entry, modules))
 
 
-def _settled_form(
-    index: ModuleIndex, computation: int, kind: str, digests: ComputationDigests, carried: Collection[Pair]
-) -> _Form:
+def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: ComputationDigests) -> _Form:
     """The form of a computation in which every value that needs a buffer of its own has one.
 
     Raises:
@@ -130,7 +126,7 @@ def _settled_form(
     """
     flat = unpack_concatenated(flatten(index, index.computation(computation)))
     for _ in range(_MOST_COPIES):
-        form = _form(flat, index, None if kind == ENTRY else carried, digests)
+        form = _form(flat, index, kind, digests)
         if not form.edges_to_copy or kind not in (ENTRY, "loop"):
             break
         flat = with_copies(flat, form.edges_to_copy)
@@ -209,9 +205,7 @@ class _Form:
     """(flat op, number of its operand) that need a copy, since nothing else keeps a value from being overwritten."""
 
 
-def _form(
-    flat: FlatComputation, index: ModuleIndex, carried: Collection[Pair] | None, digests: ComputationDigests
-) -> _Form:
+def _form(flat: FlatComputation, index: ModuleIndex, kind: str, digests: ComputationDigests) -> _Form:
     structures = Structures(flat, digests)
     facts = _Facts(structures, index)
     apart: set[int] = set()
@@ -219,9 +213,9 @@ def _form(
         numbering = numbered(structures, apart)
         nodes = _nodes(flat, numbering, facts, apart)
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
-        aliases = _aliases(index.module, nodes, numbering.root) if carried is None else ()
+        aliases = _aliases(index.module, nodes, numbering.root) if kind == ENTRY else ()
         control = _control_pairs(flat, numbering)
-        rules = overwrites(nodes, numbering.root, protos, aliases, control, index, carried=carried)
+        rules = overwrites(nodes, numbering.root, protos, aliases, control, index, is_carried=kind == "loop")
         if _copy_first(flat, numbering, rules.needing_a_copy):
             continue
         edges = _endangered(flat, numbering, rules, index)

@@ -52,7 +52,7 @@ def overwrites(
     control: Sequence[Pair],
     index: ModuleIndex,
     *,
-    carried: Iterable[Pair] | None = None,
+    is_carried: bool = False,
 ) -> Overwrites:
     """Derive the rules of a graph.
 
@@ -61,12 +61,12 @@ def overwrites(
         aliases: donated arguments as (parameter node, output index, node of that output).
         control: control dependencies between nodes.
         index: the module's computations.
-        carried: of a called computation (array of its arguments, array of its results) that its callers have in one
-            buffer.
+        is_carried: of a loop's body: each array of the parameter shares its buffer with the one that the root has in
+            its place.
     """
     rules = _Rules(nodes, root, protos, index)
-    if carried is not None:
-        return rules.found(rules.carried(carried), control, may_drop=False)
+    if is_carried:
+        return rules.found(rules.carried(), control, may_drop=False)
     return rules.found(rules.donated(aliases), control, may_drop=True)
 
 
@@ -103,22 +103,18 @@ class _Rules:
         self.before: set[Pair] = set()
         self.inplace: set[Pair] = set()
 
-    def carried(self, pairs: Iterable[Pair]) -> list[_Alias]:
-        """What lies in one buffer before and after a called computation, as from turn to turn of a loop.
+    def carried(self) -> list[_Alias]:
+        """What a loop's body carries from turn to turn.
 
         Raises:
-            ModuleError: it returns what no copy can be made of: tuples within tuples, or all of what an op gives.
+            ModuleError: it carries tuples within tuples.
         """
         parameters = [node.id for node in self.nodes if node.kind is Kind.PARAMETER]
-        given = [(one, value) for one in parameters for value in self.storage.of_op[one]]
-        found = [
-            _Alias(given[one][0], other, given[one][1], self.results[other]) for one, other in sorted(pairs)
-        ]
-        places = self.root.operands if self.root.opcode == "tuple" else (self.root.id,)
-        buffer = self.storage.buffer
-        if len(places) != len(self.results) and any(buffer(one.given) != buffer(one.result) for one in found):
-            raise ModuleError("it returns tuples within tuples, or all of what an op gives")
-        return found
+        is_flat = self.root.opcode == "tuple" and len(self.root.operands) == len(self.results)
+        if len(parameters) != 1 or not is_flat:
+            raise ModuleError("the loop carries tuples within tuples")
+        pairs = zip(self.storage.of_op[parameters[0]], self.results, strict=True)
+        return [_Alias(parameters[0], place, *pair) for place, pair in enumerate(pairs)]
 
     def donated(self, aliases: Iterable[tuple[int, int, int]]) -> list[_Alias]:
         """Donated arguments, from (parameter node, output index, node of that output)."""
@@ -136,7 +132,7 @@ class _Rules:
                 self.before.add(pair)
         shared_results = self._shared_results({(alias.given, alias.output) for alias in aliases})
         needing_a_copy = self._updates_of_shared_arrays()
-        too_soon = self._order_buffers(frozenset(alias.given for alias in aliases))
+        too_soon = self._order_buffers(frozenset(alias.parameter for alias in aliases))
         copied = set(shared_results) if not may_drop else set()
         lost = [alias for alias in aliases if alias.output not in copied and not self._is_kept(alias)]
         if may_drop:
@@ -182,10 +178,9 @@ class _Rules:
         return tuple(sorted(conflicts))
 
     def _is_needed_whole(self, value: int, donated: Collection[int]) -> bool:
-        """Whether the caller has or gets a value, so that nothing may overwrite it; ``donated``: the arguments that it
-        gives up."""
+        """Whether the caller has or gets a value, so that nothing may overwrite it."""
         maker = self.nodes[self.storage.made_by[value]]
-        is_callers = maker.kind is Kind.PARAMETER and value not in donated
+        is_callers = maker.kind is Kind.PARAMETER and maker.id not in donated
         return value in self.returned or is_callers or maker.kind is Kind.CONSTANT
 
     def _steps(self, values: Iterable[int]) -> list[Pair]:

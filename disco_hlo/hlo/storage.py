@@ -15,7 +15,7 @@ All other sharing is decided by XLA after the hook, from the schedule that it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from disco_hlo.hlo.flatten import ModuleIndex
@@ -310,7 +310,10 @@ def _look_inside(computation: Message, index: ModuleIndex, alike: Sequence[int])
     protos = list(computation.instructions)
     place = {proto.id: number for number, proto in enumerate(protos)}
     found = storage_of(protos, [[place[i] for i in proto.operand_ids] for proto in protos], index, alike)
-    arguments = _arguments_of(protos, found)
+    parameters = sorted(
+        (proto.parameter_number, number) for number, proto in enumerate(protos) if proto.opcode == "parameter"
+    )
+    arguments = [value for _, number in parameters for value in found.of_op[number]]
     of_buffer: dict[int, int] = {}
     for number, value in enumerate(arguments):
         of_buffer.setdefault(found.buffer(value), number)
@@ -324,69 +327,6 @@ def _look_inside(computation: Message, index: ModuleIndex, alike: Sequence[int])
         tuple(value in given for value in returned),
         frozenset(of_buffer[found.buffer(value)] for value in written if found.buffer(value) in of_buffer),
     )
-
-
-def carried_arrays(index: ModuleIndex, callers_first: Iterable[int]) -> dict[int, set[tuple[int, int]]]:
-    """For each scheduled computation (array of its arguments, array of its results) that lie in one buffer: what a loop
-    carries; of a branch or called computation what its callers have in one buffer, since another branch hands it on,
-    or since it is donated or carried there.
-
-    Args:
-        callers_first: ids of the scheduled computations.
-    """
-    found: dict[int, set[tuple[int, int]]] = {}
-    for number in callers_first:
-        computation = index.computation(number)
-        protos = list(computation.instructions)
-        place = {proto.id: at for at, proto in enumerate(protos)}
-        operands = [[place[i] for i in proto.operand_ids] for proto in protos]
-        storage = storage_of(protos, operands, index)
-        results = storage.of_op[place[computation.root_id]]
-        arguments = _arguments_of(protos, storage)
-        pairs = found.setdefault(number, set())
-        if number == index.module.entry_computation_id:
-            pairs |= _donated_arrays(index.module, protos, protos[place[computation.root_id]].shape)
-        for argument, result in pairs:
-            storage.join(arguments[argument], results[result])
-        for op, proto in enumerate(protos):
-            given = [storage.of_op[one] for one in operands[op]]
-            called = proto.called_computation_ids
-            if proto.opcode == "while":
-                found.setdefault(called[0], set()).update((k, k) for k in range(len(given[0])))
-            elif proto.opcode in ("call", "conditional"):
-                each = given[1:] if proto.opcode == "conditional" else [[v for one in given for v in one]]
-                for one, values in zip(called, each, strict=True):
-                    found.setdefault(one, set()).update(_in_one_buffer(storage, values, storage.of_op[op]))
-    return found
-
-
-def _arguments_of(protos: Sequence[Message], storage: Storage) -> list[int]:
-    parameters = sorted(
-        (proto.parameter_number, op) for op, proto in enumerate(protos) if proto.opcode == "parameter"
-    )
-    return [value for _, op in parameters for value in storage.of_op[op]]
-
-
-def _donated_arrays(module: Message, protos: Sequence[Message], returned: Message) -> set[tuple[int, int]]:
-    first = _first_arguments(protos)
-    shapes = {proto.parameter_number: proto.shape for proto in protos if proto.opcode == "parameter"}
-    return {
-        (
-            first[one.parameter_number] + leaf_at(shapes[one.parameter_number], one.parameter_shape_index),
-            leaf_at(returned, one.output_shape_index),
-        )
-        for one in module.input_output_alias.entries
-    }
-
-
-def _in_one_buffer(
-    storage: Storage, given: Sequence[int], results: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    places: dict[int, list[int]] = {}
-    for place, value in enumerate(given):
-        places.setdefault(storage.buffer(value), []).append(place)
-    for result, value in enumerate(results):
-        yield from ((place, result) for place in places.get(storage.buffer(value), ()))
 
 
 def readers_of(

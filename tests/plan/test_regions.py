@@ -289,6 +289,8 @@ CALLS = """
     s = f32[8] sine c
 """
 PLAIN = "v = f32[8] parameter\ne = f32[8] exponential v\nr = f32[8] tanh e"
+UPDATES = "v = f32[8] parameter\ni = s32[] constant value=1\nu = f32[1] constant\n"
+UPDATES += "n = f32[8] dynamic-update-slice v u i"
 
 
 def test_a_called_computation_is_a_region() -> None:
@@ -297,52 +299,16 @@ def test_a_called_computation_is_a_region() -> None:
     _accepted(source, read(source))
 
 
-PAIR = "(f32[8],f32[8])"
-CHOOSES = f"""
-    p = s32[] parameter
-    x = f32[8] parameter number=1
-    y = f32[8] negate x
-    z = f32[8] exponential x
-    t = {PAIR} tuple y z
-    c = {PAIR} conditional p t t calls=one,two
-"""
-BRANCH = f"""
-    q = {PAIR} parameter
-    a = f32[8] get-tuple-element q number=0
-    b = f32[8] get-tuple-element q number=1
-    {{}}
-"""
-
-
-def test_a_branch_writes_over_what_another_hands_on_when_all_have_read_it() -> None:
-    called = {
-        "one": BRANCH.format(f"t = {PAIR} tuple a b"),
-        "two": BRANCH.format(f"c = f32[8] cosine a\n    m = f32[8] sine a\n    t = {PAIR} tuple m c"),
-    }
-    source = canonicalize(module(CHOOSES, called))
-    assert [one.name for one in source.regions] == ["branch1", "branch2"]
-    branch = source.regions[1].source
-    sine, cosine = _named(branch, "sine"), _named(branch, "cosine")
-    plan = read(source)
-    assert dict(plan.regions)["branch2"].order == (cosine, sine)
-    _accepted(source, plan)
-    with pytest.raises(IllegalStrategyError, match=cosine):
-        apply(_with(plan, "branch2", order=(sine, cosine)), source)
-
-
-def test_a_branch_in_which_only_a_copy_would_help_stays_as_it_is() -> None:
-    """XLA exchanges both in one kernel. It had no copy there, so no plan adds one."""
-    kernel = "v = f32[8] parameter\nu = f32[8] parameter number=1\nm = f32[8] sine u\n"
-    kernel += f"r = f32[8] cosine v\nt = {PAIR} tuple m r"
-    parts = "m = f32[8] get-tuple-element k number=0\n    r = f32[8] get-tuple-element k number=1\n"
-    called = {
-        "one": BRANCH.format(f"k = {PAIR} fusion a b calls=kernel\n    {parts}    t = {PAIR} tuple m r"),
-        "two": BRANCH.format(f"t = {PAIR} tuple a b"),
-        "kernel": kernel,
-    }
-    source = canonicalize(module(CHOOSES, called))
-    assert [_opcodes(one.source)[-1] for one in source.regions] == ["tuple"]
-    _accepted(source, read(source))
+def test_branches_are_regions_and_one_that_would_need_a_copy_stays_as_it_is() -> None:
+    source = canonicalize(
+        module(CALLS.format("conditional p y y calls=one,two"), {"one": UPDATES, "two": PLAIN})
+    )
+    assert [(one.name, _opcodes(one.source)) for one in source.regions] == [
+        ("branch1", ["parameter", "exponential", "tanh"])
+    ]
+    written = proto.parse(_accepted(source, read(source)))
+    kept = next(one for one in written.computations if one.name == "one")
+    assert [one.opcode for one in kept.instructions][-1] == "dynamic-update-slice"
 
 
 @pytest.mark.parametrize("opcode", ["sine", "cosine"])
