@@ -354,3 +354,13 @@ def test_another_order_in_the_loop_of_an_executable_is_a_difference() -> None:
     given, other = (loop("\n    ".join(each), "m r") for each in (lines, lines[::-1]))
     assert executed_difference(given, given) is None
     assert executed_difference(given, other) == "in loop1, order differs from position 1"
+
+
+def test_a_body_that_exchanges_equal_values_without_a_copy_stays_as_it_is() -> None:
+    """XLA knows that both begin with one value. With copies the loop would write over it."""
+    data = module(STEP.format("").replace("tuple n a b", "tuple n a a"), {
+        "body": TURN.format("", "b a"), "condition": GOES_ON,
+    })  # fmt: skip
+    source = canonicalize(data)
+    assert not source.regions
+    _accepted(source, read(source))
