@@ -43,6 +43,7 @@ from disco_hlo.estimator.kernel_tables import (
 from disco_hlo.hlo.cost_model import CostModel, Kernels
 from disco_hlo.hlo.flat_graph import flat_graph
 from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.opcodes import ASYNCHRONOUS
 
 TRANSCENDENTAL_FLOPS = 16.0
 """Flops that one exp, log or tanh stands for, where nothing better was measured."""
@@ -150,6 +151,8 @@ class AnalyticModel(CostModel):
         return known
 
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
+        if node.opcode in ASYNCHRONOUS:  # copies on a stream of their own, of a part of what they are given
+            return 0.0
         moved = node.shape.size_bytes + sum(
             graph.nodes[operand].shape.size_bytes for operand in set(node.operands)
         )

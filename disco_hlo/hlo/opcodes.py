@@ -54,6 +54,9 @@ COLLECTIVES = frozenset({
 TRANSFERS = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
 """Collectives that may run beside kernels as a plan says, where they are of one array."""
 
+ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})
+"""Parts of pairs that no bucket holds: copies of slices, which run next to the kernels."""
+
 PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
 """Matrix products, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
 
