@@ -129,6 +129,12 @@ def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: Comp
         form = _form(flat, index, kind, digests)
         if not form.edges_to_copy or kind not in (ENTRY, "loop"):
             break
+        # What a loop is given XLA has copied where that was needed. Where it was not, since values are equal that the
+        # body alone does not show to be, a copy would change what the loop does to its caller's buffers.
+        if kind == "loop" and any(
+            flat.ops[_maker(flat, *edge)].proto.opcode == "parameter" for edge in form.edges_to_copy
+        ):
+            break
         flat = with_copies(flat, form.edges_to_copy)
     if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
         raise ModuleError(

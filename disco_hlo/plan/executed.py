@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from disco_hlo.hlo import proto as hlo_proto
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS
@@ -41,6 +41,15 @@ def executed_difference(written: bytes, executed: bytes) -> str | None:
     mine, theirs = canonicalize(_comparable(written)), canonicalize(_comparable(executed))
     if mine.graph.fingerprint != theirs.graph.fingerprint:
         return f"it computes something else: {_first_difference(mine.graph, theirs.graph)}"
+    found = _difference(mine, theirs)
+    for one, other in zip(mine.regions, theirs.regions, strict=True):
+        for body, executed_body in zip(one.sources, other.sources, strict=True):
+            difference = _difference(body, executed_body)
+            found = found or (f"in {one.name}, {difference}" if difference else None)
+    return found
+
+
+def _difference(mine: CanonicalModule, theirs: CanonicalModule) -> str | None:
     unmoved = {f"n{node.id}" for node in mine.graph.nodes if node.opcode in COLLECTIVES}
     return describe_difference(mine.graph, settled(read(theirs), unmoved), settled(read(mine), unmoved))
 

@@ -54,10 +54,19 @@ def plan_in(directory: Path) -> Plan:
 
 
 def difference(run: Run, directory: Path, strategy: Strategy) -> str | None:
-    """How what ``run`` executed differs from ``strategy`` of the step whose plan is in ``directory``."""
+    """How what ``run`` executed, also in loops and branches, differs from ``strategy`` of the step whose plan is in
+    ``directory``."""
     source = canonicalize(gzip.decompress((slot_of(directory) / "default.hlo.pb.gz").read_bytes()))
-    found = [describe_difference(source.graph, read(canonicalize(one)), strategy) for one in run.modules]
-    return next((text for text in found if text), None)
+    planned = dict(strategy.regions)
+    for module in run.modules:
+        ran = canonicalize(module)
+        found = [describe_difference(source.graph, read(ran), strategy)]
+        for mine, theirs in zip(source.regions, ran.regions, strict=True):
+            wanted = planned.get(mine.name) or read(mine.source)
+            found.append(describe_difference(mine.source.graph, read(theirs.source), wanted))
+        if any(found):
+            return "; ".join(filter(None, found))
+    return None
 
 
 def digest(run: Run) -> str:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 LAYERS = 2
 WIDTH = 32
-KINDS = ["jit", "shard_map", "pmap", "no_all_reduce", "tensor", "scheduled"]
+KINDS = ["jit", "shard_map", "pmap", "no_all_reduce", "tensor", "scheduled", "scanned"]
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kind", choices=KINDS, default="jit")
@@ -29,7 +29,7 @@ parser.add_argument("--batch", type=int, default=4, help="rows per device")
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--last-batch", type=int, help="rows per device in the last step, if others")
 args = parser.parse_args()
-TENSOR = args.kind == "tensor"
+TENSOR, SCANNED = args.kind == "tensor", args.kind == "scanned"
 
 rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
 size = os.environ.get("TRAIN_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
@@ -54,13 +54,25 @@ def tensor_loss_of(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
+def scanned_loss_of(params, x, y):
+    """Layers in a loop that gathers each layer's weights, which are split over the devices (see `scanned` below)."""
+
+    def layer(x, weights):
+        w, v, b = jax.lax.with_sharding_constraint(weights, whole)
+        return x + jnp.tanh(x @ w) @ v + b, None
+
+    x, _ = jax.lax.scan(layer, x, (params["w"], params["v"], params["b"]))
+    return jnp.mean((x - y) ** 2)
+
+
 def updated(params, momentum, gradients, rate=args.rate):
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
     return jax.tree.map(lambda p, m: p - rate * m, params, momentum), momentum
 
 
 def train_step(params, momentum, x, y):
-    loss, gradients = jax.value_and_grad(tensor_loss_of if TENSOR else loss_of)(params, x, y)
+    inner = tensor_loss_of if TENSOR else scanned_loss_of if SCANNED else loss_of
+    loss, gradients = jax.value_and_grad(inner)(params, x, y)
     return *updated(params, momentum, gradients), loss
 
 
@@ -94,6 +106,12 @@ if TENSOR:
     params |= {
         f"v{i}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5 for i in range(LAYERS)
     }
+if SCANNED:
+    params = {
+        "w": rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5,
+        "v": rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5,
+        "b": np.zeros((LAYERS, WIDTH), np.float32),
+    }
 momentum = jax.tree.map(np.zeros_like, params)
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -119,6 +137,12 @@ elif TENSOR:
     place = partial(jax.device_put, device=whole)
     tensor = {"w": NamedSharding(mesh, PartitionSpec(None, "data")), "v": split, "b": whole}
     shardings = {name: tensor[name[0]] for name in params}
+    params, momentum = jax.device_put((params, momentum), (shardings, shardings))
+    train = jax.jit(train_step, donate_argnums=(0, 1), out_shardings=(shardings, shardings, whole))
+elif SCANNED:
+    place = partial(jax.make_array_from_process_local_data, split)
+    layers = NamedSharding(mesh, PartitionSpec(None, "data"))
+    shardings = {"w": layers, "v": layers, "b": whole}
     params, momentum = jax.device_put((params, momentum), (shardings, shardings))
     train = jax.jit(train_step, donate_argnums=(0, 1), out_shardings=(shardings, shardings, whole))
 else:

@@ -151,8 +151,11 @@ def layers(s: Scope) -> None:
     types = [s.types[y] for y in operands]
     types[4:6] = [Type(dtype, tuple(shape))] * 2
     inner = _inside(s, Op("scan", tuple(operands), (), attributes), operands, types, collectives=True)
-    results = _layer(inner)
-    s.results += s.ops("scan", operands, attributes, (inner.body(*results),))[: s.dice.choice((1, 3))]
+    body = inner.body(*_layer(inner))
+    found = s.ops("scan", operands, attributes, (body,))
+    if s.dice.random() < 0.3:  # two loops of one body
+        found = s.ops("scan", [*found[:3], *operands[3:]], attributes, (body,))
+    s.results += found[: s.dice.choice((1, 3))]
 
 
 def _layer(s: Scope) -> list[int]:
@@ -162,6 +165,8 @@ def _layer(s: Scope) -> list[int]:
         weight, bias = _gathered(s, weight, bias)
     if s.dice.random() < 0.6:
         grow(s, productions_of(s), s.dice.choice((1, 2, 3)))
+    if s.depth == 1 and s.dice.random() < 0.3:
+        grow(s, NESTED, 1)
     y = s.op(s.of(("mul", "add", "sub")), changed(s, x), weight)
     z = s.op(s.of(("add", "sub", "max")), y, bias)
     part = s.op(

@@ -128,6 +128,7 @@ def save(path: Path, subject: str, tally: Tally) -> None:
         },
         indent=1,
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     beside.write_text(text + "\n")
     beside.replace(path)

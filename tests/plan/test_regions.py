@@ -17,6 +17,7 @@ from disco_hlo.hlo.regions import Region
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.check_module import check_module
+from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
@@ -346,3 +347,20 @@ def test_gathers_of_several_arrays_along_another_dimension_are_written_and_read(
     together = one_bucket(source.graph)
     assert [bucket.form for bucket in together.buckets] == ["variadic"]
     _accepted(source, together)
+
+
+def test_another_order_in_the_loop_of_an_executable_is_a_difference() -> None:
+    lines = ["m = f32[8] sine a", "r = f32[8] cosine b"]
+    given, other = (loop("\n    ".join(each), "m r") for each in (lines, lines[::-1]))
+    assert executed_difference(given, given) is None
+    assert executed_difference(given, other) == "in loop1, order differs from position 1"
+
+
+def test_a_body_that_exchanges_equal_values_without_a_copy_stays_as_it_is() -> None:
+    """XLA knows that both begin with one value. With copies the loop would write over it."""
+    data = module(STEP.format("").replace("tuple n a b", "tuple n a a"), {
+        "body": TURN.format("", "b a"), "condition": GOES_ON,
+    })  # fmt: skip
+    source = canonicalize(data)
+    assert not source.regions
+    _accepted(source, read(source))

@@ -1,0 +1,74 @@
+"""Two processes whose layers are a loop: the plan of its body is enacted on both, with buckets in it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import one_bucket
+from disco_hlo.plan.plan import by_region
+from disco_hlo.plan.read import read
+from disco_hlo.plan.strategy import Strategy
+from tests.e2e.conftest import new_job
+from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, slot_of
+from tests.e2e.jobs import Job, Run
+from tests.known_times import know_device
+
+# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
+pytestmark = [pytest.mark.mpi, pytest.mark.product_only, pytest.mark.slow]
+
+SCANNED = ("--kind", "scanned")
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two ranks with XLA's default."""
+    return new_job(tmp_path_factory.mktemp("default")).train_ranks(*SCANNED)
+
+
+def assert_all_execute(runs: list[Run], directory: Path, default: list[Run]) -> Strategy:
+    strategy = plan_in(directory).strategy
+    assert len(set(map(digest, runs))) == 1
+    for run, other in zip(runs, default, strict=True):
+        assert difference(run, directory, strategy) is None
+        assert_same_losses(run, other)
+    return strategy
+
+
+def bucketed(slot: Path) -> None:
+    """Put another plan into a slot: in all regions XLA's kernels, and as few collectives as can be."""
+    source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
+    strategy = one_bucket(source.graph, read(source).groups)
+    regions = [
+        (region.name, one_bucket(region.source.graph, read(region.source).groups))
+        for region in source.regions
+    ]
+    module = apply(replace(strategy, regions=tuple(regions)), source)
+    plan = json.loads((slot / "plan.json").read_text())
+    plan["strategy"] = msgspec.to_builtins(by_region(read(canonicalize(module))))
+    plan["module_sha256"] = hashlib.sha256(module).hexdigest()
+    (slot / "plan.json").write_text(json.dumps(plan))
+    (slot / "module.hlo.pb").write_bytes(module)
+
+
+def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in_the_loop(
+    default: list[Run], fresh: Callable[..., Job]
+) -> None:
+    job = fresh()
+    know_device(job.directory)
+    search = job.train_mpi(*SCANNED, fault="plan_wins", ENABLE_SEARCH="1", DISCO_BUDGET_S="5")
+    assert assert_all_execute(search, job.directory, default).regions
+
+    bucketed(slot_of(job.directory))
+    strategy = assert_all_execute(job.train_mpi(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
+    (gathers,) = dict(strategy.regions)["loop1"].buckets
+    assert (len(gathers.all_reduces), gathers.form) == (2, "variadic")
