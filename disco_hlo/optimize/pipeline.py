@@ -237,12 +237,12 @@ def optimize(
         also: plans to be ranked with those of this search.
         stop: asked now and then; what was found so far is ranked once it answers True.
     """
-    graph, costs, xla = case.source.graph, case.costs_with(()), case.xla
+    graph, xla = case.source.graph, case.xla
     if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, case):
         spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
         rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
         return _nothing(case, also, budget, f"{spent}, {rest}: XLA's own plan is kept; give it more time")
-    compiling = time.monotonic()
+    compiling, costs = time.monotonic(), case.costs
     most_s = None if left_s is None else left_s + budget.compiling_s
     if not warm_up_in_time(graph, costs, costs.machine, settings, most_s, stop):
         return _nothing(

@@ -87,6 +87,7 @@ def test_the_search_leaves_time_for_what_comes_behind_it(
 
     monkeypatch.setattr(pipeline, "search", noting)
     monkeypatch.setattr(pipeline, "warm_up_in_time", lambda *_: True)
+    monkeypatch.setattr(pipeline, "LEAST_SHARE", 2.0)  # the entry alone is searched
     monkeypatch.setattr(pipeline, "_FINISHING_S", 1.0)
     with pytest.raises(KeyboardInterrupt):
         searched(source, Budget.of(1000.0))
@@ -98,7 +99,8 @@ def test_when_the_time_is_up_one_plan_is_ranked(source: CanonicalModule) -> None
     case, result = case_of(source), searched(source, Budget.of(None)).result
     assert len(result.finalists) > 1
     found, _ = ranked(case, result, until=time.monotonic())
-    assert found == [with_order(source.graph, result.strategy, case.costs, case.costs.machine)]
+    costs = case.costs_with(())
+    assert found == [with_order(source.graph, result.strategy, costs, costs.machine)]
 
 
 def test_what_the_search_drops_is_counted_and_told(
