@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -100,3 +101,13 @@ def test_errors_and_orders_on_the_page_are_those_of_the_tables() -> None:
         line = next(line for line in (RECORDS / folder / "tables.md").read_text().splitlines() if day in line)
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert [plans, mean, largest, taus] == [cells[2], cells[3], cells[4], cells[6]]
+
+
+def test_the_runs_of_the_llama_page_are_those_of_its_record() -> None:
+    (path,) = (RECORDS / "h100" / "training").glob("llama-*.json")
+    runs = json.loads(path.read_text())["runs"]
+    ((_, rows),) = tables_in(RECORDS / "llama.md")
+    assert [[run["name"], f"{run['median_ms']:.2f}", str(run.get("of_default", "")), f"{run['last_loss']:.4f}"]
+            for run in runs] == rows  # fmt: skip
+    default = (runs[0]["median_ms"] + runs[1]["median_ms"]) / 2
+    assert all(round(run["median_ms"] / default, 3) == run["of_default"] for run in runs[2:])
