@@ -27,7 +27,7 @@ def all_but_ops(directory: Path) -> None:
     [
         (all_but_ops, 1, "inputs-for-profiling", "inputs for profiling: rank 1: "),
         (all_but_ops, 0, "the-step's-profile", "the step's profile: rank 0: "),
-        (know_device, 1, "all-reduces-to-time", "all-reduces to time: rank 1: "),
+        (know_device, 1, "all-reduce-to-time", "all-reduce to time: rank 1: "),
     ],
 )
 def test_a_rank_that_fails_while_the_step_is_profiled_is_the_default_on_all(

@@ -88,7 +88,7 @@ def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
     rows = group_rows(bundle, plan, default, Strings())
     assert all(row["xla"]["same"] for row in rows)
     assert all(row["predicted"] > 0 for row in rows)
-    assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [37, 25]
+    assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [30, 25]
 
 
 def test_the_bound_is_below_both_timelines(simulated: Any) -> None:
