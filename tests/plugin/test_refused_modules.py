@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ from tests.plan.orders import run_before
 from tests.steps import models
 from tests.steps.intercept import intercept
 
-SENTENCE = "the module would compute wrong numbers: "
+SENTENCE = (
+    r"the module would compute wrong numbers: |the optimized module does not execute its plan: in loop1, its order "
+    "runs something before what it must wait for"
+)
+"""By the last check, or where the loop is a region, as XLA:CPU of jax 0.10.2 leaves it, by its graph."""
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +84,7 @@ def test_a_candidate_that_reads_what_was_overwritten_is_one_less(
     assert default.executable is not None
     assert default.error == ""
     assert refused.executable is None
-    assert refused.error.startswith(SENTENCE)
+    assert re.match(SENTENCE, refused.error)
 
 
 def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
@@ -109,7 +114,7 @@ def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
 
     assert intercept(*looping(), enacted) is None
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"jit_looping_step runs as XLA compiles it: {SENTENCE}")
+    assert re.match(f"jit_looping_step runs as XLA compiles it: (?:{SENTENCE})", line)
 
 
 def test_a_step_that_xla_computes_wrongly_is_left_alone(
