@@ -29,7 +29,7 @@ from disco_hlo.plan.units import UnitGraph
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.list_schedule import list_schedule
-from disco_hlo.simulator.prefetch import prefetched
+from disco_hlo.simulator.prefetch import Prefetch
 from disco_hlo.simulator.timeline import simulate
 
 MOST_AHEAD = (4, 16, 1 << 20)
@@ -76,7 +76,7 @@ def _prefetching_orders(
     kernels = [units.index[token] for token in own if token[0] != "b"]
     gathers = [unit.is_bucket and graph.nodes[unit.nodes[0]].opcode == "all-gather" for unit in units.units]
     windows = MOST_AHEAD if any(gathers) else MOST_AHEAD[-1:]
-    return [prefetched(units, kernels, durations, collectives, gathers, most) for most in windows]
+    return [Prefetch(units, kernels, durations, collectives, gathers, most).order() for most in windows]
 
 
 def best_buckets(

@@ -30,7 +30,7 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network
-from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
+from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
@@ -100,7 +100,7 @@ def simulate(
     last = list(found)[-1]
     gained: list[Gain] = []
     if imagined is not None:
-        within, of_region = found[last], dict(regions_callees_first(source))[region].graph
+        within, of_region = found[last], source.computations[region].graph
         gained = gains(of_region, within.predicted[region], within.costs[region], imagined[1])
     if trace is not None:
         write_file(

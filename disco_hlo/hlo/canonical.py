@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
@@ -77,6 +78,11 @@ class CanonicalModule:
     """Id of the computation that this is."""
     regions: tuple[Region, ...] = field(default=())
     """Of the entry: the loop bodies, branches and called computations of the step."""
+
+    @cached_property
+    def computations(self) -> Mapping[str, CanonicalModule]:
+        """The entry and its regions by name, alike computations by the first of them."""
+        return {ENTRY: self, **{region.name: region.source for region in self.regions}}
 
 
 def canonicalize(data: bytes) -> CanonicalModule:

@@ -300,7 +300,6 @@ def _optimize_regions(
                 one.best.strategy if is_faster else None,
             )
         )
-        LOGGER.debug("%s", found[-1])
     return tuple(found)
 
 

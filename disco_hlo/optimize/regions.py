@@ -151,14 +151,13 @@ def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Cal
 
 def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, CanonicalModule]]:
     """The regions of a step, each after those that it calls; the entry last."""
-    sources = {ENTRY: source, **{region.name: region.source for region in source.regions}}
     called = calls_by_caller(source)
     seen: set[str] = set()
     pending = [(ENTRY, False)]
     while pending:
         name, are_callees_done = pending.pop()
         if are_callees_done:
-            yield name, sources[name]
+            yield name, source.computations[name]
         elif name not in seen:
             seen.add(name)
             pending.append((name, True))

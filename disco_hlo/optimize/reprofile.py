@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.baselines import by_graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.costs import MeasuredCosts
@@ -46,12 +47,6 @@ def unknown_kernels(source: CanonicalModule, profile: Profile, plan: Strategy) -
         for graph, one in by_graph(source, plan)
         for key in kernel_keys(graph, unit_graph(graph, one).kernels(graph))
     )
-
-
-def by_graph(source: CanonicalModule, plan: Strategy) -> list[tuple[Graph, Strategy]]:
-    """The entry with its strategy, and each region that ``plan`` names with its own."""
-    graphs = {region.name: region.source.graph for region in source.regions}
-    return [(source.graph, plan), *((graphs[name], one) for name, one in plan.regions)]
 
 
 def with_kernels(

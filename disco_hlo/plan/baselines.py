@@ -35,9 +35,14 @@ def in_every_region(
     source: CanonicalModule, strategy: Strategy, change: Callable[[Graph, Strategy], Strategy]
 ) -> Strategy:
     """The strategies of the entry and of each named region, changed alike."""
-    graphs = {region.name: region.source.graph for region in source.regions}
-    regions = tuple((name, change(graphs[name], one)) for name, one in strategy.regions)
+    regions = tuple((name, change(source.computations[name].graph, one)) for name, one in strategy.regions)
     return replace(change(source.graph, strategy), regions=regions)
+
+
+def by_graph(source: CanonicalModule, strategy: Strategy) -> list[tuple[Graph, Strategy]]:
+    """The entry with its strategy, and each region that the strategy names with its own."""
+    named = ((source.computations[name].graph, one) for name, one in strategy.regions)
+    return [(source.graph, strategy), *named]
 
 
 def varied(source: CanonicalModule, strategy: Strategy) -> Strategy:

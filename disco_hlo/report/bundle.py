@@ -256,7 +256,7 @@ def _check_tokens(strategy: Region, path: Path) -> None:
 
 
 def _check(source: CanonicalModule, plan: Plan, path: Path) -> None:
-    sources = {ENTRY: source, **{region.name: region.source for region in source.regions}}
+    sources = source.computations
     try:
         for name, strategy in ((ENTRY, plan.strategy), *plan.strategy.regions):
             check_region(name, sources)

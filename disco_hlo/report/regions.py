@@ -100,7 +100,7 @@ def region_facts(
     Args:
         planned: which of them a plan has a strategy for.
     """
-    graphs = {ENTRY: source.graph, **{region.name: region.source.graph for region in source.regions}}
+    graphs = {name: one.graph for name, one in source.computations.items()}
     calls = {
         region.name: tuple(CallFacts(call.caller, f"n{call.node}", call.trips) for call in region.calls)
         for region in source.regions

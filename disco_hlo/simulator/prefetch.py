@@ -9,6 +9,7 @@ memory that gathered weights take.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from disco_hlo.plan.units import UnitGraph
 
@@ -16,38 +17,26 @@ _LIGHT: float = 0.25
 """What prepares a collective runs early where it takes no more than this share of the collective's time."""
 
 
-def prefetched(
-    units: UnitGraph,
-    kernels: Sequence[int],
-    durations_ns: Sequence[int],
-    collectives_ns: Sequence[int],
-    is_prefetched: Sequence[bool],
-    most_ahead: int,
-) -> tuple[str, ...]:
-    """An order for ``units``, where collectives have a start and a done.
+@dataclass
+class Prefetch:
+    """One run of the rule, which gives an order for ``units``; collectives have a start and a done in it."""
 
-    Args:
-        kernels: the units that are no buckets, in an order in which they can run.
-        durations_ns: time each unit takes on the compute stream.
-        collectives_ns: time each bucket takes; 0 for other units.
-        is_prefetched: whether a bucket counts against ``most_ahead``.
-        most_ahead: how many such buckets may be in flight at once.
-    """
-    return _Prefetch(units, kernels, durations_ns, collectives_ns, is_prefetched, most_ahead).run()
+    units: UnitGraph
+    kernels: Sequence[int]
+    """The units that are no buckets, in an order in which they can run."""
+    durations_ns: Sequence[int]
+    """Time that each unit takes on the compute stream."""
+    collectives_ns: Sequence[int]
+    """Time that each bucket takes; 0 for other units."""
+    is_prefetched: Sequence[bool]
+    """Whether a bucket counts against ``most_ahead``."""
+    most_ahead: int
+    """How many such buckets may be in flight at once."""
 
-
-class _Prefetch:
-    def __init__(
-        self,
-        units: UnitGraph,
-        kernels: Sequence[int],
-        durations_ns: Sequence[int],
-        collectives_ns: Sequence[int],
-        is_prefetched: Sequence[bool],
-        most_ahead: int,
-    ) -> None:
-        self.units, self.kernels, self.most_ahead = units, kernels, most_ahead
-        self.durations_ns, self.is_prefetched = durations_ns, is_prefetched
+    def __post_init__(self) -> None:
+        units, kernels, durations_ns, collectives_ns = (
+            self.units, self.kernels, self.durations_ns, self.collectives_ns
+        )  # fmt: skip
         self.buckets = [i for i, unit in enumerate(units.units) if unit.is_bucket]
         self.place = {i: place for place, i in enumerate(kernels)}
         self.before = {bucket: self._ancestors(bucket) for bucket in self.buckets}
@@ -63,9 +52,10 @@ class _Prefetch:
         self.in_flight: dict[int, None] = {}
         self.finished: set[int] = set()
         """Kernels that ran and buckets that were waited for."""
-        self.order: list[str] = []
+        self.tokens: list[str] = []
 
-    def run(self) -> tuple[str, ...]:
+    def order(self) -> tuple[str, ...]:
+        """The order, as :class:`~disco_hlo.plan.strategy.Strategy` holds it."""
         self._issue_ready()
         for kernel in self.kernels:
             self._run(kernel)
@@ -74,7 +64,7 @@ class _Prefetch:
             self._issue(bucket)
         for bucket in list(self.in_flight):
             self._wait(bucket)
-        return tuple(self.order)
+        return tuple(self.tokens)
 
     def _ancestors(self, bucket: int) -> set[int]:
         found: set[int] = set()
@@ -118,7 +108,7 @@ class _Prefetch:
             return
         self.unissued.remove(bucket)
         self.in_flight[bucket] = None
-        self.order.append(self.units.units[bucket].start_token(True))
+        self.tokens.append(self.units.units[bucket].start_token(True))
 
     def _wait(self, bucket: int) -> None:
         if bucket in self.finished:
@@ -126,7 +116,7 @@ class _Prefetch:
         if bucket not in self.in_flight:
             self._issue(bucket)
         del self.in_flight[bucket]
-        self.order.append(self.units.units[bucket].done_token(True))
+        self.tokens.append(self.units.units[bucket].done_token(True))
         self._finish(bucket)
 
     def _run(self, kernel: int) -> None:
@@ -135,7 +125,7 @@ class _Prefetch:
         for other in self.units.dependencies[kernel]:
             if other in self.before:
                 self._wait(other)
-        self.order.append(self.units.units[kernel].start_token(True))
+        self.tokens.append(self.units.units[kernel].start_token(True))
         self._finish(kernel)
 
     def _finish(self, unit: int) -> None:

@@ -18,6 +18,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.plan.baselines import by_graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -271,9 +272,8 @@ def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
 
 
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    graphs = {region.name: region.source.graph for region in source.regions}
     found: set[str] = set()
-    for graph, plan in ((source.graph, xla), *((graphs[name], one) for name, one in xla.regions)):
+    for graph, plan in by_graph(source, xla):
         found |= {
             node.key for node in graph.nodes
             if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES

@@ -365,11 +365,10 @@ def _kernel_times(
 ) -> dict[str, OpTime]:
     """Times of a strategy's kernels, in the entry and in regions, by their keys."""
     found: dict[str, list[OpTime]] = {}
-    regions = {region.name: region.source.graph for region in source.regions}
     shown = [(source.graph, strategy, times)]
     for name, one in strategy.regions:
         shown += [
-            (regions[name], one, scaled(in_region(name, told.times), factor))
+            (source.computations[name].graph, one, scaled(in_region(name, told.times), factor))
             for told in in_bodies
             if told is not None
         ]
