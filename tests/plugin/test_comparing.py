@@ -20,7 +20,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plugin.measuring import comparing
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.reference import Program, Reference
@@ -52,7 +52,7 @@ def measured(
         trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
         compile_trials(session, source, trials[:2], tag="candidate")
         trials[2].executable = compiles.compile_module(request, change(apply(plain, source)))
-        measure(session, trials, budget_s=0.1)
+        compare_with_default(session, trials[0], trials[1:])
         return trials[1], trials[2], request.positive
 
     found: tuple[Trial, Trial, frozenset[int] | None] = in_session(folder, look, lambda: step)

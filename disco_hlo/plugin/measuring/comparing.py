@@ -55,6 +55,39 @@ def compare(session: Session, programs: Sequence[Program]) -> None:
     _say_hardly(session, hardly)
 
 
+def settle_inputs(session: Session, default: Program) -> Runner:
+    """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
+    is settled.
+
+    Raises:
+        As :func:`compare`.
+    """
+    with ThreadPoolExecutor(1, "disco-compare") as pool:
+        _Inputs(session, [default], session.settings.seed, False, pool).settled()
+    assert default.runner is not None
+    return default.runner
+
+
+def make_runner(
+    session: Session,
+    program: Program,
+    inputs_of: Runner | None,
+    seed: int | None = None,
+    permuted: bool = False,
+) -> Runner:
+    """A program's runner on made-up inputs, those of another runner where that is given; on all ranks."""
+    # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+    with session.stage(f"inputs of {program.name}"):
+        return Runner(
+            session.request,
+            program.executable,
+            session.settings.seed if seed is None else seed,
+            inputs_of=inputs_of,
+            together=lambda: all_have(session, "inputs"),
+            permuted=permuted,
+        )
+
+
 def _say_hardly(session: Session, hardly: Counter[str]) -> None:
     if hardly:
         largest = max(hardly, key=lambda shape: hardly[shape])
@@ -77,7 +110,7 @@ class _Inputs:
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
-        survey = self._settled()
+        survey = self.settled()
         assert self._default.runner is not None
         hardly = Counter[str]()
         for spans in _passes(self._session, survey):
@@ -97,7 +130,7 @@ class _Inputs:
         except Exception as error:
             program.error = one_line(error)
 
-    def _settled(self) -> Survey:
+    def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
         its inputs and those of all that follow are positive."""
         session, request = self._session, self._session.request
@@ -130,19 +163,9 @@ class _Inputs:
         return sum(map(int, answers))
 
     def _make_runner(self, program: Program) -> Runner:
-        session = self._session
-        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
-        with session.stage(f"inputs of {program.name}"):
-            program.runner = Runner(
-                session.request,
-                program.executable,
-                self._seed,
-                inputs_of=self._default.runner,
-                together=lambda: all_have(session, "inputs"),
-                permuted=self._permuted,
-            )
-        assert program.runner is not None
-        return program.runner
+        runner = make_runner(self._session, program, self._default.runner, self._seed, self._permuted)
+        program.runner = runner
+        return runner
 
 
 # --- passes ---------------------------------------------------------------------------------------
