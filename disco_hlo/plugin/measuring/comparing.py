@@ -8,30 +8,28 @@ a rounding, and where another program is too far off it runs some more times bef
 A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
 an output differs from the input that it updates.
 
-Host memory holds what the default computed and a byte beside each number, once for all devices that hold the same, and
-of other runs one output at a time. Where that takes more than a part of what the host has free, the outputs are
-compared in several passes, for each of which all programs run again.
+Large outputs are compared on the devices. These hold what the default computed and a byte beside each number. Where
+that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
+programs run again.
 """
 
 from __future__ import annotations
 
-import json
-import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.reference import Program, Reference
+from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Spans, Survey, passes, survey_of
+from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
+from disco_hlo.plugin.xla.executables import memory
 
-_OF_FREE_MEMORY = 4
-"""A part of so many of the host's free memory is taken."""
+_ARRAYS = 3
+"""Of the size of an output, that exist while it is compared."""
 
 
 def compare(session: Session, programs: Sequence[Program]) -> None:
@@ -44,14 +42,14 @@ def compare(session: Session, programs: Sequence[Program]) -> None:
         ActivationError: it cannot on another rank.
     """
     seed, hardly = session.settings.seed, Counter[str]()
-    with ThreadPoolExecutor(compiles_at_once(session), "disco-compare") as pool:
-        for number, permuted in enumerate((True, False)):
-            for program in programs:
-                program.runner = None  # before other inputs are made: both may not have room
-            # Timing and profiling have the seed itself.
-            own_seed = seed + 1 if permuted else seed
-            hardly |= _Inputs(session, programs, own_seed, permuted, pool).compare()
-            LOGGER.debug("compared on inputs %d", number)
+    for number, permuted in enumerate((True, False)):
+        started = time.monotonic()
+        for program in programs:
+            program.runner = None  # before other inputs are made: both may not have room
+        # Timing and profiling have the seed itself.
+        own_seed = seed + 1 if permuted else seed
+        hardly |= _Inputs(session, programs, own_seed, permuted).compare()
+        LOGGER.debug("compared on inputs %d in %.1f s", number, time.monotonic() - started)
     _say_hardly(session, hardly)
 
 
@@ -62,8 +60,7 @@ def settle_inputs(session: Session, default: Program) -> Runner:
     Raises:
         As :func:`compare`.
     """
-    with ThreadPoolExecutor(1, "disco-compare") as pool:
-        _Inputs(session, [default], session.settings.seed, False, pool).settled()
+    _Inputs(session, [default], session.settings.seed, False).settled()
     assert default.runner is not None
     return default.runner
 
@@ -101,20 +98,18 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
 class _Inputs:
     """Programs on one set of inputs."""
 
-    def __init__(
-        self, session: Session, programs: Sequence[Program], seed: int, permuted: bool, pool: Executor
-    ) -> None:
+    def __init__(self, session: Session, programs: Sequence[Program], seed: int, permuted: bool) -> None:
         self._session = session
         self._default, self._others = programs[0], programs[1:]
-        self._seed, self._permuted, self._pool = seed, permuted, pool
+        self._seed, self._permuted = seed, permuted
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
         survey = self.settled()
         assert self._default.runner is not None
         hardly = Counter[str]()
-        for spans in _passes(self._session, survey):
-            reference = Reference(self._session, self._default, survey, spans, self._pool)
+        for outputs in self._passes(survey):
+            reference = Reference(self._session, self._default, survey, outputs)
             for program in self._others:
                 if not program.error:
                     self._check(reference, program)
@@ -167,20 +162,18 @@ class _Inputs:
         program.runner = runner
         return runner
 
+    def _passes(self, survey: Survey) -> list[frozenset[int]]:
+        """The outputs that are compared in one pass each; the same on every rank.
 
-# --- passes ---------------------------------------------------------------------------------------
-
-
-def _passes(session: Session, survey: Survey) -> list[Spans]:
-    """The parts of the outputs that are compared in one pass each; the same on every rank.
-
-    Raises:
-        UnsupportedError: memory does not do for it.
-    """
-    mine = [socket.gethostname(), free_host_bytes(), survey.alike]
-    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="memory", timeout_s=session.timeout_s)
-    ranks = [json.loads(answer) for answer in answers]
-    on_host = Counter(host for host, _, _ in ranks)
-    limits = [free // _OF_FREE_MEMORY // on_host[host] for host, free, _ in ranks if free is not None]
-    survey.alike[:] = [all(alike) for alike in zip(*(alike for _, _, alike in ranks), strict=True)]
-    return passes(survey, min(limits, default=None))
+        Raises:
+            UnsupportedError: memory does not do for it.
+        """
+        session, room = self._session, room_bytes(self._session)
+        with session.stage("room for comparing"):
+            needs = [memory(program.executable) for program in (self._default, *self._others)]
+        # A run takes what it returns and writes in between; a look at an output, a few arrays like that.
+        run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
+        look = _ARRAYS * max(map(survey.kept_bytes, range(len(survey.shapes))), default=0)
+        mine = b"" if room is None else b"%d" % max(0, room - run - look)
+        answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
+        return passes(survey, min(map(int, filter(None, answers)), default=None))

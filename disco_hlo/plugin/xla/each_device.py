@@ -90,6 +90,6 @@ def _compiled(
                 jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding)
                 for shape, dtype in facts
             ]
-            return jax.jit(mapped).lower(*taken).compile().runtime_executable()
+            return jax.jit(mapped, keep_unused=True).lower(*taken).compile().runtime_executable()
 
     return in_clean_thread(compile_it)

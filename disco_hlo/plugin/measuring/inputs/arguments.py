@@ -167,15 +167,18 @@ class Inputs:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
-        if are_made_on_devices(parameter):
-            buffers = self._made_on_devices(index, nudge, change)
-        else:
-            buffers = self._made_on_host(index, nudge, change)
+        buffers = self.made(index, nudge, change)
         # The executable looks at the per-device buffers alone; how they would join is of no account to it.
         stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
         mesh = Mesh(np.array(devices, dtype=object), ("device",))
         sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
         return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+
+    def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
+        """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
+        if are_made_on_devices(self.parameters[index]):
+            return self._made_on_devices(index, nudge, change)
+        return self._made_on_host(index, nudge, change)
 
     def _made_on_devices(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
