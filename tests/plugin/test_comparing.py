@@ -277,7 +277,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         default = Program("default", compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
-        survey = survey_of(default.runner)
+        survey, _ = survey_of(default.runner)
         reference = Reference(session, default, survey, passes(survey, None)[0])
         assert reference._first_unlike(default.runner) == ""
         said = []
@@ -343,7 +343,7 @@ def test_the_new_value_of_each_parameter_is_known_by_its_values() -> None:
     def surveyed(request: CompileRequest) -> tuple[Survey, int]:
         request.positive = frozenset()
         runner = Runner(request, compiles.compile_module(request, None), 0)
-        return survey_of(runner), len(runner.parameters)
+        return survey_of(runner)[0], len(runner.parameters)
 
     found, parameters = intercept(*models.mlp(), surveyed)
     # Parameters come in the order of the outputs: weights, momenta, and then the batch.

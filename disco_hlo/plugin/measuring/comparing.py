@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
@@ -28,6 +29,8 @@ from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import memory
 
+_LONG_S = 5.0
+"""Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
 """Of the size of an output, that exist while it is compared."""
 
@@ -49,7 +52,9 @@ def compare(session: Session, programs: Sequence[Program]) -> None:
         # Timing and profiling have the seed itself.
         own_seed = seed + 1 if permuted else seed
         hardly |= _Inputs(session, programs, own_seed, permuted).compare()
-        LOGGER.debug("compared on inputs %d in %.1f s", number, time.monotonic() - started)
+        took_s = time.monotonic() - started
+        say = session.say if took_s >= _LONG_S else LOGGER.debug
+        say("compared on the %s of two sets of inputs (%.1f s)", "second" if number else "first", took_s)
     _say_hardly(session, hardly)
 
 
@@ -102,14 +107,18 @@ class _Inputs:
         self._session = session
         self._default, self._others = programs[0], programs[1:]
         self._seed, self._permuted = seed, permuted
+        self._first: list[list[Any]] | None = None
+        """What the default's first run returned."""
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
         survey = self.settled()
         assert self._default.runner is not None
         hardly = Counter[str]()
-        for outputs in self._passes(survey):
-            reference = Reference(self._session, self._default, survey, outputs)
+        every = self._passes(survey)
+        first, self._first = self._first if len(every) == 1 else None, None
+        for outputs in every:
+            reference = Reference(self._session, self._default, survey, outputs, first)
             for program in self._others:
                 if not program.error:
                     self._check(reference, program)
@@ -146,10 +155,13 @@ class _Inputs:
 
     def _first_run(self) -> Survey:
         default = self._default
-        default.runner = None
+        default.runner = self._first = None
         runner = self._make_runner(default)
         with default.guard():
-            return run_on_all(self._session, f"first run of {default.name}", lambda: survey_of(runner))
+            survey, self._first = run_on_all(
+                self._session, f"first run of {default.name}", lambda: survey_of(runner)
+            )
+        return survey
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
@@ -171,9 +183,10 @@ class _Inputs:
         session, room = self._session, room_bytes(self._session)
         with session.stage("room for comparing"):
             needs = [memory(program.executable) for program in (self._default, *self._others)]
-        # A run takes what it returns and writes in between; a look at an output, a few arrays like that.
+        # A run takes what it returns and writes in between; a look at an output, a few arrays like that. What the first
+        # run returned is there already.
         run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
         look = _ARRAYS * max(map(survey.kept_bytes, range(len(survey.shapes))), default=0)
-        mine = b"" if room is None else b"%d" % max(0, room - run - look)
+        mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
         answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
         return passes(survey, min(map(int, filter(None, answers)), default=None))

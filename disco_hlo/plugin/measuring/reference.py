@@ -52,13 +52,16 @@ class Reference:
     survey: Survey
     outputs: frozenset[int]
     """Those of the pass."""
+    first: list[list[Any]] | None = None
+    """What a run of the default returned, all of it, where that is there."""
     _allowed: dict[int, Allowed] = field(default_factory=dict)
     """By output."""
     _runs: int = 0
 
     def __post_init__(self) -> None:
         """Run the default, and run it on changed inputs."""
-        self._run("a run of XLA's default", self._keep)
+        first, self.first = self.first, None
+        self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
         self._rounding = rounding_of(module, self.session.request.backend.platform)
         self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
@@ -91,20 +94,21 @@ class Reference:
 
     # --- the default ------------------------------------------------------------------------------
 
-    def _run(self, what: str, take: Callable[[int, list[Any]], None]) -> None:
+    def _run(
+        self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
+    ) -> None:
         runner, guard = self.default.runner, self.default.guard
         assert runner is not None
 
         def run() -> None:
-            for number, arrays in self._outputs_of(runner):
+            for number, arrays in self._chosen(ran or runner.output_arrays()):
                 take(number, arrays)
 
         with guard():
             run_on_all(self.session, what, run)
 
-    def _outputs_of(self, runner: Runner) -> Iterator[tuple[int, list[Any]]]:
-        """Run once; the outputs of the pass, one after the other. Those that are done with give their room back."""
-        arrays = runner.output_arrays()
+    def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
+        """The outputs of the pass, one after the other. Those that are done with give their room back."""
         arrays.reverse()
         for number in range(len(arrays)):
             own = arrays.pop()
@@ -149,7 +153,7 @@ class Reference:
             return run_on_all(self.session, f"a run of {program.name}", lambda: self._first_unlike(runner))
 
     def _first_unlike(self, runner: Runner) -> str:
-        for number, arrays in self._outputs_of(runner):
+        for number, arrays in self._chosen(runner.output_arrays()):
             if (why := self.survey.other_shape(number, arrays[0])) != "":
                 return why
             place, how = self._allowed[number].unlike(arrays)

@@ -51,6 +51,11 @@ class Survey:
         own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES.get(size, 1)
         return self.sizes[number] * (size + own)
 
+    @property
+    def output_bytes(self) -> int:
+        """Memory of each device that all outputs take."""
+        return sum(size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True))
+
     def name(self, number: int) -> str:
         """Type and shape of an output."""
         return f"{self.dtypes[number]}{list(self.shapes[number])}"
@@ -62,19 +67,18 @@ class Survey:
         return f"output {number} is {values.dtype}{list(values.shape)}, expected {self.name(number)}"
 
 
-def survey_of(runner: Runner) -> Survey:
-    """Run once, and see."""
+def survey_of(runner: Runner) -> tuple[Survey, list[list[Any]]]:
+    """Run once, and see; returns the outputs, too, ``[output][local device]``."""
     inputs, arrays = _samples(runner), runner.output_arrays()
     shapes, dtypes, updated, strange = [], [], [], 0
-    for number, own in enumerate(arrays):
+    for own in arrays:
         first = own[0]
         few, count = _looked_at(own)
         shapes.append(tuple(first.shape))
         dtypes.append(np.dtype(first.dtype))
         updated.append(_nearest(few, inputs.get((str(first.dtype), tuple(first.shape)), ())))
         strange += count
-        arrays[number] = []  # another output may need its room
-    return Survey(shapes, dtypes, updated, strange)
+    return Survey(shapes, dtypes, updated, strange), arrays
 
 
 def passes(survey: Survey, limit_bytes: int | None) -> list[frozenset[int]]:
