@@ -94,7 +94,7 @@ def canonicalize(data: bytes) -> CanonicalModule:
     module = hlo_proto.parse(data)
     check_module(module)
     try:
-        return _canonical(module)
+        return _canonical(module, _backend(module, data))
     except (ArithmeticError, LookupError, RecursionError, ValueError) as error:  # what no check foresaw
         raise ModuleError(
             f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
@@ -102,10 +102,9 @@ def canonicalize(data: bytes) -> CanonicalModule:
         ) from error
 
 
-def _canonical(module: Message) -> CanonicalModule:
+def _canonical(module: Message, backend: str) -> CanonicalModule:
     index = ModuleIndex(module)
     digests = ComputationDigests(index)
-    backend = _backend(module)
     forms: dict[int, _Form] = {}
     for computation, kind in scheduled_computations(index):
         try:
@@ -407,8 +406,11 @@ class _SourceLines:
         return f"{self.frames.file_names[location.file_name_id - 1]}:{location.line}"
 
 
-def _backend(module: Message) -> str:
+def _backend(module: Message, data: bytes) -> str:
     """``gpu`` where the module holds what only XLA:GPU emits, else ``cpu``."""
+    # The mark of XLA:GPU's scheduler. Small modules may have no instruction with settings.
+    if b"fingerprint_before_lhs" in data:
+        return "gpu"
     for computation in module.computations:
         for instruction in computation.instructions:
             config = instruction.backend_config
