@@ -136,9 +136,7 @@ def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: Comp
             break
         # What a loop is given XLA has copied where that was needed. Where it was not, since values are equal that the
         # body alone does not show to be, a copy would change what the loop does to its caller's buffers.
-        if kind == "loop" and any(
-            flat.ops[_maker(flat, *edge)].proto.opcode == "parameter" for edge in form.edges_to_copy
-        ):
+        if kind == "loop" and any(_is_given(flat, *edge) for edge in form.edges_to_copy):
             break
         flat = with_copies(flat, form.edges_to_copy)
     if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
@@ -290,6 +288,17 @@ def _maker(flat: FlatComputation, reader: int, number: int) -> int:
     while flat.ops[position].proto.opcode in SHOWING and len(flat.ops[position].operands) == 1:
         position = flat.ops[position].operands[0]
     return position
+
+
+def _is_given(flat: FlatComputation, reader: int, number: int) -> bool:
+    """Whether an operand is what the computation was given, barriers aside."""
+    position, members = _maker(flat, reader, number), list[int]()
+    while (op := flat.ops[position]).proto.opcode in ("get-tuple-element", "opt-barrier", "tuple"):
+        if op.proto.opcode == "get-tuple-element":
+            members.append(op.proto.tuple_index)
+        member = members.pop() if op.proto.opcode == "tuple" and members else 0
+        position = op.operands[member]
+    return bool(op.proto.opcode == "parameter")
 
 
 @dataclass(frozen=True, slots=True)
