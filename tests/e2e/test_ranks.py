@@ -185,7 +185,10 @@ def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
     runs = job.train_ranks(
         fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "one_element_off"}], DISCO_LOG="debug"
     )
-    assert len(runs[0].lines("plan: not measured: rank 1: output 0 differs from XLA's default at [0")) == 1
+    assert (
+        len(runs[0].lines("plan: not measured: compared: rank 1: output 0 differs from XLA's default at [0"))
+        == 1
+    )
     assert len(runs[0].lines("nothing beats XLA's default beyond noise")) == 1
     for run, default in zip(runs, alone, strict=True):
         assert not is_ours(run)
