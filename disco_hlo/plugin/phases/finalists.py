@@ -58,7 +58,8 @@ def compile_and_measure(
     session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
     if not compile_finalists(session, source, trials, stop):
         return False
-    session.say("timing the %d that are compiled in turn, for up to %.0f s", len(trials), MEASURE_BUDGET_S)
+    compiled = sum(not trial.error for trial in trials)
+    session.say("timing the %d that are compiled in turn, for up to %.0f s", compiled, MEASURE_BUDGET_S)
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
         return False
     for trial in trials:
@@ -81,7 +82,8 @@ def winner_of(session: Session, trials: Sequence[Trial], stop: Interruption) -> 
     """
     forced = session.settings.forced_structure
     while not session.tell(bool(stop), "interrupted"):
-        winner = trials[session.tell(chosen(trials, forced) if session.leads else None, "winner")]
+        first = session.tell(chosen(trials, forced) if session.leads else None, "winner")
+        winner: Trial = trials[first]
         if winner.strategy is None:
             return winner
         session.say(
