@@ -18,13 +18,14 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin.measuring import comparing
+from disco_hlo.plugin.measuring import comparing, tolerances
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
+from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.dtypes import is_whole
@@ -332,6 +333,31 @@ def test_a_program_in_which_two_elements_of_thousands_are_wrong_is_refused(tmp_p
     plain, wrong, _ = measured(frozen_step(), frozen_elsewhere, tmp_path)
     assert plain.error == ""
     assert re.search(r"differs from XLA's default at \[1[12], 13\] of float32\[64, 64\]: by ", wrong.error)
+
+
+def test_a_program_whose_large_results_are_wrong_is_refused_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the right one is not: made-up weights, both runs and the comparison stay on the devices."""
+    there: list[tuple[int, ...]] = []
+    really = tolerances.on_each_device
+
+    def on_each_device(devices: Any, rule: Any, static: Any, *arguments: Any) -> Any:
+        if rule is tolerances._are_wrong:
+            there.append(arguments[-1][0].shape)
+        return really(devices, rule, static, *arguments)
+
+    monkeypatch.setattr(tolerances, "on_each_device", on_each_device)
+    parameters = {"w": models.random(0, 520, 520)}
+    step = models.trained(
+        "large_step",
+        lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]) ** 2),
+        parameters,
+        (models.random(1, 8, 520),),
+        optax.sgd(0.1, momentum=0.9),
+    )
+    assert_refused(step, lambda module: exchange_opcode(module, "tanh", "cosine"), tmp_path)
+    assert set(there) == {(520, 520)}
 
 
 # --- what is kept -----------------------------------------------------------------------------------
