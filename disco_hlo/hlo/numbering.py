@@ -71,6 +71,7 @@ class ComputationDigests:
         self.bodies: dict[int, Body] = {}
         """The computations asked for so far, by id."""
         self._known: dict[int, str] = {}
+        self._acting: dict[int, bool] = {}
 
     def __call__(self, computation_id: int) -> str:
         """Digest of the computation with this id."""
@@ -87,6 +88,18 @@ class ComputationDigests:
         found = self._known[computation_id] = computation_digest(
             body, lambda node: body.structure(node).all_bytes
         )
+        return found
+
+    def acts(self, proto: Message) -> bool:
+        """Whether an op does more than compute its result, itself or in what it calls: a loop or branch with a callback
+        inside runs though nothing reads its result."""
+        return has_side_effect(proto) or any(map(self._has_acting, proto.called_computation_ids))
+
+    def _has_acting(self, computation_id: int) -> bool:
+        found = self._acting.get(computation_id)
+        if found is None:
+            found = any(map(self.acts, self.index.computation(computation_id).instructions))
+            self._acting[computation_id] = found
         return found
 
 
@@ -154,7 +167,7 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
         (position for position, op in enumerate(flat.ops) if op.proto.opcode == "parameter"),
         key=lambda position: flat.ops[position].proto.parameter_number,
     )
-    effects = [position for position, op in enumerate(flat.ops) if has_side_effect(op.proto)]
+    effects = [position for position, op in enumerate(flat.ops) if structures.digests.acts(op.proto)]
     ordered: list[int] = []
     number: dict[int, int] = {}
     for start in (*parameters, merged[flat.root], *effects):

@@ -94,7 +94,8 @@ def _settled(source: CanonicalModule, computed: Computed) -> SourceKernels:
     shown = behind_bitcasts(source.graph)
     maker: dict[int, str] = {}
     for origin in source.origins:
-        for node in origin.results:
+        # What acts beyond its results (a callback) may have none that anything reads, and runs where it stands.
+        for node in origin.results or (origin.nodes if origin.role == "op" else ()):
             if shown[node] in origin.nodes:
                 is_in = shown[node] in computed.get(origin.name, origin.nodes)
                 maker.setdefault(shown[node], origin.name if is_in else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,15 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.proto import Instruction
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
+from tests.plan import hlo_text
 from tests.plan.small_graphs import graph
 
 DATA = Path(__file__).parents[1] / "data"
@@ -175,3 +179,52 @@ def _idle(step: Graph, strategy: Any) -> set[int]:
     """Ops that every reader recomputes."""
     copies = {node for group in strategy.groups for node in group.duplicates}
     return {node.id for node in step.nodes if node.kind is Kind.FUSIBLE and node.id in copies}
+
+
+def test_what_nothing_reads_is_read_where_it_stands() -> None:
+    """``jax.debug.print`` was read as the last op of the step, and every plan that ran it earlier was refused."""
+    text = """
+        x = f32[8] parameter
+        a = f32[8] negate x
+        told = f32[8] custom-call a target=xla_ffi_python_cpu_callback
+        b = f32[8] tanh a
+        c = f32[8] negate b
+    """
+    source = canonicalize(hlo_text.module(text))
+    (told,) = [f"n{node.id}" for node in source.graph.nodes if node.opcode == "custom-call"]
+    xla = read(source)
+    assert xla.order.index(told) == 1
+    for place in range(1, 4):
+        others = [token for token in xla.order if token != told]
+        strategy = replace(xla, order=(*others[:place], told, *others[place:]))
+        verify(source, apply(strategy, source), strategy)
+
+
+def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:
+    """``lax.cond(bad, report, nothing)`` with a callback inside was left out of every plan, and verified."""
+    text = """
+        x = f32[8] parameter
+        which = s32 parameter number=1
+        a = f32[8] negate x
+        told = () conditional which a a calls=tell,keep_quiet
+        b = f32[8] tanh a
+    """
+    tell = """
+        v = f32[8] parameter
+        told = f32[8] custom-call v target=xla_ffi_python_cpu_callback
+        nothing = () tuple
+    """
+    keep_quiet = """
+        v = f32[8] parameter
+        nothing = () tuple
+    """
+    source = canonicalize(hlo_text.module(text, {"tell": tell, "keep_quiet": keep_quiet}))
+    xla = read(source)
+    assert [source.graph.nodes[int(token[1:])].opcode for token in xla.order] == [
+        "negate", "conditional", "tanh",
+    ]  # fmt: skip
+    for strategy in (xla, unfused(source.graph)):
+        module = apply(strategy, source)
+        verify(source, module, strategy)
+        ops = [one.opcode for called in proto.parse(module).computations for one in called.instructions]
+        assert ops.count("conditional") == ops.count("custom-call") == 1
