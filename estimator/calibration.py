@@ -25,7 +25,13 @@ from statistics import median
 
 import numpy as np
 
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, device_arrays, element_ns
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    device_arrays,
+    element_ns,
+    multiplied_dtype,
+)
 from disco_hlo.estimator.kernel_cost import kernel_work, streaming_ns
 from disco_hlo.estimator.kernel_tables import array_of
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
@@ -103,6 +109,23 @@ def calibrated(
         MeasuredKernel(op.graph, (op.node.id,), (op.node.id,), op.time_ns) for op in ops if _is_emitted(op)
     ]
     return replace(device, strided_ns=_strided_ns(device, [*single, *kernels]))
+
+
+def library_flops_per_s(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> dict[str, float]:
+    """Flop rate of the library calls that have a measured time, by the dtype that they multiply: their median, each
+    weighted by its flops, since a small one shows what a call costs."""
+    calls: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.kind is Kind.FIXED and node.flops and times_ns.get(node.key, 0) > 0:
+                rate = 1e9 * node.flops / times_ns[node.key]
+                calls[multiplied_dtype(graph, node)][node.key] = rate, node.flops
+    found = {}
+    for dtype, by_key in sorted(calls.items()):
+        rates, flops = zip(*sorted(by_key.values()), strict=True)
+        passed = np.cumsum(np.array(flops, np.float64))
+        found[dtype] = rates[int(np.searchsorted(passed, passed[-1] / 2))]
+    return found
 
 
 def _is_emitted(op: MeasuredOp) -> bool:

@@ -49,7 +49,7 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
     )
     starts = searchable(source.graph, read(source)), unfused(source.graph)
     for number in range(searches):
-        costs = costs_for(source.graph, profile, None)
+        costs = costs_for(source, profile, None)
         if number % 2 and isinstance(costs.estimator, GnnModel):
             costs = Costs(profile, costs.estimator.analytic)
         plans: list[Strategy] = []

@@ -83,7 +83,7 @@ def simulate(
     if plan is not None:
         strategies[PLAN] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
-    costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
+    costs = costs_for(source, known, opened.device_kind, list(strategies.values()))
     if imagined is not None:
         costs = costs.on(*imagined)
     costs = costs.imagine(network) if network else costs
