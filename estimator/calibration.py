@@ -25,6 +25,7 @@ from statistics import median
 
 import numpy as np
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.estimator.analytic import (
     AnalyticModel,
     DeviceModel,
@@ -130,7 +131,7 @@ def library_flops_per_s(graphs: Iterable[Graph], times_ns: Mapping[str, float]) 
 
 def _is_emitted(op: MeasuredOp) -> bool:
     """Copies to another layout run as a library transposition on CPU, and say nothing of kernels."""
-    return op.node.opcode != "copy" or op.graph.backend != "cpu"
+    return op.node.opcode != "copy" or not BACKENDS[op.graph.backend].transposes_by_library
 
 
 def _moved_bytes(graph: Graph, node: Node) -> int:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces, by_ring
@@ -69,6 +70,12 @@ class Platform:
     """Driver or runtime version; empty on CPU."""
     jax: _Text
     jaxlib: _Text
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ProfileError(
+                f"a profile of {' or '.join(BACKENDS)} is expected, this is one of {self.backend!r:.80}"
+            )
 
     def __str__(self) -> str:
         driver = f", driver {self.driver}" if self.driver else ""
@@ -126,7 +133,7 @@ class Collectives:
         swept = self.swept.line if self.swept is not None else otherwise
         if swept is None:
             return None
-        if backend == "gpu":
+        if BACKENDS[backend].asynchronous:
             return swept if self.together is None else with_total_of(self.together, swept)
         return in_the_step(swept, self.in_step, self.together)
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.backends import BACKENDS
+from disco_hlo.backends import BACKENDS
 from disco_hlo.core.gpu_facts import GpuFacts, gpu_facts
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.graph import Graph, Kind, Node, once_per_graph, overwritten_names

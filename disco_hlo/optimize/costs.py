@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
@@ -27,15 +28,15 @@ from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
-from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
+from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
 from disco_hlo.whatif.collectives import PHASES, pieces
 from disco_hlo.whatif.machine import Machine, names
 from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
-SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", "nvidia-h200-nvlink"
-"""What a GPU step without a profile is taken to run on, and the profile for it."""
+SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", {"gpu": "nvidia-h200-nvlink"}
+"""What a GPU step without a profile is taken to run on, and the profile for it by backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +176,11 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
             corrects the estimates of others.
     """
     platform, graph = profile.platform, source.graph
+    backend = BACKENDS[platform.backend]
     swept = profile.transfers is not None
     if not swept:
         profile = replace(profile, all_reduce=CONSTANTS[platform.backend].all_reduce)
-    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=platform.backend == "cpu")
+    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=backend.hoists)
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
     graphs = [one.graph for one in source.computations.values()]
     rates = {**_described_rates(profile), **library_flops_per_s(graphs, times)}
@@ -225,14 +227,15 @@ def costs_for(
     graph = source.graph
     if profile is not None:
         # On CPU the profile names the processor, which JAX does not; of a module alone nobody knows the device.
-        known = graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE
+        known = BACKENDS[graph.backend].names_devices and device_kind != UNKNOWN_DEVICE
         profile.require(device_kind if known else None, graph.backend)
         return costs_of(profile, source, plans)
     shipped = shipped_profile(graph.backend, device_kind)
     if shipped is None:
         return _analytic(graph.backend)
     costs = costs_of(shipped, source, plans)
-    first = f"no profile: taken instead: {_SHIPPED}, which comes with disco-hlo (--profile names another)"
+    name = _SHIPPED[graph.backend]
+    first = f"no profile: taken instead: {name}, which comes with disco-hlo (--profile names another)"
     costs.lines = (first, *costs.lines)
     return costs
 
@@ -243,9 +246,9 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
     Raises:
         ProfileError: the package is damaged.
     """
-    if backend != "gpu" or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
+    if backend not in _SHIPPED or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
         return None
-    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED}.json") as path:
+    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED[backend]}.json") as path:
         return load(path)
 
 
@@ -255,7 +258,7 @@ def _analytic(backend: str) -> Costs:
         Platform(constants.name, backend, "", "", ""), {}, constants.launch_ns,
         constants.memory_bytes_per_s, constants.flops_per_s, constants.all_reduce,
     )  # fmt: skip
-    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend == "cpu")
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=BACKENDS[backend].hoists)
     costs = Costs(profile, AnalyticModel(device))
     costs.lines = (f"no profile: analytic model of {constants}",)
     return costs
@@ -290,7 +293,7 @@ def machine_of(profile: Profile) -> MachineModel:
     No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
     the hook, where they are ops like others, and what a plan all-reduces goes through NCCL.
     """
-    machine = GPU if profile.platform.backend == "gpu" else CPU
+    machine = MACHINES[profile.platform.backend]
     machine = replace(
         machine,
         launch_ns=profile.launch_ns,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import UNSET, structs
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ModuleError, PlanError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
@@ -270,7 +271,7 @@ def _check_one(source: CanonicalModule, strategy: Strategy) -> None:
     units = unit_graph(graph, strategy)
     check_strategy(graph, strategy, units, attested_groups(source))
     if strategy.order:
-        check_order(units, strategy.order, graph.backend == "gpu")
+        check_order(units, strategy.order, BACKENDS[graph.backend].asynchronous)
 
 
 def _unzipped(data: bytes, path: Path) -> bytes:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
@@ -156,10 +157,12 @@ class MachineModel:
         return self.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
-CPU = MachineModel("cpu", asynchronous=False)
+CPU = MachineModel("cpu", BACKENDS["cpu"].asynchronous)
 """XLA:CPU: collectives block the thread that runs them (measured: 4 % of them overlapped)."""
-GPU = MachineModel("gpu", asynchronous=True)
+GPU = MachineModel("gpu", BACKENDS["gpu"].asynchronous)
 """XLA:GPU: one compute stream in issue order, NCCL beside it."""
+MACHINES = {machine.name: machine for machine in (CPU, GPU)}
+"""By ``Graph.backend``."""
 
 
 def speed_ppm(slow_down: float) -> int:

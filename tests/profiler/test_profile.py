@@ -154,6 +154,7 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
             '{"format": "something else"}',
             "expected a disco-hlo profile of version 9, got format 'something else'",
         ),
+        (body(platform={**json.loads(body())["platform"], "backend": "tpu"}), "this is one of 'tpu'"),
         (body(holds={"abc": 1.5}), r"Expected `float` <= 1.0 - at `\$.holds\[...\]`"),
         (
             body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),

@@ -266,7 +266,7 @@ def _hook_extension() -> Any:
 
 def register_hook(backend: Any, stage_name: str) -> None:
     """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
-    platform = "cuda" if backend.platform == "gpu" else backend.platform
+    platform = {"gpu": "cuda"}.get(backend.platform, backend.platform)
     with _registering:
         if (platform, stage_name) in _registered:
             return
