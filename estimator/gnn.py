@@ -14,6 +14,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.encoding import GraphFeatures
@@ -118,7 +119,7 @@ def estimator_for(
             trained = AnalyticModel(weights.device, local.library_flops_per_s)
         if weights is not None and weights.device_kind == device_kind:
             return GnnModel(weights, times_ns, trained)
-        if weights is not None and backend == "gpu":
+        if weights is not None and BACKENDS[backend].estimator_by_kind:
             # What it was trained with fits it better than this GPU's own analytical model, once both are put right by
             # what this GPU's kernels took (docs/estimator.md).
             _say_once(

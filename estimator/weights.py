@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import DeviceModel
@@ -196,8 +197,8 @@ def load_file(path: Path) -> Weights:
 
 def shipped_name(backend: str, device_kind: str) -> str:
     """File name of the weights of a device: of the GPU's kind; on CPU one file serves every kind."""
-    if backend == "cpu":
-        return "cpu.safetensors"
+    if not BACKENDS[backend].estimator_by_kind:
+        return f"{backend}.safetensors"
     return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-") + ".safetensors"
 
 

@@ -52,6 +52,9 @@ class Backend:
     overlaps_kernels: bool = False
     """Whether kernels of the entry run at once unless one reads what another wrote."""
 
+    autotunes: bool = False
+    """Whether a compile picks kernels by trying them, so that two compiles of a step may differ."""
+
     # What times are made of
     hoists: bool = False
     """Whether loop-invariant values inside a kernel move out of its inner loops."""
@@ -59,5 +62,9 @@ class Backend:
     """Whether a copy to another layout is a library call."""
     shares_processor: bool = False
     """Whether other programs run on the same cores, so that the least of several times is the truest."""
+    estimator_by_kind: bool = False
+    """Whether an estimator is trained for a kind of devices. One for all kinds corrects a machine's own estimate."""
+    machines_described: bool = False
+    """Whether descriptions of machines (``data/machines``) are of its devices."""
     names_devices: bool = False
     """Whether JAX says what kind of device it is; of CPUs the profile alone does."""

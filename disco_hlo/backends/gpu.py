@@ -15,5 +15,8 @@ GPU = Backend(
     kernels_alone=frozenset({"dynamic-update-slice", "scatter"}),
     lowers_bitcasts=True,
     asynchronous=True,
+    autotunes=True,
+    estimator_by_kind=True,
+    machines_described=True,
     names_devices=True,
 )

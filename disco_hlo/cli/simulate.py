@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath, RegionName
 from disco_hlo.cli.output import (
@@ -77,7 +78,7 @@ def simulate(
     opened = open_named(module)
     source, graph = opened.source, opened.source.graph
     check_region(region, region_names(source))
-    if imagined is not None and graph.backend != "gpu":
+    if imagined is not None and not BACKENDS[graph.backend].machines_described:
         raise DiscoError(f"--machine {machine} has GPUs; this module was compiled for {graph.backend}")
     strategies = {DEFAULT: read(source)}
     if plan is not None:
