@@ -9,7 +9,7 @@ of its executions (:func:`body_times`), since one run shows it as often as the l
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -66,21 +66,6 @@ class Span:
     track: str
     device: int
     kernel: str
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Communication against compute on one timeline; lengths of unions, so nothing counts twice."""
-
-    communication_ns: int
-    compute_ns: int
-    hidden_ns: int
-    """Communication while at least one compute instruction ran."""
-
-    @property
-    def exposed_ns(self) -> int:
-        """Communication that nothing hid."""
-        return self.communication_ns - self.hidden_ns
 
 
 def instruction_times(
@@ -274,17 +259,6 @@ def spans(
         )
         for item in picked
     )  # fmt: skip
-
-
-def overlap(timeline: Iterable[Span], is_communication: Callable[[Span], bool], device: int = 0) -> Overlap:
-    """How much of one device's communication ran under its compute (GPU; loops count by their bodies)."""
-    own = [span for span in timeline if span.device == device]
-    loops = {span.owner for span in own if span.owner != span.op}
-    leaves = [span for span in own if span.op not in loops]
-    communication = _union([span for span in leaves if is_communication(span)])
-    compute = _union([span for span in leaves if not is_communication(span)])
-    hidden = length_ns(communication) + length_ns(compute) - length_ns(merged(communication + compute))
-    return Overlap(length_ns(communication), length_ns(compute), hidden)
 
 
 def _of_module(trace: Trace, module_name: str) -> list[Execution]:

@@ -38,19 +38,6 @@ def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple
     return default_unit_order(unit_graph(graph, strategy), asynchronous)
 
 
-def execution_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple[str, ...]:
-    """``strategy.order`` after checking it, or the default order where it is empty.
-
-    Raises:
-        IllegalStrategyError: as :func:`unit_graph` and :func:`check_order`.
-    """
-    units = unit_graph(graph, strategy)
-    if not strategy.order:
-        return default_unit_order(units, asynchronous)
-    check_order(units, strategy.order, asynchronous)
-    return strategy.order
-
-
 def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
     """:func:`default_order` of units that are already at hand."""
     return _ListSchedule(units, asynchronous).run()
