@@ -20,7 +20,7 @@ class Issued:
     """A collective as a module issues it, be it of one array or of several."""
 
     units: frozenset[str]
-    """What traces may call it (:func:`~disco_hlo.profiler.transfers.unit_of_name`)."""
+    """What traces may call it (:func:`~disco_hlo.profiler.collectives.unit_of_name`)."""
     kind: str
     """By its name."""
     sizes_bytes: tuple[int, ...]

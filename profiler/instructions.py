@@ -36,7 +36,7 @@ class InstructionTimes:
     """Runs times devices that executed it."""
     last_arrival_ns: int
     """Median over the runs of the shortest time on any local device. For a collective this is its
-    time on the device that arrived last, so the transfer without the waiting for it."""
+    time on the device that arrived last, so the collective without the waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)

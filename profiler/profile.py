@@ -94,7 +94,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What one thing takes longer while the other runs: slow-downs of at least 1, and a transfer's wait."""
+    """What one thing takes longer while the other runs: factors of at least 1, and a collective's wait."""
 
     compute: Factor
     """Time of compute while a collective runs, over its time alone."""
@@ -103,17 +103,19 @@ class Contention:
     transfer_wait_ns: Nanoseconds = 0
     """What a collective that begins while compute runs takes longer besides, whatever its size. 0: unknown, or none."""
     products: Factor | None = None
-    """As ``compute``, of kernels that hold a product (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) and began beside a
+    """As ``compute``, of kernels that hold a matmul (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) and began during a
     collective. Both of these are known, or neither."""
     others: Factor | None = None
     """And of the other kernels."""
     hold: Share = 0.0
-    """Share of a product's time that must be done before a collective begins beside it, of those not among
+    """Share of a matmul's time that must be done before a collective begins during it, of those not among
     :attr:`Profile.holds`."""
 
     def __post_init__(self) -> None:
         if (self.products is None) != (self.others is None):
-            raise ProfileError(f"a slow-down of products and of others, or neither, is expected, got {self}")
+            raise ProfileError(
+                f"a slow-down factor of matmuls and of others, or neither, is expected, got {self}"
+            )
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Profile:
     link: Link = field(default_factory=lambda: Link(1, 1))
     contention: Contention | None = None
     holds: Mapping[str, Share] = field(default_factory=dict)
-    """By cost key of an op, the share of its time that must be done before a collective begins beside it, 0 to 1
+    """By cost key of an op, the share of its time that must be done before a collective begins during it, 0 to 1
     (:mod:`disco_hlo.profiler.holds`)."""
     noise: Spread = 0.0
     """Relative run-to-run spread of a whole step; differences below it mean nothing."""

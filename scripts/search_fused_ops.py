@@ -1,7 +1,7 @@
 """Fused ops that searches choose, for scripts/sample_fused_ops.py to measure.
 
-Of all kernels that never ran a search takes those that the estimator flatters (``profiler.promises``), and random
-ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the analytical
+Of all kernels that never ran a search takes those that the estimator underestimates (``profiler.corrections``), and
+random ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the analytical
 estimate that it corrects, would have chosen.
 
 The kernels that the shipped weights for the H200 learned from were chosen on 2026-11-23, by searches of two seeds: one

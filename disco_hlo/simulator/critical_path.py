@@ -36,8 +36,8 @@ class Link:
 def critical_path(problem: Problem, spans_ns: NDArray[np.int64], started: Sequence[int]) -> tuple[Link, ...]:
     """A gapless chain from time 0 to the makespan, in time order.
 
-    Each link starts at the instant at which the one before it ends, but a transfer that a kernel held starts while that
-    runs. Where several reasons hold, the first in the order of :class:`Reason` is given.
+    Each link starts at the instant at which the one before it ends, but a collective that a kernel held starts while
+    that runs. Where several reasons hold, the first in the order of :class:`Reason` is given.
 
     Args:
         spans_ns: ``[2, tasks]``, start and end of each task.
@@ -79,7 +79,7 @@ def _candidates(
 
 
 def _stream_holders(problem: Problem) -> dict[int, list[int]]:
-    """For each task, the compute task before its place in the order and the transfers waited for since."""
+    """For each task, the compute task before its place in the order and the collectives waited for since."""
     holders: dict[int, list[int]] = {}
     since: list[int] = []
     for entry in problem.order.tolist():
