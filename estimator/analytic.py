@@ -37,7 +37,6 @@ from disco_hlo.estimator.kernel_tables import (
     VALUE_ROWS,
     KernelTables,
     Structure,
-    array_of,
     structure,
 )
 from disco_hlo.hlo.cost_model import CostModel, Kernels
@@ -186,7 +185,7 @@ def element_ns(node: Node, device: DeviceModel) -> float:
     work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
     if not work:
         return 0.0
-    return 1e9 * work / max(array_of(node.shape).element_count, 1) / device.flops_per_s
+    return 1e9 * work / max(node.shape.first_array.element_count, 1) / device.flops_per_s
 
 
 def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTables:

@@ -34,7 +34,6 @@ from disco_hlo.estimator.analytic import (
     multiplied_dtype,
 )
 from disco_hlo.estimator.kernel_cost import kernel_work, streaming_ns
-from disco_hlo.estimator.kernel_tables import array_of
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 
 STREAMING_OPCODES = frozenset({
@@ -67,8 +66,8 @@ class MeasuredOp:
     def evaluations(self) -> int:
         """Element evaluations: of a reduction one for each element it reads."""
         if self.node.opcode == "reduce":
-            return array_of(self.graph.nodes[self.node.operands[0]].shape).element_count
-        return array_of(self.node.shape).element_count
+            return self.graph.nodes[self.node.operands[0]].shape.first_array.element_count
+        return self.node.shape.first_array.element_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +175,13 @@ def _continued(
 
 def _reads_across(op: MeasuredOp) -> bool:
     """Whether neighbouring results come from operand elements that lie apart."""
-    operand = array_of(op.graph.nodes[op.node.operands[0]].shape) if op.node.operands else Shape("f32")
+    operand = op.graph.nodes[op.node.operands[0]].shape.first_array if op.node.operands else Shape("f32")
     minor = _minor_dimension(operand)
     if minor is None:
         return False
     if op.node.opcode == "reduce":
         return minor not in op.node.dimensions
-    result = _minor_dimension(array_of(op.node.shape))
+    result = _minor_dimension(op.node.shape.first_array)
     if op.node.opcode == "copy":
         return result != minor
     if op.node.opcode == "transpose" and result is not None and len(op.node.dimensions) > result:

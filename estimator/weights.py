@@ -7,9 +7,7 @@ where its training data came from. Nothing in it is executed, and nothing is bel
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
@@ -27,7 +25,7 @@ from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_whole
 
 Record = TypeVar("Record", Architecture, DeviceModel)
 
@@ -174,12 +172,7 @@ def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], so
 def save_file(weights: Weights, path: Path) -> None:
     """Write a weights file, whole or not at all. :class:`ProfileError` where it cannot be written."""
     try:
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(to_bytes(weights))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_whole(path, to_bytes(weights))
     except OSError as error:
         raise ProfileError(f"cannot write the weights {path}: {error}") from error
 

@@ -10,8 +10,6 @@ A profile file is data from outside: it is decoded by schema and refused with th
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +19,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces, by_ring
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.fields import Factor, Nanoseconds, Positive, Share, Spread
 from disco_hlo.profiler.in_step import InStep, in_the_step, with_total_of
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_whole
 
 FORMAT = "disco-hlo profile"
 VERSION = 9
@@ -233,7 +232,7 @@ def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
 
 def host_cpu_kind() -> str:
     """Device kind of CPU profiles: the host's CPU and how many cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
     name = "cpu"
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -259,17 +258,8 @@ def save(profile: Profile, path: Path) -> None:
     text = to_json(profile)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, text.encode())
     except OSError as error:
-        raise ProfileError(f"cannot write the profile {path}: {error}") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        Path(draft).unlink(missing_ok=True)
         raise ProfileError(f"cannot write the profile {path}: {error}") from error
 
 

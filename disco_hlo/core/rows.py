@@ -134,10 +134,7 @@ def keeps_own_buffer(graph: Graph, node: Node) -> bool:
 
 def element_count(node: Node) -> int:
     """Elements of a node's array, or of the first where it has several (a reduce of several arrays)."""
-    shape = node.shape
-    while shape.elements:
-        shape = shape.elements[0]
-    return shape.element_count
+    return node.shape.first_array.element_count
 
 
 def reads_per_element(graph: Graph, node: Node) -> int:

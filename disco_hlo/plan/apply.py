@@ -9,12 +9,12 @@ them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -51,7 +51,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
         IllegalStrategyError: the strategy is not legal on this module.
     """
     numbers = _Numbers(source.module)
-    threads = parallelism or _available_cores()
+    threads = parallelism or len(own_cores())
     planned = planned_regions(source, strategy)
     written: list[Message] = []
     for region in source.regions:
@@ -108,10 +108,6 @@ def attested_groups(source: CanonicalModule) -> set[Kernel]:
             if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
                 found.add((frozenset(ops), results))
     return found
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.plugin.measuring.cores import own_cores
+from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.executables import Parameter
