@@ -7,7 +7,7 @@ Three things are learned, in this order, each from ops that show it alone:
 2. the time of one element evaluation by opcode, from ops that take longer than their bytes do; an
    op that streams its bytes only bounds its arithmetic from above. Ops that only say where a value
    comes from (broadcast, slice) are index arithmetic inside a kernel and cost nothing;
-3. the extra time of reading across the memory's grain, from the kernels that do: what they take
+3. the extra time of reading across the memory's grain, from the ops that do: what they take
    beyond their evaluations.
 
 Medians, so that a few disturbed measurements move nothing; for 2 the lower quartile, since
@@ -70,17 +70,6 @@ class MeasuredOp:
         return self.node.shape.first_array.element_count
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredKernel:
-    """One fused kernel with its measured time."""
-
-    graph: Graph
-    members: tuple[int, ...]
-    """Ascending."""
-    results: tuple[int, ...]
-    time_ns: float
-
-
 def measured_ops(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> list[MeasuredOp]:
     """The fusible nodes that have a measured time (by ``Node.key``), one for each key."""
     found: dict[str, MeasuredOp] = {}
@@ -93,10 +82,8 @@ def measured_ops(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> list
     return [found[key] for key in sorted(found) if found[key].time_ns > 0]
 
 
-def calibrated(
-    base: DeviceModel, ops: Iterable[MeasuredOp], kernels: Iterable[MeasuredKernel] = ()
-) -> DeviceModel:
-    """``base`` with everything replaced that the measured ops and fused kernels tell."""
+def calibrated(base: DeviceModel, ops: Iterable[MeasuredOp]) -> DeviceModel:
+    """``base`` with everything replaced that the measured ops tell."""
     ops = list(ops)
     if not ops:
         return base
@@ -105,10 +92,7 @@ def calibrated(
     streaming = _continued(streaming, base.memory_bandwidth)
     device = replace(base, streaming=streaming, shortest_kernel_ns=min(op.time_ns for op in ops))
     device = replace(device, element_ns={**base.element_ns, **_element_times(device, along)})
-    single = [
-        MeasuredKernel(op.graph, (op.node.id,), (op.node.id,), op.time_ns) for op in ops if _is_emitted(op)
-    ]
-    return replace(device, strided_ns=_strided_ns(device, [*single, *kernels]))
+    return replace(device, strided_ns=_strided_ns(device, filter(_is_emitted, ops)))
 
 
 def library_flops_per_s(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> dict[str, float]:
@@ -211,15 +195,14 @@ def _lower_quartile(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-def _strided_ns(device: DeviceModel, kernels: list[MeasuredKernel]) -> float:
+def _strided_ns(device: DeviceModel, ops: Iterable[MeasuredOp]) -> float:
     model = AnalyticModel(device)
     extra = []
-    for kernel in kernels:
-        tables, scratch = model.tables(kernel.graph), model.scratch(kernel.graph)
-        members, results = np.array(kernel.members), np.array(kernel.results)
-        moved, work, strided = kernel_work(tables, members, results, False, scratch)
-        if strided >= _ENOUGH_ELEMENTS and kernel.time_ns > _BEYOND_BYTES * _streaming(device, moved):
-            extra.append(max(kernel.time_ns - work, 0.0) / strided)
+    for op in ops:
+        tables, scratch, alone = model.tables(op.graph), model.scratch(op.graph), np.array([op.node.id])
+        moved, work, strided = kernel_work(tables, alone, alone, False, scratch)
+        if strided >= _ENOUGH_ELEMENTS and op.time_ns > _BEYOND_BYTES * _streaming(device, moved):
+            extra.append(max(op.time_ns - work, 0.0) / strided)
     return median(extra) if extra else device.strided_ns
 
 

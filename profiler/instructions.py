@@ -234,22 +234,17 @@ def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = N
 def spans(
     trace: Trace,
     module_name: str,
-    run: int | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> tuple[Span, ...]:
-    """The timeline of one run on all local devices, bodies of loops included, by start time.
+    """The timeline of the run of median wall time on all local devices, bodies of loops included, by start time.
 
-    ``run`` counts the module's runs in the trace from 0; without it the run of median wall time is
-    taken. Raises :class:`ProfileError` for a module or a run that the trace does not hold.
+    Raises :class:`ProfileError` for a module that the trace does not hold.
     """
     executions = _of_module(trace, module_name)
     owners = owner if owner is not None else _inferred_owners(executions)
     walls = _wall_ns(trace, executions)
-    numbers = sorted(walls)
-    if run is not None and not 0 <= run < len(numbers):
-        raise ProfileError(f"the trace holds runs 0 to {len(numbers) - 1} of {module_name}, not {run}")
-    by_wall = sorted(numbers, key=lambda number: (walls[number], number))
-    chosen = by_wall[(len(by_wall) - 1) // 2] if run is None else numbers[run]
+    by_wall = sorted(walls, key=lambda number: (walls[number], number))
+    chosen = by_wall[(len(by_wall) - 1) // 2]
     picked = [item for item in executions if item.run == chosen]
     origin = min(item.start_ns for item in picked)
     return tuple(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import MeasuredKernel, calibrated, library_flops_per_s, measured_ops
+from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
 from disco_hlo.hlo.graph import Shape
 from tests.estimator.kernels import f32, graph_of
 
@@ -74,18 +74,6 @@ def test_a_few_disturbed_measurements_move_little():
     assert calibrated(BASE, measured_ops([GRAPH], disturbed)).element_ns["log"] == pytest.approx(
         2.0, rel=0.02
     )
-
-
-def test_fused_kernels_tell_what_strided_reading_costs():
-    graph = graph_of(
-        ("parameter", f32(256, 256), ()),
-        ("transpose", f32(256, 256), (0,), (1, 0)),
-        ("add", f32(256, 256), (1, 0)),
-    )
-    ops = measured_ops([GRAPH], {key: time for key, time in times(TRUE).items() if "reduce" not in key})
-    assert calibrated(BASE, ops).strided_ns == 0.0
-    kernel = MeasuredKernel(graph, (1, 2), (2,), 256 * 256 * 4.0)
-    assert calibrated(BASE, ops, [kernel]).strided_ns == pytest.approx(4.0, rel=0.02)
 
 
 def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
