@@ -108,7 +108,7 @@ def simulate(
             trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
         )
     inner = not_simulated(source)
-    is_silent = not inner and not any(one.graph.all_reduces for one in _computations(source))
+    is_silent = not inner and not any(one.graph.all_reduces for one in source.computations.values())
     silent = (
         ("the step has no collective that a bucket could have: no network changes its time",)
         if is_silent
@@ -130,10 +130,6 @@ def simulate(
         _print_gains(last, timelines[last].makespan_ns, gained, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
-
-
-def _computations(source: CanonicalModule) -> tuple[CanonicalModule, ...]:
-    return (source, *(region.source for region in source.regions))
 
 
 def _unknown_trips(source: CanonicalModule) -> list[str]:
