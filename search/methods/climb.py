@@ -18,16 +18,15 @@ from disco_hlo.search.arrays.rng import draw
 from disco_hlo.search.arrays.table import claim, find
 from disco_hlo.search.arrays.views import open_draws, open_views
 from disco_hlo.search.moves.proposals import (
-    ABSORB,
-    FUSE,
-    KINDS,
-    REORDER,
-    SIBLING,
+    ONLY_ORDER,
     make_move,
     random_move,
+    refusal_key,
+    remember_refusal,
     second_unit,
 )
-from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew, was_refused
+from disco_hlo.search.moves.refusals import renew, was_refused
+from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.times.pricing import has_place, price_changed
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, catch_up, open_segments
 from disco_hlo.search.times.segments import segments_ns
@@ -63,6 +62,7 @@ CONTROLS: Final = 12
 MOST_WAITING: Final = 128
 """Moves that wait at most. Of a longer list more are refused when their turn comes, others having been kept by then."""
 COMPUTE_SHARE: Final = 1024
+_ABSORB: Final = NUMBERS["absorb"]
 
 
 @compiled
@@ -83,7 +83,7 @@ def climb(
     """Make proposals until none are left or the cost model must be asked.
 
     Args:
-        weights: ``[KINDS]`` int64, how often each kind of move is proposed.
+        weights: ``[moves]`` int64, how often each is proposed.
         waiting: ``[MOST_WAITING, 3]`` int64.
         seen: table of the scores of candidates by digest; has room for the proposals left.
         segments: up to date with the state where the score is that of its order.
@@ -96,8 +96,8 @@ def climb(
     c = open_segments(segments)
     source, pool = open_draws(generator, pools)
     total = 0
-    for kind in range(KINDS):
-        total += weights[kind]
+    for weight in weights:
+        total += weight
     waits = fresh_stamp(w)
     while True:  # ends: each pass makes one of the proposals left, or tries one of those again that waited
         if control[HALT] != 0:
@@ -158,13 +158,13 @@ def _consider(
     if a < 0:
         return
     other = second_unit(s, kind, b)
-    waiting_too = kind != REORDER and (
+    waiting_too = not ONLY_ORDER[kind] and (
         w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)
     )
-    if waiting_too and kind == ABSORB:  # whether it was refused takes longest to find, of this kind
+    if waiting_too and kind == _ABSORB:  # whether it was refused takes longest to find, of this kind
         _wait(waiting, kind, a, b, control)
         return
-    key = refusal_key(g, s, w, kind, a, b)
+    key, _ = refusal_key(g, s, w, kind, a, b)
     if was_refused(w, key):
         return
     if waiting_too:
@@ -172,8 +172,8 @@ def _consider(
         return
     mark = w.number[at.LOGGED]
     w.number[at.FELL] = 0
-    if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
-        remember_refusal(g, s, w, key, kind, a, b)
+    if not make_move(g, s, w, kind, a, b):
+        remember_refusal(g, s, w, kind, a, b)
         return
     changes = w.number[at.CHANGES]
     control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
@@ -194,7 +194,7 @@ def _consider(
         roll_back(w, mark)
         return
     control[CURRENT] = score
-    if kind != REORDER:
+    if changes != 0:
         renew(s, w, changes)
     if score < control[BEST]:
         control[BEST] = score

@@ -24,7 +24,7 @@ from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.interruptible import Halted, interruptible
 from disco_hlo.search.methods import climb as cl
 from disco_hlo.search.moves.arrange import gradients_ready, list_order, regroup
-from disco_hlo.search.moves.proposals import KINDS
+from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.coarse import coarse
@@ -145,7 +145,7 @@ class Climber:
         control[[cl.LEFT, cl.THRESHOLD, cl.ORDERED]] = proposals, threshold, ordered
         control[[cl.CURRENT, cl.BEST]] = score
         control[[cl.LISTED, cl.WAITING, cl.RETRIES, cl.RETRIED, cl.HALT]] = 0
-        weights = np.zeros(KINDS, np.int64)
+        weights = np.zeros(len(MOVES), np.int64)
         for kind, weight in moves.items():
             weights[kind] = weight
 

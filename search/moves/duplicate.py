@@ -13,7 +13,10 @@ from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import computes, has_room, roll_back
+from disco_hlo.search.moves.draws import random_reader
 from disco_hlo.search.moves.foresight import never_recomputed
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.refusals import key_of_pair
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import recompute
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sight
@@ -119,3 +122,9 @@ def _read_of(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -
             cell = s.next_of_unit[cell]
         x = following
     return count
+
+
+MOVE = Move(
+    "kernels", 3, random_reader, duplicate, with_unit=True, cache_key=key_of_pair, first_weight=1,
+    in_algorithm_1=True,
+)  # fmt: skip

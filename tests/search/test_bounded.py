@@ -22,7 +22,7 @@ from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES
-from disco_hlo.search.moves.proposals import _random_unit
+from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
 from disco_hlo.simulator.costs import CPU, GPU
@@ -42,7 +42,7 @@ def sorted_values(values, spare, count):
 def drawn_unit(step, state, scratch, generator, pools):
     _, s, _ = open_views(step, state, scratch)
     source, pool = open_draws(generator, pools)
-    return _random_unit(s, source, pool.fusible, pool.fusibles)
+    return random_unit(s, source, pool.fusible, pool.fusibles)
 
 
 @pytest.mark.parametrize("values", [[], [3], [2, 1], [1, 2, 3], [5, 4, 3, 2, 1], [1, 5, 2, 4, 3, 0]])
