@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import inner
 from disco_hlo.pointers import pointer_to
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, NO_COMPUTE, PPM, PRODUCT, Pace
 
@@ -105,7 +105,7 @@ def new_progress(collectives: int, pace: Pace) -> Progress:
     )
 
 
-@compiled
+@inner
 def open_progress(progress: Any) -> Any:
     """Pointers into a record, valid while it lives."""
     channels, room = progress.queue.shape[1], progress.queue.shape[2]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -20,7 +20,7 @@ def seeded(seed: int) -> NDArray[np.uint64]:
     return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
 
 
-@compiled
+@inner
 def mix(word: Any) -> Any:
     """A well-spread 64-bit hash of a 64-bit word."""
     word = (word ^ (word >> _30)) * _MIX_1
@@ -28,7 +28,7 @@ def mix(word: Any) -> Any:
     return word ^ (word >> _31)
 
 
-@compiled
+@inner
 def draw(generator: Any, bound: Any) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
 
@@ -40,15 +40,8 @@ def draw(generator: Any, bound: Any) -> Any:
     return np.int64(((mix(word) >> _32) * np.uint64(bound)) >> _32)
 
 
-def mixed(words: NDArray[np.int64]) -> NDArray[np.int64]:
+def mixed(words: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
     """:func:`mix` of many words, as signed ones."""
-    mixed_words: NDArray[np.int64] = _mix_all(words.astype(np.uint64)).view(np.int64)
+    on_arrays: Any = mix
+    mixed_words: NDArray[np.int64] = on_arrays.py_func(words.astype(np.uint64)).view(np.int64)
     return mixed_words
-
-
-@compiled
-def _mix_all(words: Any) -> Any:
-    found = np.empty_like(words)
-    for i in range(words.size):
-        found[i] = mix(words[i])
-    return found

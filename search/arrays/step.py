@@ -9,7 +9,7 @@ one takes it along (see ``state.to_strategy``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from disco_hlo.search.arrays.views import GraphView
 
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
-_FEW: Final = 32
 _ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
 
 
@@ -157,7 +156,8 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
             first, last = begin[y], end[y]
             if filled + max(last - first, 1) > read.size:
                 larger = np.empty(2 * read.size + last - first, np.int64)
-                larger[:filled] = read[:filled]
+                for k in range(filled):
+                    larger[k] = read[k]
                 read = larger
             if active[y]:
                 if seen[y] != x:
@@ -174,24 +174,29 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
             total += filled - begin[x]
     source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
     for x in range(count):
-        own = end[x] - begin[x] if active[x] else 0
-        source[source_at[x] : source_at[x] + own] = read[begin[x] : begin[x] + own]
-        source_at[x + 1] = source_at[x] + own
+        filled = source_at[x]
+        if active[x]:
+            for k in range(begin[x], end[x]):
+                source[filled] = read[k]
+                filled += 1
+        source_at[x + 1] = filled
     return source_at, source
 
 
 @inner
 def _sort(items: Any, first: Any, end: Any) -> None:
     """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
-    if end - first > _FEW:
-        items[first:end] = np.sort(items[first:end])
-        return
-    for place in range(first + 1, end):
-        item = items[place]
-        while place > first and items[place - 1] > item:  # ends: place goes down
-            items[place] = items[place - 1]
-            place -= 1
-        items[place] = item
+    gap = 1
+    while 3 * gap < end - first:  # ends: it grows
+        gap = 3 * gap + 1
+    while gap > 0:  # ends: it shrinks (Shell's sort)
+        for place in range(first + gap, end):
+            item = items[place]
+            while place - gap >= first and items[place - gap] > item:  # ends: place goes down
+                items[place] = items[place - gap]
+                place -= gap
+            items[place] = item
+        gap //= 3
 
 
 def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
-from disco_hlo.compiled import compiled, shared
+from disco_hlo.compiled import inner, shared
 from disco_hlo.core import legality, legality_gpu, marks, reasons
 from disco_hlo.pointers import pointer_to
 from disco_hlo.search.arrays import layout as at
@@ -201,12 +201,12 @@ class PoolView(NamedTuple):
     ranks: Any
 
 
-@compiled
+@inner
 def _pointer(array: Any) -> Any:
     return pointer_to(array.ctypes.data)
 
 
-@compiled
+@inner
 def open_draws(generator: Any, pools: Any) -> Any:
     """A pointer into the generator, and a view of (fusible nodes, all-reduces in production order)."""
     fusible, ranked = pools
@@ -216,7 +216,7 @@ def open_draws(generator: Any, pools: Any) -> Any:
     return pointer_to(generator.ctypes.data), view
 
 
-@compiled
+@inner
 def open_views(step: Any, state: Any, scratch: Any) -> Any:
     """Pointers into a step, a state and a working space, valid while these live."""
     node, word, row = step.node, state.word, scratch.row

@@ -19,10 +19,10 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
 from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.table import Table, claim, find, new_table, with_room
+from disco_hlo.search.arrays.table import Table, find, learn, new_table, with_room
 from disco_hlo.search.boundary.entries import look_up
 from disco_hlo.search.boundary.state import Given
-from disco_hlo.search.times.pricing import learn, listed, new_unknown
+from disco_hlo.search.times.pricing import listed, new_unknown
 from disco_hlo.simulator.costs import (
     MAX_TOTAL,
     MachineModel,
@@ -101,8 +101,9 @@ class UnitCosts:
 
     def _learn_kernels(self, rows: NDArray[np.int64], kernels: Kernels) -> None:
         times = checked(self.model.kernels_ns(self.graph, kernels), rows.size, lambda _: "a kernel")
-        times_ns = np.minimum(times, MAX_TOTAL)
-        _learn_kernels(self.prices, self.unknown.key, rows, times_ns, self.machine.launch_ns)
+        values = np.zeros((rows.size, at.TIME_COLUMNS), np.int64)
+        values[:, at.PACK], values[:, at.MAIN] = -1, np.minimum(times, MAX_TOTAL) + self.machine.launch_ns
+        learn(self.prices, self.unknown.key[rows], values)
 
     def _learn_given_buckets(self) -> None:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
@@ -110,12 +111,7 @@ class UnitCosts:
         self.prices = with_room(self.prices, len(given))
         keys = kernel_digests([(members, (), ()) for members in given])[:, 0]
         times = np.array([self._variadic_ns(members) for members in given], np.int64)
-        learn(
-            self.prices,
-            self.unknown._replace(key=keys),
-            np.arange(keys.size),
-            times.reshape(-1, at.TIME_COLUMNS),
-        )
+        learn(self.prices, keys, times.reshape(-1, at.TIME_COLUMNS))
 
     def _variadic_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them."""
@@ -135,7 +131,7 @@ def _tiled_kernels(graph: Graph, kept: Given) -> tuple[Kernels, Table]:
     )
     number = with_room(new_table(1), len(kernels))
     keys = kernel_digests([(*known, returned) for known, returned in zip(tiled, results, strict=True)])
-    _put_all(number, keys.sum(axis=1))
+    learn(number, keys.sum(axis=1), np.arange(len(tiled))[:, None])
     return kernels, number
 
 
@@ -164,23 +160,6 @@ def _told_apart(key: Any, count: Any, tiled: Any) -> Any:
         rows[sort, filled[sort]] = row
         filled[sort] += 1
     return rows[0, : filled[0]], rows[1, : filled[1]], numbers[: filled[1]]
-
-
-@compiled
-def _learn_kernels(prices: Any, key: Any, rows: Any, times_ns: Any, launch_ns: Any) -> None:
-    """Keep the times of these entries, which are kernels."""
-    for i in range(rows.size):
-        value = prices.value[claim(prices, key[rows[i]])]
-        value[:] = 0
-        value[at.PACK] = -1
-        value[at.MAIN] = times_ns[i] + launch_ns
-
-
-@compiled
-def _put_all(table: Any, keys: Any) -> None:
-    """Number the keys in the table."""
-    for i in range(keys.size):
-        table.value[claim(table, keys[i]), 0] = i
 
 
 def _wire(machine: MachineModel) -> NDArray[np.int64]:

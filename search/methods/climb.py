@@ -127,7 +127,7 @@ def climb(
     return control[LISTED]
 
 
-@compiled
+@inner
 def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
     drawn = draw(generator, total)
     kind = 0

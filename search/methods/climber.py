@@ -15,7 +15,7 @@ from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
-from disco_hlo.search.arrays.rng import mix, seeded
+from disco_hlo.search.arrays.rng import mixed, seeded
 from disco_hlo.search.arrays.table import new_table, with_room
 from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
 from disco_hlo.search.boundary.entries import count_order, run_order
@@ -56,7 +56,7 @@ class Climber:
         self.costs = UnitCosts(self.graph, self.step, self.model, self.machine, self.kept)
         self.scratch = new_scratch(self.step)
         # An island's seed is the user's times a million.
-        self.generator = seeded(int(mix(np.uint64(seed % 2**64))))
+        self.generator = seeded(int(mixed(np.array([seed % 2**64], np.uint64))[0]))
         node = self.step.node
         self.fusible = np.flatnonzero(node[at.FLAGS, : len(self.graph)] & at.FUSIBLE).astype(np.int64)
         ranked = np.array(sorted(self.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)

@@ -126,12 +126,12 @@ def go_to(tree: Any, state: Any, target: Any) -> None:
     tree.number[CURRENT] = target
 
 
-@compiled
+@inner
 def _is_first(tree: Any, a: Any, b: Any) -> Any:
     return tree.cost_ns[a] < tree.cost_ns[b] or (tree.cost_ns[a] == tree.cost_ns[b] and a < b)
 
 
-@compiled
+@inner
 def _push(tree: Any, candidate: Any) -> None:
     place = tree.number[QUEUED]
     tree.number[QUEUED] += 1
@@ -141,7 +141,7 @@ def _push(tree: Any, candidate: Any) -> None:
     tree.heap[place] = candidate
 
 
-@compiled
+@inner
 def pop(tree: Any) -> Any:
     """The cheapest candidate of the queue, which has one; among equals the oldest."""
     first: Any = tree.heap[0]

@@ -17,7 +17,7 @@ from disco_hlo.search.arrays.board import note_change, retire
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-from disco_hlo.simulator.list_schedule import dependents, issue_order, pop, push
+from disco_hlo.simulator.list_schedule import counts, dependents, issue_order, pop, push
 
 
 @compiled
@@ -54,7 +54,7 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
     g, s, w = open_views(step, state, scratch)
     heads, needed_at, needed = _unit_graph(g, s, w)
     dependent_at, dependent = dependents(needed_at, needed)
-    missing = np.diff(needed_at)
+    missing = counts(needed_at)
     places, alike = position[heads], np.zeros(heads.size, np.int64)
     ready, left = np.empty(heads.size, np.int64), 0
     for i in range(heads.size):
@@ -92,7 +92,8 @@ def _unit_graph(g: Any, s: Any, w: Any) -> Any:
         waits = predecessors(g, s, w, x, w.neighbours)
         if total + waits > needed.size:
             larger = np.empty(2 * needed.size + waits, np.int64)
-            larger[:total] = needed[:total]
+            for k in range(total):
+                larger[k] = needed[k]
             needed = larger
         for k in range(waits):
             needed[total] = number[w.neighbours[k]]

@@ -32,8 +32,9 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
     named = {f"f{number}": function for number, function in enumerate(functions)}
     lines = (f"    if number == {name[1:]}: return {name}({arguments})" for name in named)
     text = "\n".join([f"def choose(number, {arguments}):", *lines, f"    return f0({arguments})"])
-    exec(text, named)  # noqa: S102  a text of our own
-    return inner(named["choose"])
+    scope: dict[str, Any] = {"__name__": __name__, **named}
+    exec(text, scope)  # noqa: S102  a text of our own
+    return inner(scope["choose"])
 
 
 _propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")

@@ -22,7 +22,7 @@ from disco_hlo.search.arrays.board import (
 )
 from disco_hlo.search.arrays.digest import special_slot
 from disco_hlo.search.arrays.rng import mix
-from disco_hlo.search.arrays.table import claim, find
+from disco_hlo.search.arrays.table import find
 from disco_hlo.search.rules.legality import add_bitcasts
 from disco_hlo.search.rules.neighbours import count_waits, gather_members
 
@@ -73,7 +73,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
     Returns:
         How many it has now. Where anything is left open the changes remain noted: once the prices
-        are there (:func:`learn`), call again, or undo the changes.
+        are there (``table.learn``), call again, or undo the changes.
     """
     stamp = fresh_stamp(w)
     count, left_open = listed, False
@@ -124,22 +124,15 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
 
 @compiled
-def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
-    """Keep the times (``[rows, TIME_COLUMNS]``) of these entries."""
-    for i in range(rows.size):
-        slot = claim(prices, unknown.key[rows[i]])
-        for column in range(at.TIME_COLUMNS):
-            prices.value[slot, column] = times[i, column]
-
-
-@compiled
 def listed(unknown: Any, rows: Any) -> Any:
     """Entries as ``hlo.cost_model.Kernels`` has them: members and results, each with its offsets."""
     member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
         member_at[i + 1] = member_at[i] + end - start
-        result_at[i + 1] = result_at[i] + np.sum(unknown.returned[start:end])
+        result_at[i + 1] = result_at[i]
+        for k in range(start, end):
+            result_at[i + 1] += unknown.returned[k]
     members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
     count = returned = 0
     for row in rows:
@@ -272,7 +265,7 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
             cell = s.next_of_node[cell]
 
 
-@compiled
+@inner
 def has_place(unknown: Any, count: Any, size: Any) -> Any:
     """Whether one more kernel can be listed, which has so many members."""
     left = unknown.member.size - unknown.member_at[count]

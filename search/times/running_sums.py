@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import inner
 from disco_hlo.hlo.flat_graph import stretches
 from disco_hlo.pointers import address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
@@ -115,7 +115,7 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
     )
 
 
-@compiled
+@inner
 def open_segments(segments: Any) -> Any:
     """Pointers into the working space, valid while it lives."""
     slots, events, buckets = segments.slot.shape[1], segments.event.shape[1], segments.ranked.size
