@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from disco_hlo.compiled import inner
 from disco_hlo.hlo.flat_graph import flat_lists
 from disco_hlo.search.arrays.rng import mix, mixed
+from disco_hlo.search.arrays.views import GraphView
 
 _OWNED: Final = 1
 _COPY: Final = 2
@@ -20,24 +21,24 @@ NOTHING: Final = 1
 
 
 @inner
-def _share(x: Any, role: Any) -> Any:
+def _share(x: int, role: int) -> Any:
     return np.int64(mix(np.uint64(8 * x + role)))
 
 
 @inner
-def owned_share(x: Any) -> Any:
+def owned_share(x: int) -> Any:
     """What owning ``x`` adds to the hash of what a unit computes (row ``COMPUTED``)."""
     return _share(x, _OWNED)
 
 
 @inner
-def copy_share(x: Any) -> Any:
+def copy_share(x: int) -> Any:
     """What recomputing ``x`` adds to it."""
     return _share(x, _COPY)
 
 
 @inner
-def result_share(x: Any) -> Any:
+def result_share(x: int) -> Any:
     """What returning ``x`` adds to the hash of what a unit returns (row ``RETURNED_SUM``)."""
     return _share(x, _RESULT)
 
@@ -58,11 +59,12 @@ def _sums(lists: Sequence[Sequence[int]], role: int) -> NDArray[np.int64]:
     """What the nodes of each list add to a hash together."""
     begin, nodes = flat_lists(lists)
     until = np.concatenate([np.zeros(1, np.int64), np.cumsum(mixed(8 * nodes + role))])
-    return until[begin[1:]] - until[begin[:-1]]
+    found: NDArray[np.int64] = until[begin[1:]] - until[begin[:-1]]
+    return found
 
 
 @inner
-def special_slot(g: Any, computed: Any) -> Any:
+def special_slot(g: GraphView, computed: int) -> Any:
     """Where ``Step.special`` has a kernel that computes this, -1 where it has none."""
     slot = computed & g.special_mask
     while g.special[3 * slot] != computed:  # ends: half of the table is empty

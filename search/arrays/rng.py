@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -15,13 +16,17 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
-def seeded(seed: int) -> NDArray[np.uint64]:
-    """A generator: ``[1]``, advanced by every draw."""
+Generator = NDArray[np.uint64]
+"""``[1]``, advanced by every draw."""
+
+
+def seeded(seed: int) -> Generator:
+    """A generator that begins with a seed."""
     return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
 
 
 @inner
-def mix(word: Any) -> Any:
+def mix(word: np.uint64) -> Any:
     """A well-spread 64-bit hash of a 64-bit word."""
     word = (word ^ (word >> _30)) * _MIX_1
     word = (word ^ (word >> _27)) * _MIX_2
@@ -29,7 +34,7 @@ def mix(word: Any) -> Any:
 
 
 @inner
-def draw(generator: Any, bound: Any) -> Any:
+def draw(generator: Row, bound: int) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
 
     ``generator`` is the array, or a pointer to its word (``disco_hlo.pointers``), which costs no counting

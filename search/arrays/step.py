@@ -22,9 +22,10 @@ from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
 from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import bucket_of
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import mixed
-from disco_hlo.search.arrays.views import GraphView
+from disco_hlo.search.arrays.views import GraphView, row_numbers
 
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
@@ -52,14 +53,14 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     if count > MAXIMUM_NODES:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
-    flat, read = flat_graph(graph), rows(graph)
+    flat, read, known = flat_graph(graph), rows(graph), row_numbers(GraphView)
     active = np.isin(flat.kind, _ACTIVE)
     sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     for name, row in read._asdict().items():
-        if name in GraphView.rows:
-            node[GraphView.rows[name], : row.size] = row
+        if name in known:
+            node[known[name], : row.size] = row
     edges, placed = [read.edge], read.edge.size
     for row, (begin, items) in (
         (at.SOURCES_AT, sources),
@@ -102,7 +103,7 @@ def production_order(
 
 
 @compiled
-def _depths(source_at: Any, source: Any) -> Any:
+def _depths(source_at: Ints, source: Ints) -> Any:
     """For each node the number of ops on the longest path to it, itself included."""
     depth = np.ones(source_at.size - 1, np.int64)
     for x in range(depth.size):
@@ -134,7 +135,7 @@ def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
 
 
 @compiled
-def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
+def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Ints, operand: Ints) -> Any:
     """What each executing node reads, nothing for the others: where each list begins, and all of them."""
     count = active.size
     begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -184,7 +185,7 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
 
 
 @inner
-def _sort(items: Any, first: Any, end: Any) -> None:
+def _sort(items: Ints, first: int, end: int) -> None:
     """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
     gap = 1
     while 3 * gap < end - first:  # ends: it grows

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.pointers import Ints
 
 
 class Table(NamedTuple):
@@ -40,7 +41,7 @@ def with_room(table: Table, wanted: int) -> Table:
 
 
 @compiled
-def learn(table: Any, keys: Any, values: Any) -> None:
+def learn(table: Table, keys: Ints, values: Ints) -> None:
     """Keep ``values[i]`` under ``keys[i]``. The caller sees to the room (``with_room``)."""
     for i in range(keys.size):
         slot = claim(table, keys[i])
@@ -49,7 +50,7 @@ def learn(table: Any, keys: Any, values: Any) -> None:
 
 
 @inner
-def find(table: Any, key: Any) -> Any:
+def find(table: Table, key: int) -> Any:
     """The slot that holds ``key``, or -1 - the slot where it belongs."""
     key = key if key != 0 else 1
     mask = table.key.size - 1
@@ -64,7 +65,7 @@ def find(table: Any, key: Any) -> Any:
 
 
 @inner
-def claim(table: Any, key: Any) -> Any:
+def claim(table: Table, key: int) -> Any:
     """The slot for ``key``, made if it was not there. The caller sees to the room (``with_room``)."""
     slot = find(table, key)
     if slot < 0:

@@ -15,6 +15,7 @@ from disco_hlo.compiled import compiled
 from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
 from disco_hlo.search.arrays.digest import kernel_digests
@@ -136,7 +137,7 @@ def _tiled_kernels(graph: Graph, kept: Given) -> tuple[Kernels, Table]:
 
 
 @compiled
-def _told_apart(key: Any, count: Any, tiled: Any) -> Any:
+def _told_apart(key: Ints, count: int, tiled: Table) -> Any:
     """Entries that are kernels like any other, and Triton kernels of a start, with the numbers of these.
 
     Several moves of one batch may have listed the same kernel: the last of these stands for all.

@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Ints, Row
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, has_room, roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.table import claim, find
-from disco_hlo.search.arrays.views import open_draws, open_views
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, has_room, roll_back
+from disco_hlo.search.arrays.rng import Generator, draw
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.table import Table, claim, find
+from disco_hlo.search.arrays.views import GraphView, Pools, ScratchView, StateView, open_draws, open_views
 from disco_hlo.search.moves.proposals import (
     ONLY_ORDER,
     make_move,
@@ -27,8 +29,8 @@ from disco_hlo.search.moves.proposals import (
 )
 from disco_hlo.search.moves.refusals import renew, was_refused
 from disco_hlo.search.moves.table import NUMBERS
-from disco_hlo.search.times.pricing import has_place, price_changed
-from disco_hlo.search.times.running_sums import ORDER_DIGEST, catch_up, open_segments
+from disco_hlo.search.times.pricing import Unknown, has_place, price_changed
+from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, SegmentsView, catch_up, open_segments
 from disco_hlo.search.times.segments import segments_ns
 from disco_hlo.simulator.costs import MAX_TOTAL
 
@@ -67,18 +69,18 @@ _ABSORB: Final = NUMBERS["absorb"]
 
 @compiled
 def climb(
-    step: Any,
-    state: Any,
-    scratch: Any,
-    generator: Any,
-    pools: Any,
-    weights: Any,
-    prices: Any,
-    unknown: Any,
-    waiting: Any,
-    seen: Any,
-    segments: Any,
-    control: Any,
+    step: Step,
+    state: State,
+    scratch: Scratch,
+    generator: Generator,
+    pools: Pools,
+    weights: Ints,
+    prices: Table,
+    unknown: Unknown,
+    waiting: Ints,
+    seen: Table,
+    segments: Segments,
+    control: Ints,
 ) -> Any:
     """Make proposals until none are left or the cost model must be asked.
 
@@ -128,7 +130,7 @@ def climb(
 
 
 @inner
-def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
+def _random_kind(generator: Row, weights: Ints, total: int) -> Any:
     drawn = draw(generator, total)
     kind = 0
     while drawn >= weights[kind]:  # ends: the weights add up to more than was drawn
@@ -139,19 +141,19 @@ def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
 
 @inner
 def _consider(
-    g: Any,
-    s: Any,
-    w: Any,
-    kind: Any,
-    a: Any,
-    b: Any,
-    prices: Any,
-    unknown: Any,
-    waiting: Any,
-    seen: Any,
-    c: Any,
-    waits: Any,
-    control: Any,
+    g: GraphView,
+    s: StateView,
+    w: ScratchView,
+    kind: int,
+    a: int,
+    b: int,
+    prices: Table,
+    unknown: Unknown,
+    waiting: Ints,
+    seen: Table,
+    c: SegmentsView,
+    waits: int,
+    control: Ints,
 ) -> None:
     """Try one move. What is still to be priced waits, its units marked in row ``awaited`` with ``waits``; and so does,
     untried, what comes to the same units after it."""
@@ -202,7 +204,7 @@ def _consider(
 
 
 @inner
-def _wait(waiting: Any, kind: Any, a: Any, b: Any, control: Any) -> None:
+def _wait(waiting: Ints, kind: int, a: int, b: int, control: Ints) -> None:
     if control[WAITING] < MOST_WAITING:
         row = control[WAITING]
         waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
@@ -210,7 +212,7 @@ def _wait(waiting: Any, kind: Any, a: Any, b: Any, control: Any) -> None:
 
 
 @inner
-def _score(g: Any, s: Any, c: Any, seen: Any, control: Any) -> Any:
+def _score(g: GraphView, s: StateView, c: SegmentsView, seen: Table, control: Ints) -> Any:
     """Score of the state; looked up where the candidate was seen before."""
     control[EVALUATED] += 1
     digest = s.total[at.DIGEST_SUM]

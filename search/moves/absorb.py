@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.move import Move
@@ -23,7 +25,7 @@ MOST_READERS = 32
 
 
 @inner
-def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
+def absorbers(g: GraphView, s: StateView, w: ScratchView, producer: int) -> Any:
     """Row ``readers``: the units that would recompute a unit; how many they are, 0 where it must stay for somebody."""
     if not g.flags[producer] & at.FUSIBLE:
         return 0
@@ -45,7 +47,7 @@ def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
 
 
 @inner
-def absorb(g: Any, s: Any, w: Any, producer: Any, _b: Any) -> Any:
+def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -> Any:
     """Duplicate the unit with head ``producer`` into all its readers."""
     if not has_room(g, w):
         return False
@@ -63,7 +65,7 @@ def absorb(g: Any, s: Any, w: Any, producer: Any, _b: Any) -> Any:
 
 
 @inner
-def random_producer(_g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
+def random_producer(_g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit."""
     if pools.fusibles == 0:
         return -1, -1
@@ -71,7 +73,7 @@ def random_producer(_g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any
 
 
 @inner
-def _key(g: Any, s: Any, w: Any, salt: Any, producer: Any, _b: Any) -> Any:
+def _key(g: GraphView, s: StateView, w: ScratchView, salt: int, producer: int, _b: int) -> Any:
     if s.owner[producer] != producer:
         return np.int64(NO_KEY), 0
     key = with_unit(s, with_number(np.int64(0), salt), producer)

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import PRODUCERS
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.rules.neighbours import mark_copies
 
 MOST_HEADS: Final = 1 << 14
@@ -16,7 +18,7 @@ MOST_HEADS: Final = 1 << 14
 
 
 @inner
-def random_unit(s: Any, generator: Any, pool: Any, size: Any) -> Any:
+def random_unit(s: StateView, generator: Row, pool: Row, size: int) -> Any:
     """A unit that owns a node of the pool, each equally likely."""
     unit = pool[draw(generator, size)]
     for _ in range(MOST_HEADS):
@@ -27,7 +29,7 @@ def random_unit(s: Any, generator: Any, pool: Any, size: Any) -> Any:
 
 
 @inner
-def random_reader(g: Any, s: Any, w: Any, generator: Any, pools: Any) -> Any:
+def random_reader(g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit, and a fusible one that it waits for; (-1, -1) where there is none."""
     if pools.fusibles == 0:
         return -1, -1
@@ -37,7 +39,7 @@ def random_reader(g: Any, s: Any, w: Any, generator: Any, pools: Any) -> Any:
 
 
 @inner
-def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
+def _random_producer(g: GraphView, s: StateView, w: ScratchView, generator: Row, unit: int) -> Any:
     """One of the fusible units that a unit waits for, -1 where there is none.
 
     They are listed when a unit is drawn for the first time, each by one of its nodes that the unit waits for, and the
@@ -54,7 +56,7 @@ def _random_producer(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
 
 
 @inner
-def _list_producers(g: Any, s: Any, w: Any, unit: Any) -> None:
+def _list_producers(g: GraphView, s: StateView, w: ScratchView, unit: int) -> None:
     """Write down a node of each fusible unit that a unit waits for."""
     copied = mark_copies(s, w, unit)
     stamp = fresh_stamp(w)
@@ -77,7 +79,9 @@ def _list_producers(g: Any, s: Any, w: Any, unit: Any) -> None:
 
 
 @inner
-def _list_producer(g: Any, s: Any, w: Any, node: Any, copied: Any, stamp: Any, last: Any) -> Any:
+def _list_producer(
+    g: GraphView, s: StateView, w: ScratchView, node: int, copied: int, stamp: int, last: int
+) -> Any:
     owner = s.owner[node]
     if w.mark[owner] == stamp or w.inside[node] == copied or not g.flags[owner] & at.FUSIBLE:
         return last

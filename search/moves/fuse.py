@@ -10,6 +10,7 @@ from typing import Any
 from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.draws import random_reader
 from disco_hlo.search.moves.foresight import never_joined
 from disco_hlo.search.moves.move import Move
@@ -21,7 +22,7 @@ from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sigh
 
 
 @inner
-def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False

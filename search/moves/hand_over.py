@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.ordering import reseat
@@ -15,7 +17,7 @@ from disco_hlo.search.rules.results import part
 
 
 @inner
-def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
+def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket: int) -> Any:
     """Move one all-reduce out of its bucket into another one, given by its head."""
     home = s.owner[gradient]
     if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE or not has_room(g, w):
@@ -33,7 +35,7 @@ def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
 
 
 @inner
-def random_gradient(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
+def random_gradient(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A gradient, and a bucket next to its own."""
     if pools.ranks < 2:
         return -1, -1

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.neighbours import successors
@@ -19,7 +21,7 @@ from disco_hlo.search.rules.results import join
 
 
 @inner
-def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Make one bucket of two, given by their heads."""
     if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE or not has_room(g, w):
         return False
@@ -40,7 +42,7 @@ def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def random_neighbours(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
+def random_neighbours(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """Two neighbouring buckets."""
     if pools.ranks < 2:
         return -1, -1
@@ -52,7 +54,7 @@ def random_neighbours(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> An
 
 
 @inner
-def neighbouring_bucket(g: Any, s: Any, generator: Any, all_reduce: Any, pools: Any) -> Any:
+def neighbouring_bucket(g: GraphView, s: StateView, generator: Row, all_reduce: int, pools: PoolView) -> Any:
     """The nearest other bucket in production order, earlier or later; -1 where there is none.
 
     Args:

@@ -12,8 +12,10 @@ import numpy as np
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Ints, Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Compiled
 from disco_hlo.search.moves.refusals import NO_KEY, no_key, place_of
 from disco_hlo.search.moves.table import MOVES
@@ -34,7 +36,8 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
     text = "\n".join([f"def choose(number, {arguments}):", *lines, f"    return f0({arguments})"])
     scope: dict[str, Any] = {"__name__": __name__, **named}
     exec(text, scope)  # noqa: S102  a text of our own
-    return inner(scope["choose"])
+    chosen: Compiled = inner(scope["choose"])
+    return chosen
 
 
 _propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
@@ -43,13 +46,15 @@ _key = _by_number([move.cache_key or no_key for move in MOVES], "g, s, w, salt, 
 
 
 @inner
-def random_move(g: Any, s: Any, w: Any, generator: Any, pools: Any, number: Any) -> Any:
+def random_move(
+    g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView, number: int
+) -> Any:
     """Arguments for a move of this kind; (-1, -1) where those drawn are refused at sight."""
     return _propose(number, g, s, w, generator, pools)
 
 
 @inner
-def make_move(g: Any, s: Any, w: Any, number: Any, a: Any, b: Any) -> Any:
+def make_move(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
     """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
     if a < 0 or s.owner[a] == -1 or (_OF_UNIT[number] and s.owner[a] != a):
         return False
@@ -59,14 +64,14 @@ def make_move(g: Any, s: Any, w: Any, number: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def refusal_key(g: Any, s: Any, w: Any, number: Any, a: Any, b: Any) -> Any:
+def refusal_key(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
     """What the refusal of a move is remembered under, and how many units besides that of ``a`` it is about, which then
     stand in row ``readers``."""
     return _key(number, g, s, w, _SALTS[number], a, b)
 
 
 @inner
-def remember_refusal(g: Any, s: Any, w: Any, number: Any, a: Any, b: Any) -> None:
+def remember_refusal(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> None:
     """Remember a refused move that is undone, where a kernel that may not stand was the reason (``at.FELL``)."""
     fell = w.number[at.FELL]
     if fell == 0:
@@ -85,14 +90,22 @@ def remember_refusal(g: Any, s: Any, w: Any, number: Any, a: Any, b: Any) -> Non
 
 
 @inner
-def second_unit(s: Any, number: Any, b: Any) -> Any:
+def second_unit(s: StateView, number: int, b: int) -> Any:
     """The unit that a move is about besides that of its first argument, -1 where there is none."""
     return s.owner[b] if b >= 0 and _WITH_UNIT[number] else -1
 
 
 @inner
 def random_apply(
-    g: Any, s: Any, w: Any, generator: Any, pools: Any, number: Any, times: Any, tries: Any, made: Any
+    g: GraphView,
+    s: StateView,
+    w: ScratchView,
+    generator: Row,
+    pools: PoolView,
+    number: int,
+    times: int,
+    tries: int,
+    made: Ints,
 ) -> Any:
     """Apply one move at random places.
 

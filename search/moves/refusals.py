@@ -18,20 +18,22 @@ import numpy as np
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Int
 from disco_hlo.search.arrays.board import REFUSALS, put
 from disco_hlo.search.arrays.rng import mix
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 
 NO_KEY: Final = 0
 
 
 @inner
-def no_key(_g: Any, _s: Any, _w: Any, _salt: Any, _a: Any, _b: Any) -> Any:
+def no_key(_g: GraphView, _s: StateView, _w: ScratchView, _salt: int, _a: int, _b: int) -> Any:
     """The ``cache_key`` of moves of which no refusal is remembered."""
     return np.int64(NO_KEY), 0
 
 
 @inner
-def key_of_pair(_g: Any, s: Any, w: Any, salt: Any, a: Any, b: Any) -> Any:
+def key_of_pair(_g: GraphView, s: StateView, w: ScratchView, salt: int, a: int, b: int) -> Any:
     """The ``cache_key`` of a move of two units, given by their heads."""
     if b < 0:
         return np.int64(NO_KEY), 0
@@ -40,31 +42,31 @@ def key_of_pair(_g: Any, s: Any, w: Any, salt: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def with_number(key: Any, number: Any) -> Any:
+def with_number(key: Int, number: int) -> Any:
     """A key that holds a number, too."""
     return np.int64(mix(np.uint64(key) + np.uint64(number) + np.uint64(1)))
 
 
 @inner
-def with_unit(s: Any, key: Any, unit: Any) -> Any:
+def with_unit(s: StateView, key: Int, unit: int) -> Any:
     """A key that holds a unit as it is now, too."""
     return with_number(with_number(key, unit), s.moment[unit])
 
 
 @inner
-def place_of(key: Any) -> Any:
+def place_of(key: int) -> Any:
     """Where a key stands in ``Scratch.refused``."""
     return (key ^ (key >> 17)) & (REFUSALS - 1)
 
 
 @inner
-def was_refused(w: Any, key: Any) -> Any:
+def was_refused(w: ScratchView, key: int) -> Any:
     """Whether a move is known to be refused here."""
     return key != NO_KEY and w.refused[place_of(key)] == key
 
 
 @inner
-def renew(s: Any, w: Any, changes: Any) -> None:
+def renew(s: StateView, w: ScratchView, changes: int) -> None:
     """Give new numbers to the units that a kept move has changed.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.neighbours import predecessors, successors
 from disco_hlo.search.rules.ordering import shift
@@ -23,7 +23,7 @@ TRIES: Final = 32
 
 
 @inner
-def reorder(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
+def reorder(g: GraphView, s: StateView, w: ScratchView, unit: int, slot: int) -> Any:
     """Put a unit into a slot of the order; refused where what it is tied to stands between."""
     if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit] or not has_room(g, w):
         return False
@@ -31,7 +31,7 @@ def reorder(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
 
 
 @inner
-def random_place(g: Any, s: Any, w: Any, generator: Any, pools: Any) -> Any:
+def random_place(g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit, and the slot of another one whose place it may take."""
     if pools.fusibles == 0:
         return -1, -1
@@ -41,13 +41,13 @@ def random_place(g: Any, s: Any, w: Any, generator: Any, pools: Any) -> Any:
 
 
 @inner
-def _random_long_unit(g: Any, s: Any, generator: Any) -> Any:
+def _random_long_unit(g: GraphView, s: StateView, generator: Row) -> Any:
     """The one that takes longest of ``RIVALS`` units other than buckets, each of these equally likely; -1 where none
     was met.
 
     What runs beside a transfer, and when a gradient appears, is decided by where the long ones stand.
     """
-    chosen, longest_ns, rivals = np.int64(-1), np.int64(0), 0
+    chosen, longest_ns, rivals = -1, 0, 0
     for _ in range(MOST_DRAWS):
         unit = s.order[draw(generator, s.total[at.SLOTS])]
         if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
@@ -62,7 +62,7 @@ def _random_long_unit(g: Any, s: Any, generator: Any) -> Any:
 
 
 @inner
-def _random_slot(g: Any, s: Any, w: Any, generator: Any, unit: Any) -> Any:
+def _random_slot(g: GraphView, s: StateView, w: ScratchView, generator: Row, unit: int) -> Any:
     """The slot of another unit whose place a unit may take, each equally likely; -1 where none was met.
 
     Most slots are empty, and those of a kernel of hundreds of ops lie together: drawn by slot, a unit that could pass

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.rows import CLONED
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.fuse import fuse
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.moves.refusals import key_of_pair
@@ -20,7 +22,7 @@ UNRELATED: Final = 4
 
 
 @inner
-def random_siblings(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
+def random_siblings(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """Two units, the one that stands later first."""
     if pools.fusibles == 0:
         return -1, -1
@@ -29,7 +31,7 @@ def random_siblings(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
 
 
 @inner
-def _random_pair(g: Any, s: Any, generator: Any, pools: Any) -> Any:
+def _random_pair(g: GraphView, s: StateView, generator: Row, pools: PoolView) -> Any:
     x = pools.fusible[draw(generator, pools.fusibles)]
     if draw(generator, UNRELATED) == 0:
         a, b = s.owner[x], s.owner[pools.fusible[draw(generator, pools.fusibles)]]

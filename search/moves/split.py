@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.ordering import reseat
 from disco_hlo.search.rules.results import join, part
 
 
 @inner
-def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
+def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) -> Any:
     """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
     if not g.flags[bucket] & at.ALL_REDUCE or not has_room(g, w):
         return False
@@ -45,7 +47,7 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
 
 
 @inner
-def random_cut(g: Any, s: Any, _w: Any, generator: Any, pools: Any) -> Any:
+def random_cut(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A bucket, and the production rank of one of its gradients."""
     if pools.ranks < 2:
         return -1, -1
