@@ -21,6 +21,7 @@ from disco_hlo.search.arrays.table import Table, claim, find
 from disco_hlo.search.arrays.views import GraphView, Pools, ScratchView, StateView, open_draws, open_views
 from disco_hlo.search.moves.proposals import (
     ONLY_ORDER,
+    SLOW_KEY,
     make_move,
     random_move,
     refusal_key,
@@ -28,7 +29,6 @@ from disco_hlo.search.moves.proposals import (
     second_unit,
 )
 from disco_hlo.search.moves.refusals import renew, was_refused
-from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.times.pricing import Unknown, has_place, price_changed
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, SegmentsView, catch_up, open_segments
 from disco_hlo.search.times.segments import segments_ns
@@ -64,7 +64,6 @@ CONTROLS: Final = 12
 MOST_WAITING: Final = 128
 """Moves that wait at most. Of a longer list more are refused when their turn comes, others having been kept by then."""
 COMPUTE_SHARE: Final = 1024
-_ABSORB: Final = NUMBERS["absorb"]
 
 
 @compiled
@@ -163,7 +162,7 @@ def _consider(
     waiting_too = not ONLY_ORDER[kind] and (
         w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)
     )
-    if waiting_too and kind == _ABSORB:  # whether it was refused takes longest to find, of this kind
+    if waiting_too and SLOW_KEY[kind]:
         _wait(waiting, kind, a, b, control)
         return
     key, _ = refusal_key(g, s, w, kind, a, b)

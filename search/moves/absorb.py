@@ -85,4 +85,4 @@ def _key(g: GraphView, s: StateView, w: ScratchView, salt: int, producer: int, _
     return key, count
 
 
-MOVE = Move("kernels", 2, random_producer, absorb, cache_key=_key)
+MOVE = Move("kernels", 2, random_producer, absorb, cache_key=_key, slow_key=True)

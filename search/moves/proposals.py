@@ -23,6 +23,7 @@ from disco_hlo.search.moves.table import MOVES
 _OF_UNIT: Final = np.array([move.of_unit for move in MOVES])
 _WITH_UNIT: Final = np.array([move.with_unit for move in MOVES])
 ONLY_ORDER: Final = np.array([move.changes == "order" for move in MOVES])
+SLOW_KEY: Final = np.array([move.slow_key for move in MOVES])
 _APPLIES: Final = [move.apply for move in MOVES]
 _SALTS: Final = np.array([_APPLIES.index(move.apply) for move in MOVES])
 """Moves that make the same share what they know to be refused."""
