@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import inner
-from disco_hlo.pointers import Ints, Row
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
-from disco_hlo.search.rules.neighbours import mark_computing
+from disco_hlo.search.rules.neighbours import mark_computing, sort_runs
 from disco_hlo.simulator.contention import (
     BUSY,
     COLUMNS,
@@ -41,8 +41,6 @@ from disco_hlo.simulator.contention import (
     restart,
 )
 from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
-
-_FEW: Final = 24
 
 # A word of row ``packed``: the owner of a node, the next node of its unit plus 1, and bits.
 _NEXT_AT: Final = 24
@@ -77,8 +75,7 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
     restart(p)
     found = _begin(g, s, w)
     while True:  # ends: each pass ends a task
-        if found > 1:
-            _sort(w.neighbours, found)
+        sort_runs(w.neighbours, w.queue, found)
         for k in range(found):
             task = w.neighbours[k]
             if _is_transfer(s, w, task):
@@ -228,34 +225,3 @@ def _count_off(s: StateView, w: ScratchView, found: int, unit: int) -> Any:
         return found
     w.neighbours[found] = _first_task(s, w, unit)
     return found + 1
-
-
-@inner
-def _sort(tasks: Row, count: int) -> None:
-    """Ascending: by insertion where they are few, else as a heap (a large bucket sets hundreds free)."""
-    if count <= _FEW:
-        for i in range(1, count):
-            task, j = tasks[i], i
-            while j > 0 and tasks[j - 1] > task:  # ends: j goes down
-                tasks[j] = tasks[j - 1]
-                j -= 1
-            tasks[j] = task
-        return
-    for top in range(count // 2 - 1, -1, -1):
-        _sift(tasks, top, count)
-    for end in range(count - 1, 0, -1):
-        tasks[0], tasks[end] = tasks[end], tasks[0]
-        _sift(tasks, 0, end)
-
-
-@inner
-def _sift(tasks: Row, top: int, count: int) -> None:
-    task, child = tasks[top], 2 * top + 1
-    while child < count:  # ends: child doubles
-        if child + 1 < count and tasks[child + 1] > tasks[child]:
-            child += 1
-        if tasks[child] <= task:
-            break
-        tasks[top] = tasks[child]
-        top, child = child, 2 * child + 1
-    tasks[top] = task
