@@ -39,6 +39,11 @@ def sorted_values(values, spare, count):
 
 
 @compiled
+def found_and_claimed(table, there, missing):
+    return find(table, there), find(table, missing), claim(table, missing)
+
+
+@compiled
 def drawn_unit(step, state, scratch, generator, pools):
     _, s, _ = open_views(step, state, scratch)
     source, pool = open_draws(generator, pools)
@@ -64,9 +69,10 @@ def test_a_unit_is_drawn_where_none_begins_with_what_is_drawn_from() -> None:
 def test_a_full_table_is_looked_through_once() -> None:
     table = new_table(1, 4)
     full = Table(np.array([5, 9, 13, 17], np.int64), table.value, table.used)
-    assert find(full, 13) >= 0
-    assert find(full, 21) < 0
-    assert full.key[claim(full, 21)] == 21
+    there, missing, claimed = found_and_claimed(full, 13, 21)
+    assert there >= 0
+    assert missing < 0
+    assert full.key[claimed] == 21
 
 
 def test_somebody_looks_at_the_clock_while_code_runs() -> None:
