@@ -25,6 +25,7 @@ from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
+from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.profiler.profile import load
@@ -37,6 +38,10 @@ _LONGEST_S = 120.0
 _STEP_S = 0.01
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
 _CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
+
+
+_found: list[FoundPlans] = []
+"""What the searches of these tests found."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +110,13 @@ def training(
             super().__init__(*arguments, **options)
             processes.append(self)
 
+    search_apart = search_in_training.search_apart
+
+    def noted(*arguments: Any) -> FoundPlans:
+        _found.append(search_apart(*arguments))
+        return _found[-1]
+
+    monkeypatch.setattr(search_in_training, "search_apart", noted)
     monkeypatch.setattr(search_process.subprocess, "Popen", Noted)
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     jaxlink.install(lambda request: training_phase.handle(request, settings))
@@ -221,11 +233,24 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
             trial.executable = other
 
     monkeypatch.setattr(search_in_training, "compile_trials", compile_wrongly)
+    if _found:  # of the same step under another name
+        monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
     losses, _ = training.until_over(jitted("right_step"))
     assert losses == training.stock(len(losses))[0]
     assert f"{SEARCHED} is not tried" in caplog.text
     [listed] = PlanStore(training.settings.directory).list_plans()
     assert enact_phase.plans.decode(listed.plan_json, "").chosen == DEFAULT
+
+
+def test_a_jax_that_loses_donation_is_told_how_to_search(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jaxlink, "keeps_donation", lambda: False)
+    losses, _ = training.until_over(jitted("donating_step"))
+    assert losses == training.stock(len(losses))[0]
+    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "DISCO_WHEN=compile searches it" in line
+    assert training.processes == []
 
 
 def other_executable() -> Any:

@@ -27,6 +27,8 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 
 FIRST_MEETING = 8
 """Before this call ranks meet for the first time."""
+_SEARCH = "the search"
+"""No candidate has this name."""
 _PAUSE_NS = 1_000_000_000
 _LONGEST_PAUSE = 256
 """Calls."""
@@ -95,6 +97,10 @@ class Trial:
         """Say that this rank cannot run the candidate of this name, so that none does."""
         self._refused[name] = reason
 
+    def give_up(self, reason: str) -> None:
+        """Say that the search on this rank has failed, so that all go on with XLA's default."""
+        self.refuse(_SEARCH, reason)
+
     def complete(self) -> None:
         """No more candidates will come; on rank 0. When the order is clear, the calls are given back."""
         self._complete = True
@@ -161,6 +167,8 @@ class Trial:
         share = self.watch.seen.share
         if share < LEAST_SHARE:
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
+        if _SEARCH in failed:
+            return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")
         why = "; ".join(f"{name} failed: {reason}" for name, reason in failed.items())
         if not candidates:
             if self._complete:

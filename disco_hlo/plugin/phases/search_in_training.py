@@ -97,9 +97,9 @@ class SearchInTraining:
                 "the search for %s has ended, and the training goes on: %s", request.module_name, one_line(error),
                 exc_info=True,
             )  # fmt: skip
-        finally:
             if (trial := self._calls()) is not None:
-                trial.complete()
+                trial.give_up(one_line(error))
+        finally:
             atexit.unregister(self.end)
 
     def end(self) -> None:
@@ -188,13 +188,12 @@ class SearchInTraining:
                 raise ActivationError("no candidate has won so far")
 
     def _offer(self, alive: Sequence[Trial]) -> None:
-        trial = self._calls()
-        if trial is None:
-            return
-        for one in alive:
-            trial.offer(one.name, one.executable, one.predicted_ns)
-        trial.complete()
         self._tried = bool(alive)
+        trial = self._calls()
+        if trial is not None:
+            for one in alive:
+                trial.offer(one.name, one.executable, one.predicted_ns)
+            trial.complete()
 
     def _note(self, winner: str, rounds: list[Round]) -> None:
         """In the call from which on the winner runs all."""
