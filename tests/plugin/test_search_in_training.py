@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import threading
@@ -240,6 +241,23 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
     assert f"{SEARCHED} is not tried" in caplog.text
     [listed] = PlanStore(training.settings.directory).list_plans()
     assert enact_phase.plans.decode(listed.plan_json, "").chosen == DEFAULT
+
+
+def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while "interrupted: the search is ended" not in caplog.text:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(search_in_training, "profile_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    losses, _ = training.until_over(jitted("interrupted_step"))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert losses == training.stock(len(losses))[0]
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert training.processes == []
 
 
 def test_a_jax_that_loses_donation_is_told_how_to_search(

@@ -29,6 +29,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
 from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
+from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
 from disco_hlo.plugin.measuring.reference import Program
@@ -67,6 +68,8 @@ class SearchInTraining:
         self._settings = settings
         self._trains = trains
         self._stop = Interruption()
+        """By Ctrl-C while a call is held, or at the end of the process."""
+        self._ends = False
         self._thread = threading.current_thread()
         self._settled = threading.Event()
         self._rounds: list[Round] = []
@@ -91,7 +94,7 @@ class SearchInTraining:
                     join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
                 )
         except Exception as error:  # no failure of ours may stop the training
-            told = self._over() or (is_shared(error) and request.backend.process_index() != 0)
+            told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
             LOGGER.log(
                 logging.DEBUG if told else logging.WARNING,
                 "the search for %s has ended, and the training goes on: %s", request.module_name, one_line(error),
@@ -104,7 +107,7 @@ class SearchInTraining:
 
     def end(self) -> None:
         """At the end of the process: what is known is saved, and nothing goes on."""
-        self._stop.wanted = True
+        self._ends = self._stop.wanted = True
         self._thread.join(_END_S)
 
     def _search(self, session: Session) -> None:
@@ -131,7 +134,7 @@ class SearchInTraining:
                 self._try(session, step, trials)
                 failed = False
             finally:
-                if found is not None and profile is not None and (self._over() or not failed):
+                if found is not None and profile is not None and (self._ended() or not failed):
                     took_s = time.monotonic() - started
                     self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
 
@@ -215,7 +218,11 @@ class SearchInTraining:
     def _over(self) -> bool:
         """Whether the step is not called any more, or the process ends."""
         trial = self._calls()
-        return bool(self._stop) or trial is None or trial.outcome is not None
+        return self._ends or trial is None or trial.outcome is not None
+
+    def _ended(self) -> bool:
+        """Whether it was ended from outside."""
+        return self._over() or bool(self._stop)
 
     @contextlib.contextmanager
     def _held(self, session: Session, what: str) -> Iterator[None]:
@@ -232,6 +239,8 @@ class SearchInTraining:
         finally:
             if (trial := self._calls()) is not None:
                 trial.hold = None
+        if anywhere(session, bool(self._stop), "interrupted"):
+            raise ActivationError("it was interrupted")
 
     def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[None]:
         """For a compile: beside the training on CPU; on a GPU, whose autotuner needs the devices, it is held."""
