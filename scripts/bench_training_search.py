@@ -50,18 +50,21 @@ class Lines(logging.Handler):
         self.lines.append((time.perf_counter() - self.began, record.getMessage()))
 
 
-def train(steps: int, longest_s: float) -> None:
+def train(steps: int, longest_s: float, layers: int, batch: int) -> None:
     """Train in this process, as its environment says; prints a record."""
     sys.path.insert(0, str(ROOT / "examples"))
     import jax
     import parallel
     import transformer_lm
 
+    transformer_lm.LAYERS = layers
     shardings = parallel.data_parallel()
     state = parallel.initial_state(transformer_lm.init, 0, shardings)
     text = transformer_lm.standard_library_text()
     step = parallel.compile_step(transformer_lm.train_step, shardings)
-    batches = [parallel.shard(transformer_lm.sample(text, 0, number, 8), shardings) for number in range(8)]
+    batches = [
+        parallel.shard(transformer_lm.sample(text, 0, number, batch), shardings) for number in range(8)
+    ]
     jax.block_until_ready((state, batches))
     began = time.perf_counter()
     lines = Lines(began)
@@ -78,15 +81,21 @@ def train(steps: int, longest_s: float) -> None:
     print(json.dumps({"ends": ends, "lines": lines.lines}))
 
 
-def run(when: str, steps: int, budget_s: float, longest_s: float) -> dict[str, Any]:
+def run(when: str, steps: int, options: argparse.Namespace) -> dict[str, Any]:
     """One training in a process of its own, with an empty plan directory."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
     with tempfile.TemporaryDirectory() as plans:
         environment = {
-            **kept, **WHEN[when], "DISCO_DIR": plans, "DISCO_BUDGET_S": str(budget_s),
+            **kept, **WHEN[when], "DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget),
             "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         }  # fmt: skip
-        own = [sys.executable, __file__, "--steps", str(steps), "--longest", str(longest_s), "--train"]
+        values = {**vars(options), "steps": steps}
+        own = [
+            sys.executable,
+            __file__,
+            "--train",
+            *(f"--{n}={v}" for n, v in values.items() if n != "train"),
+        ]
         done = subprocess.run(own, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -128,20 +137,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--longest", type=float, default=400.0)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=4, help="the demo has 4")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per device; the demo has 8")
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.steps, options.longest)
+        train(options.steps, options.longest, options.layers, options.batch)
         return
-    before = run("unset", options.steps, options.budget, options.longest)
+    before = run("unset", options.steps, options)
     for _ in range(options.repetitions):
         print(f"load {os.getloadavg()[0]:.1f}; unset: {plain(before)}")
-        record = run("training", _AFTERWARDS, options.budget, options.longest)
-        after = run("unset", options.steps, options.budget, options.longest)
+        record = run("training", _AFTERWARDS, options)
+        after = run("unset", options.steps, options)
         print("training:", told(record, (step_s(before) + step_s(after)) / 2), flush=True)
         before = after
     print(f"unset: {plain(before)}")
-    waited = run("compile", options.steps, options.budget, options.longest)
+    waited = run("compile", options.steps, options)
     print(f"compile: {plain(waited)}")
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -248,13 +249,15 @@ def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
 ) -> None:
     def interrupted(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        while "interrupted: the search is ended" not in caplog.text:
+        end = time.monotonic() + _LONGEST_S
+        while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
             time.sleep(0.01)
 
     monkeypatch.setattr(search_in_training, "profile_step", interrupted)
-    before = signal.getsignal(signal.SIGINT)
+    before, switches_s = signal.getsignal(signal.SIGINT), sys.getswitchinterval()
     losses, _ = training.until_over(jitted("interrupted_step"))
     assert signal.getsignal(signal.SIGINT) is before
+    assert sys.getswitchinterval() == switches_s
     assert losses == training.stock(len(losses))[0]
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
     assert training.processes == []

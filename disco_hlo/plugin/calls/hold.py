@@ -34,8 +34,8 @@ class Hold:
 
     def wait(self) -> None:
         """In the call: let the work begin, and return when it has ended."""
-        self._begun.set()
         with self._while_held():
+            self._begun.set()
             self._ended.wait()
 
     @contextlib.contextmanager
