@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -26,13 +25,11 @@ from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.rounds import Round
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
 from disco_hlo.plugin.phases.finalists import likeliest, trials_of
 from disco_hlo.plugin.phases.one_step import refuse_other_threads
@@ -171,17 +168,9 @@ class SearchInTraining:
             one.error = one.error or lack_of_memory(session, one.name, one.executable)
         if trials[0].error:
             raise UnsupportedError(f"there is no room to compare candidates: {trials[0].error}")
-        alive = [one for one in (trials[0], *tried) if not one.error]
         with self._held(session, "comparing"):
-            programs = [
-                Program(one.name, one.executable, functools.partial(marked, session, one, "run"))
-                for one in alive
-            ]
-            compare(session, programs)
-        for one, program in zip(alive, programs, strict=True):
-            one.error = program.error
-        del programs  # and the made-up inputs
-        self._offer([one for one in alive[1:] if not one.error])
+            compare_with_default(session, trials[0], [one for one in tried if not one.error])
+        self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
             if one.error:
