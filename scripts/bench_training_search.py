@@ -32,7 +32,7 @@ WHEN = {
     "training": {"ENABLE_SEARCH": "1", "DISCO_WHEN": "training"},
 }
 _BEGINS, _HELD = "is the training step by its calls", re.compile(r"the training was held for ([0-9.]+) s")
-_SETTLED = re.compile(r": (.+) from call (\d+) on:")
+_SETTLED = re.compile(r": (.+) from call (\d+) on: it is the fastest")
 _AFTERWARDS = 40
 """Steps after the outcome."""
 
@@ -86,7 +86,7 @@ def run(when: str, steps: int, options: argparse.Namespace) -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
     with tempfile.TemporaryDirectory() as plans:
         environment = {
-            **kept, **WHEN[when], "DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget),
+            **kept, **WHEN[when], "DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         }  # fmt: skip
         values = {**vars(options), "steps": steps}
@@ -96,7 +96,9 @@ def run(when: str, steps: int, options: argparse.Namespace) -> dict[str, Any]:
             "--train",
             *(f"--{n}={v}" for n, v in values.items() if n != "train"),
         ]
-        done = subprocess.run(own, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            own, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
