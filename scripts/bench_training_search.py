@@ -128,7 +128,8 @@ def told(record: dict[str, Any], default_s: float) -> str:
     free = made * default_s / (over - begun - held_s)
     return (
         f"first step {ends[0]:.1f} s; {outcome[1]} from call {outcome[2]}, after {over:.0f} s; held {held_s:.1f} s; "
-        f"throughput {share:.2f} of the default's, {free:.2f} while not held"
+        f"throughput {share:.2f} of the default's, {free:.2f} while not held; "
+        f"then {step_s({'ends': ends[-_AFTERWARDS:]}) * 1e3:.0f} ms a step"
     )
 
 

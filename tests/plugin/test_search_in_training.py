@@ -146,6 +146,7 @@ def let_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(rounds, "verdict", verdict)
 
 
+@pytest.mark.slow
 def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all
 from tests.ports import free_port
 
-pytestmark = pytest.mark.product_only
+pytestmark = [pytest.mark.product_only, pytest.mark.slow]
 _ROOT = Path(__file__).parents[2]
 _CASE = _ROOT / "tests" / "data" / "cases" / "search_never_returns.hlo.pb"
 _SCRIPT = (sys.executable, "-m", "tests.plugin.searched_training")

@@ -82,7 +82,7 @@ def _run(folder: Path, longest: float, stop: Interruption) -> None:
         name: value for name, value in os.environ.items() if name not in ("ENABLE_SEARCH", "DISCO_CAPTURE")
     }
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(folder)],
+        [sys.executable, "-P", "-m", __name__, str(folder), str(os.getpid())],
         env={**environment, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -106,9 +106,9 @@ def _run(folder: Path, longest: float, stop: Interruption) -> None:
 # --- in that process ----------------------------------------------------------------------------------
 
 
-def main(folder: Path) -> None:
-    """Search for what lies in ``folder``, and leave there what was found."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def main(folder: Path, parent: int) -> None:
+    """Search for what lies in ``folder``, and leave there what was found; end with the process ``parent``."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(_NICENESS)
     asked = _asked(folder)
     configure(asked.settings.log_level)
@@ -132,4 +132,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
