@@ -245,6 +245,32 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
     assert enact_phase.plans.decode(listed.plan_json, "").chosen == DEFAULT
 
 
+def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rounds, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
+    if _found:
+        monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
+    call, (weights, key), number = jitted("unfinished_step"), fresh_state(), 0
+    end = time.monotonic() + _LONGEST_S
+    while not any(trial.rounds for trial in training.observation.trials):
+        assert time.monotonic() < end
+        weights, key, loss = call(weights, key, batch(number))
+        loss.block_until_ready()
+        number += 1
+        time.sleep(_STEP_S)
+    training.observation.stop()
+    for thread in searches():
+        thread.join(60)
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    plan = enact_phase.plans.decode(listed.plan_json, "")
+    assert plan.chosen == SEARCHED
+    assert plan.measured is not None
+    assert not any(one.samples for one in plan.measured.candidates)
+    assert "interrupted: the best plan so far is in" in caplog.text
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
 def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
