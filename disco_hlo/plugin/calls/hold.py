@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from disco_hlo.errors import ActivationError
 
 _LOOK_S = 0.5
-"""Between two looks whether a call may still come."""
+"""Between two looks whether a call may still come, or a signal came."""
 
 
 class Hold:
@@ -36,7 +36,9 @@ class Hold:
         """In the call: let the work begin, and return when it has ended."""
         with self._while_held():
             self._begun.set()
-            self._ended.wait()
+            # Time and again: a signal that comes as a thread begins to wait is heard when that ends.
+            while not self._ended.wait(_LOOK_S):
+                pass
 
     @contextlib.contextmanager
     def held(self, over: Callable[[], bool]) -> Iterator[None]:
