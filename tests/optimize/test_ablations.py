@@ -34,7 +34,7 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
     compile_search(module, "NVIDIA H200")
-    case = Case(source, xla, costs_of(profile, source.graph, [xla]))
+    case = Case(source, xla, costs_of(profile, source, [xla]))
     found = candidates(optimize(case, SearchSettings(), Budget.of(20.0)), 1)
     trials = {name: strategy for name, strategy, _ in found}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]

@@ -17,7 +17,6 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
-from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
@@ -28,6 +27,7 @@ from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.simulator.list_schedule import list_schedule
+from tests.plan.executed import executed_difference
 
 DATA = Path(__file__).parents[1] / "data"
 UNWRAPPED = {

@@ -113,7 +113,7 @@ def find(
     settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
     compiles = say_what_predicting_takes(asker)
     also = plans_in(before.candidates) if before is not None else []
-    case = Case(source, xla, costs_of(profile, source.graph, (xla, *also)), room_bytes)
+    case = Case(source, xla, costs_of(profile, source, (xla, *also)), room_bytes)
     if before is None:
         asker.say("%s", outlook(settings, case))
     if compiles:
