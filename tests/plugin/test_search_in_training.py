@@ -229,7 +229,7 @@ def test_a_training_goes_on_when_its_search_is_killed(
 def test_a_candidate_that_computes_something_else_never_runs_a_call(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = other_executable()
+    other = other_executable(training.settings)
 
     def compile_wrongly(_session: Any, _source: Any, trials: Any, *, tag: str) -> None:
         for trial in trials:
@@ -301,7 +301,7 @@ def test_a_jax_that_loses_donation_is_told_how_to_search(
     assert training.processes == []
 
 
-def other_executable() -> Any:
+def other_executable(settings: Settings) -> Any:
     """Of a step with the same signature, that learns ten times as fast."""
     made: list[Any] = []
 
@@ -314,12 +314,9 @@ def other_executable() -> Any:
         return jax.tree.map(lambda w, g: w - g, weights, slope), later, loss
 
     call = jax.jit(named("other_step", step), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None))
-    previous = jaxlink._ask
-    jaxlink._ask = lambda _, request: previous(take, request)
-    try:
-        call(*fresh_state(), batch(0))
-    finally:
-        jaxlink._ask = previous
+    jaxlink.install(take)
+    call(*fresh_state(), batch(0))
+    jaxlink.install(lambda request: training_phase.handle(request, settings))
     return made[-1]
 
 
