@@ -37,9 +37,29 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
-ONCE = ("activation", "cli", "examples", "report", "scripts", "search", "simulator")
-"""Folders whose subject does not depend on the versions of JAX and Python: one leg runs them. What joins
-them to JAX (``hlo``, ``plan``, ``plugin``, ``profiler``, ``e2e``) runs on both."""
+ONCE = (
+    "activation", "cli", "core", "e2e", "estimator", "examples", "hlo", "mutate", "optimize", "plan", "profiler",
+    "report", "scripts", "search", "simulator", "structure", "whatif",
+)  # fmt: skip
+"""Folders whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
+trainings: one leg runs them."""
+
+
+BOTH = (
+    "e2e/test_enact.py",
+    "e2e/test_ranks.py",
+    "e2e/test_structure.py",
+    "e2e/test_unset.py",
+    "estimator/test_model.py",
+    "estimator/test_train.py",
+    "estimator/test_training_script.py",
+    "plan/test_apply.py",
+    "plan/test_storage_steps.py",
+    "profiler/test_timeline.py",
+    "profiler/test_trace.py",
+    "structure/test_random.py",
+)
+"""What joins them to JAX, to XLA, and to torch; like the folders that are not above, both legs run it."""
 
 
 LONGEST_FIRST = (
@@ -83,5 +103,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in ONCE:
+        place = item.path.relative_to(Path(__file__).parent)
+        if place.parts[0] in ONCE and place.as_posix() not in BOTH:
             item.add_marker("product_only")

@@ -15,8 +15,6 @@ from tests.cli.conftest import Disco
 from tests.cli.test_simulate import SCANNED, processes
 from tests.report import plans
 
-pytestmark = pytest.mark.product_only
-
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:

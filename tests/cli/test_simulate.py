@@ -41,7 +41,6 @@ def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_
     assert "speed-up predicted:" in outcome.out
 
 
-@pytest.mark.product_only
 def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disco) -> None:
     found = disco("simulate", SCANNED, "--json").json
     entry, forward, backward = found["regions"]
@@ -58,7 +57,6 @@ def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disc
     assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
 
 
-@pytest.mark.product_only
 def test_one_region_is_shown_and_traced_alone(
     disco: Disco, refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -19,8 +19,6 @@ from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedExecutable
 from tests.fuzz.strategies import Wanted, strategy_of
 
-pytestmark = pytest.mark.product_only
-
 TINY = llama.load("tiny")._replace(length=16, dtype="float32")
 STEPS = 5
 PLANS = [Wanted("xla"), Wanted("unfused"), Wanted("random", 3), Wanted("random", 4), Wanted("order", 5)]

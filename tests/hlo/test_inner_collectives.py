@@ -72,7 +72,6 @@ def test_one_line_says_how_many() -> None:
     )
 
 
-@pytest.mark.product_only
 def test_none_of_scanned_layers_is_left_out() -> None:
     scanned = DATA / "h100_llama" / "fsdp_scan.hlo.pb.gz"
     assert inner_collectives(canonicalize(gzip.decompress(scanned.read_bytes()))) == 0

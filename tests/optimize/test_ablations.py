@@ -6,8 +6,6 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import OUR_KERNELS, candidates
 from disco_hlo.optimize.costs import costs_of, shipped_profile
@@ -21,8 +19,6 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
 from disco_hlo.search.api import SearchSettings
 from tests.compiled_search import compile_search
-
-pytestmark = pytest.mark.product_only
 
 VGG19 = Path(__file__).parents[1] / "data" / "h200_models" / "vgg19.hlo.pb.gz"
 

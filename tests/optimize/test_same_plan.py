@@ -23,8 +23,6 @@ from disco_hlo.profiler.profile import Profile, to_json
 from disco_hlo.search.api import SearchSettings
 from tests.report import plans
 
-pytestmark = pytest.mark.product_only
-
 CANDIDATES = 400
 
 

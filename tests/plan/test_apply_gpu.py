@@ -120,7 +120,6 @@ class Entry:
 # Reading ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.product_only
 def test_fused_and_unfused_are_one_graph(default: CanonicalModule, plain: CanonicalModule) -> None:
     assert default.graph.fingerprint == plain.graph.fingerprint
     assert len(default.graph) == 5999
@@ -145,7 +144,6 @@ def test_what_xla_chose_is_read(xla: Strategy) -> None:
     assert sum(token.endswith(".done") for token in xla.order) == 27
 
 
-@pytest.mark.product_only
 def test_xlas_plan_carries_over_to_the_unfused_module(
     default: CanonicalModule, plain: CanonicalModule, xla: Strategy
 ) -> None:
@@ -160,8 +158,6 @@ def test_xlas_plan_carries_over_to_the_unfused_module(
 # Writing ------------------------------------------------------------------------------------------
 
 
-# Nothing of jax or XLA is in it, and the other leg has less time.
-@pytest.mark.product_only
 def test_every_rewrite_is_the_same_program_with_the_strategy_asked_for(
     default: CanonicalModule, strategies: dict[str, Strategy], rewritten: dict[str, bytes]
 ) -> None:
@@ -175,7 +171,6 @@ def test_xla_accepts_every_rewrite(rewritten: dict[str, bytes]) -> None:
 
 
 # The modules are jax 0.11's; an older jaxlib forgets what it does not know (the order of a comparison).
-@pytest.mark.product_only
 def test_a_module_comes_back_from_xla_as_the_same_program(rewritten: dict[str, bytes]) -> None:
     """The way a module takes to the device and back leads through XLA's classes, which write out
     defaults: every executed module once had another fingerprint than the captured one."""

@@ -13,8 +13,6 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
 
-pytestmark = pytest.mark.product_only
-
 MODULES = Path(__file__).parents[1] / "data" / "h200_models"
 SHAPES = {
     "bert": (19350, 1027, 15),

@@ -18,8 +18,6 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
 from tests.plan.orders import run_before
 
-pytestmark = pytest.mark.product_only
-
 DATA = Path(__file__).parents[1] / "data"
 
 

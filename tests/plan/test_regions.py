@@ -23,9 +23,6 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from tests.plan.hlo_text import module
 
-# Nothing of jax or XLA is in it, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 DATA = Path(__file__).parents[1] / "data" / "h100_llama"
 STEPS = {
     "dp_scan": ("loop1", "loop2"),

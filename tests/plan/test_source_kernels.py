@@ -52,7 +52,6 @@ SHAPES = {
 """Nodes, XLA's kernels and buckets, and the kernels that only repeat others."""
 
 
-@pytest.mark.product_only
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_step_is_not_given_up_for_a_kernel_of_xlas(name: str) -> None:
     """Nothing read what one kernel produced, and units waited for each other in a circle: the step was left to XLA."""

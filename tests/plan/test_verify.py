@@ -20,9 +20,6 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import describe_difference, verify
 
-# Nothing of jax or XLA is in it, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 FIXTURE = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
 
 

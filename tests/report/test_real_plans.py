@@ -14,7 +14,7 @@ from tests.report.test_browser import DESKTOP, PHONE, Opened, browser
 from tests.report.test_page import content
 
 __all__ = ["browser"]
-pytestmark = [pytest.mark.browser, pytest.mark.product_only]  # what the browser sees is the same on both legs
+pytestmark = pytest.mark.browser
 
 DATA = Path(__file__).parents[1] / "data"
 HEADLINES = {"demo_plan": "1.50× faster, measured", "h200_plan": "1.27× faster, measured"}
