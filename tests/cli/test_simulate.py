@@ -14,7 +14,6 @@ from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
 from tests.report import plans
 
-SCANNED = plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz"
 """Sharded parameters, 16 layers in a scan: a loop forward, a loop backward."""
 
 
@@ -42,7 +41,7 @@ def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_
 
 
 def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disco) -> None:
-    found = disco("simulate", SCANNED, "--json").json
+    found = disco("simulate", plans.SCANNED, "--json").json
     entry, forward, backward = found["regions"]
     assert [one["what"] for one in (entry, forward, backward)] == [
         "entry computation", "loop body of n75, trips 16", "loop body of n182, trips 16",
@@ -61,15 +60,15 @@ def test_one_region_is_shown_and_traced_alone(
     disco: Disco, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     whole, one = tmp_path / "step.json", tmp_path / "loop.json"
-    disco("simulate", SCANNED, "--trace", whole)
-    shown = disco("simulate", SCANNED, "--region", "loop2", "--trace", one)
+    disco("simulate", plans.SCANNED, "--trace", whole)
+    shown = disco("simulate", plans.SCANNED, "--region", "loop2", "--trace", one)
     assert "one execution of loop2" in shown.out
     assert processes(whole) == [f"jit_train_step: XLA default{end}" for end in ("", ", loop1", ", loop2")]
     assert processes(one) == ["jit_train_step: XLA default, loop2"]
-    found = disco("simulate", SCANNED, "--region", "loop2", "--json").json
+    found = disco("simulate", plans.SCANNED, "--region", "loop2", "--json").json
     assert found["default"]["step_ns"] == found["regions"][2]["execution_ns"]
     assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
-    message = refused("simulate", SCANNED, "--region", "loop9")
+    message = refused("simulate", plans.SCANNED, "--region", "loop9")
     assert message == "disco: the step has no region 'loop9'; it has entry, loop1, loop2"
 
 

@@ -40,6 +40,8 @@ def entry_of(module: Message) -> Message:
 
 def test_fused_and_unfused_module_are_one_graph() -> None:
     default, unfused = captured(DEFAULT), captured(UNFUSED)
+    assert default.graph.backend == "gpu"
+    assert len(default.graph) == 5999
     assert default.graph.fingerprint == unfused.graph.fingerprint
     assert [node.key for node in default.graph.nodes] == [node.key for node in unfused.graph.nodes]
     assert len(default.origins) < len(unfused.origins)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jaxlib import _hlo
-
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Kind
@@ -13,6 +11,7 @@ from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket
 from disco_hlo.plan.verify import verify
+from tests.hlo.small_modules import module_of
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""
@@ -60,7 +59,7 @@ ENTRY %main (x: f32[8,4]) -> (f32[8,4], f32[8,4]) {{
 
 
 def step() -> CanonicalModule:
-    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    return canonicalize(module_of(STEP))
 
 
 def test_each_is_a_transfer_in_a_bucket_of_its_own() -> None:

@@ -33,21 +33,21 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.profiler.allreduce import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
+from tests.captured import DATA, captured, stored
 from tests.steps import models
 from tests.steps.intercept import intercept
 
-H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
+H200 = DATA / "h200_transformer_default.hlo.pb.gz"
+"""XLA's own module of a 12-layer transformer step, 5999 nodes in canonical form."""
+SCANNED = DATA / "h100_llama" / "fsdp_scan.hlo.pb.gz"
 
 
-@functools.cache
 def h200_module() -> bytes:
-    """XLA's own module of a 12-layer transformer step, 5999 nodes in canonical form."""
-    return gzip.decompress(H200.read_bytes())
+    return stored("h200_transformer_default")
 
 
-@functools.cache
 def h200() -> CanonicalModule:
-    return canonicalize(h200_module())
+    return captured("h200_transformer_default")
 
 
 @functools.cache
