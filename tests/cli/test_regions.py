@@ -25,7 +25,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(disco: Disco, searched: Path) -> Path:
     """A searched plan of a scanned step; the first test that asks for it has it searched."""
     if not searched.exists():
-        found = disco("search", plans.SCANNED, "-o", searched, "--evaluations", "20", "--seeds", "1", "--json").json
+        found = disco(
+            "search", plans.SCANNED, "-o", searched, "--evaluations", "20", "--seeds", "1", "--json"
+        ).json
         assert set(found["evaluations_of_regions"]) == {"loop1", "loop2"}
         assert found["collectives_not_simulated"] == 0
         times = {(one["name"], one["strategy"]): one["execution_ns"] for one in found["regions"]}

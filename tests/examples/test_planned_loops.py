@@ -22,7 +22,11 @@ from tests.fuzz.strategies import Wanted, strategy_of
 
 TINY = llama.load("tiny")._replace(length=16, dtype="float32")
 STEPS = 5
-PLANS = [Wanted("xla"), Wanted("unfused"), Wanted("random", 3), Wanted("random", 4), Wanted("order", 5)]
+PLANS = {
+    "dp": (Wanted("xla"), Wanted("random", 3), Wanted("order", 5)),
+    "fsdp": (Wanted("xla"), Wanted("unfused"), Wanted("random", 4), Wanted("order", 5)),
+}
+"""The loops of the second have what those of the first have, and gathers: it has the plan that takes longest."""
 
 
 @functools.cache
@@ -65,10 +69,10 @@ def trained(form: llama.Form, one: Wanted | None) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["dp", "fsdp"])
+@pytest.mark.parametrize("shard", PLANS)
 def test_losses_are_the_defaults_whatever_plan_the_loops_execute(shard: str) -> None:
     form = llama.Form(shard, "scan", "dots")
     default = trained(form, None)
-    for one in PLANS:
+    for one in PLANS[shard]:
         # A last digit of a loss: other fusions round in other places.
         np.testing.assert_allclose(trained(form, one), default, rtol=5e-7, err_msg=str(one))
